@@ -1,8 +1,8 @@
 /* chat_stub.c -- for test_chat.py.
  *
- *   chat_stub talk                        a chat with a model that says what it was told, as [MESSAGE] with '|' for newlines; a
- *                                         message that begins with "count" gets an endless slow answer
- *   chat_stub ids DIR DATE SYSTEM USER    the form that DIR's template has, then the ids of a conversation's start
+ *   chat_stub talk                        a chat with a model that answers [MESSAGE], with '|' for newlines; a message that
+ *                                         begins with "count" gets an endless slow answer
+ *   chat_stub ids DIR DATE SYSTEM USER    the form of DIR's template, then the ids of a conversation's start
  */
 #include "llmc/run/jobs/chat.h"
 #include "dev/test/byte_tokens.h"
@@ -12,12 +12,12 @@ enum { CONTEXT = 32768, VOCAB = 1024 };
 typedef struct {
     ChatFormat format;
     int fed[CONTEXT];
-    int reply, end;  // what is left to say: fed[reply .. end); reply == end: ']', beyond: the end
+    int reply, end;  // the rest of the answer: fed[reply .. end); reply == end: ']', beyond: the end
     bool endless;
     float logits[VOCAB];
 } Echo;
 
-/* Finds the message in a turn that was fed: what stands before the last <|eot_id|>, behind a header and two newlines. */
+/* Finds the message in a fed turn: the tokens between a header with two newlines and the last <|eot_id|>. */
 static void echo_listen(Echo* m, int count) {
     m->end = count;
     while (m->fed[--m->end] != m->format.eot) {}

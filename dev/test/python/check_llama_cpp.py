@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""check_llama_cpp.py FOLDER TEXT... -- holds --export to llama.cpp, by hand: it needs `pip install llama-cpp-python`, which
-compiles.
+"""check_llama_cpp.py FOLDER TEXT... -- compares --export with llama.cpp. Run it by hand: it needs `pip install
+llama-cpp-python`, which compiles.
 
     python dev/test/python/check_llama_cpp.py out/mine some.txt                     prints a table; exits with 1 if a line of it fails
 
@@ -56,7 +56,7 @@ def check_ids(model, folder, paths):
 
 
 def check_greedy(model, folder, prompt, tokens=80):
-    """Returns (what happened, whether it is all right)."""
+    """Returns (what happened, whether it is right)."""
     ours = run(TRAINER, "--model", folder, "--generate", prompt, "--temperature", 0, "--tokens", tokens)
     ids = model.tokenize(prompt.encode(), add_bos=True, special=False)
     model.reset()

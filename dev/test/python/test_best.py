@@ -1,4 +1,4 @@
-"""Tests what a run does with its validation losses: the best checkpoint is kept and named, --checkpoint-best writes it, and
+"""Tests how a run uses its validation losses: it keeps and names the best checkpoint, --checkpoint-best writes it, and
 --patience ends the run. At learning rate 0 all losses are equal, so the first validation stays the best."""
 
 import json
@@ -61,7 +61,7 @@ def test_what_is_due_at_the_step_of_the_last_patience_is_done(work):
 def test_a_resumed_run_has_the_patience_of_one_that_never_stopped(work):
     flags = [*FLAGS, "--lr", 0, "--patience", 3]
     train(work, *flags, "--out", "whole")
-    train(work, *flags, "--out", "parts", "--stop-after", 5)  # validates there, too, which counts for nothing
+    train(work, *flags, "--out", "parts", "--stop-after", 5)  # also validates there, but this validation does not count
     train(work, "--resume", "--out", "parts")
     assert last_event(work / "whole")["step"] == last_event(work / "parts")["step"] == 8
     assert state(work / "whole", 8) == state(work / "parts", 8)
@@ -80,7 +80,7 @@ def test_each_new_best_is_written_with_checkpoint_best(work):
     text = train(work, *FLAGS, "--lr", 0, "--steps", 7, "--checkpoint-best", "--out", "b")
     assert kept(work / "b") == ["step_00000002", "step_00000007"] and "best    b/step_00000002" in text
     text = train(work, *FLAGS, "--lr", 1e-3, "--steps", 6, "--checkpoint-best", "--keep", 1, "--out", "c")
-    assert kept(work / "c") == ["step_00000006"] and "best    c/step_00000006" in text  # each replaced the one before
+    assert kept(work / "c") == ["step_00000006"] and "best    c/step_00000006" in text  # the last best one replaced the others
     assert last_event(work / "c")["reason"] == "done"
 
 

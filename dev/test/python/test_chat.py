@@ -1,6 +1,6 @@
 """--chat: its ids against transformers' apply_chat_template, and a person at a terminal: editing, Ctrl-C, several lines.
-Compiles chat_stub.c, the chat with a model that says what it was told, with and without libedit (skipped where it is not
-installed). TRAINER names the trainer that the last tests run."""
+Compiles chat_stub.c, a chat whose model repeats each message, with and without libedit (skipped where it is not installed).
+TRAINER names the trainer that the last tests run."""
 import fcntl
 import json
 import os
@@ -99,7 +99,7 @@ class Terminal:
         return before
 
     def prompt(self):
-        """Reads up to the prompt. libedit takes the terminal over only then; what is typed before that may be lost."""
+        """Reads up to the prompt. libedit takes the terminal over only with the prompt; keys typed before may be lost."""
         before = self.expect(r"(?<!\w)> (\x1b\[K)?$|> $")
         self.wait_until_edited()
         return before
@@ -133,7 +133,7 @@ class Terminal:
         raise AssertionError("the program does not end")
 
     def usual(self):
-        """Whether the terminal is in the state in which it was given to the program."""
+        """Whether the terminal is in the state that it had when the program started."""
         now = termios.tcgetattr(self.other)
         return now[:4] == self.before[:4] and now[6][termios.VINTR] == self.before[6][termios.VINTR]
 
@@ -452,7 +452,7 @@ def test_the_trainer_chats_in_the_folders_form(model, tmp_path):
 
 
 def test_a_terminal_obeys_no_name(tmp_path):
-    """Names of files on the lines of a run: escaped at a terminal, as they are in a pipe."""
+    """File names on the lines of a run are escaped at a terminal, and unchanged in a pipe."""
     tokenize, evil = os.path.join(ROOT, "tokenize"), "no\x1b[2J\u009b31m"
     if not os.path.exists(TRAINER) or not os.path.exists(tokenize):
         pytest.skip("the programs are not built (make train_llama3 tokenize)")

@@ -1,6 +1,6 @@
-"""./tokenize --chat: ids against transformers' apply_chat_template with the templates of Llama 3.0, 3.1 and 3.2, masks against
-its return_assistant_tokens_mask with copies of them that mark the answers; what is refused; --val-fraction and --show. Faults
-planted into a copy of the sources must show. TEST_DATA: a folder with Llama 3's own tokenizer (default: none)."""
+"""./tokenize --chat: ids against transformers' apply_chat_template with the templates of Llama 3.0, 3.1 and 3.2; masks against
+its return_assistant_tokens_mask with copies of the templates that mark the answers. Also refusals, --val-fraction and --show.
+Faults planted into a copy of the sources must show. TEST_DATA: a folder with Llama 3's own tokenizer (default: none)."""
 import functools
 import gzip
 import hashlib
@@ -27,7 +27,8 @@ CONVERSATIONS_SHA256 = "98819fedfa60cede571ee554f99616609745ed71a0223a34ecd302c7
 pytestmark = pytest.mark.skipif(not os.path.exists(TOKENIZE), reason="./tokenize has not been built")
 SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
-# The templates after their published descriptions, with what a conversation of texts reaches; {header} {text} as below
+# The templates after their published descriptions, reduced to the parts that a conversation of texts reaches; {header} {text}
+# as below
 LLAMA30 = """{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = {header} %}\
 {% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{text}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"""
@@ -131,7 +132,7 @@ def read_documents(path):
 
 
 def encode(folder, conversations, *flags, program=TOKENIZE):
-    """What ./tokenize --chat makes of conversations."""
+    """Returns the documents that ./tokenize --chat makes of conversations."""
     lines = write_lines(folder / "lines.jsonl", [{"messages": messages} for messages in conversations])
     done = tokenize(folder, "--chat", "-o", folder / "out.bin", lines, *flags, program=program)
     assert done.returncode == 0 and not done.stderr, done.stderr

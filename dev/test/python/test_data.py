@@ -1,5 +1,6 @@
-"""Tests the data sets: the stories of tinytales.c (same bytes everywhere, sound sentences, a tokenizer that fits them) and the
-scripts that download and tokenize (from a file, from a server in this test, without a network). Standard library and pytest."""
+"""Tests the data sets: the stories of tinytales.c (same bytes everywhere, sound sentences, a tokenizer that fits them). Also
+tests the scripts that download and tokenize: from a file, from a server in this test, without a network. Standard library and
+pytest."""
 import glob
 import hashlib
 import http.server
@@ -312,7 +313,7 @@ def test_downloads_are_whole_or_not_there(tmp_path, monkeypatch):
         with open(path, "rb") as f:
             assert f.read() == Server.body
         before = os.stat(path).st_mtime_ns
-        data_common.download(base + "/missing", path, len(Server.body))  # already there: no request is sent
+        data_common.download(base + "/missing", path, len(Server.body))  # the file exists already: no request is sent
         assert os.stat(path).st_mtime_ns == before
     finally:
         server.shutdown()
@@ -413,7 +414,7 @@ def test_progress_goes_to_the_terminal_of_stdout_and_not_to_stderr(tmp_path):
     done = subprocess.Popen([TOKENIZE, "-o", str(tmp_path / "x.bin"), "-"], stdin=subprocess.PIPE, stdout=other,
                             stderr=subprocess.PIPE)
     os.close(other)
-    time.sleep(2.2)  # nothing is told of what takes less than two seconds
+    time.sleep(2.2)  # progress that takes less than two seconds is not shown
     _, errors = done.communicate(b"a text\n" * 200000)
     text = b""
     while not text.endswith(b"x.bin\r\n"):

@@ -35,7 +35,8 @@ def number(n):
 
 
 def dictionary(folder, count, broken=False):
-    """Writes a dictionary of dictd. Some headwords share an entry, the first tells of the dictionary, one is no UTF-8."""
+    """Writes a dictionary of dictd. Some headwords share an entry, the first entry describes the dictionary, and one headword
+    is no UTF-8."""
     data, lines = b"00-database-info\n   This was converted.\n\n", ["00-database-info\tA\tp\n"]
     for i in range(count):
         text = entry(i).encode("latin-1" if i == 5 else "utf-8")
@@ -62,7 +63,7 @@ def documentation(folder, count):
 
 
 def package(folder, name, fill=None, depends=""):
-    """Builds a package of what fill(folder) writes. Returns its path."""
+    """Builds a package of the files that fill(folder) writes. Returns its path."""
     tree = folder / f"tree-{name}"
     (tree / "DEBIAN").mkdir(parents=True)
     (tree / "DEBIAN/control").write_text(f"Package: {name}\nVersion: 1.0\nArchitecture: all\nMaintainer: Me <me@example.org>\n"
@@ -91,7 +92,7 @@ def texts(path):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Two packages, and what the script makes of them."""
+    """Makes two packages, and runs the script on them."""
     folder = tmp_path_factory.mktemp("made")
     debs = [package(folder, "dict-made", lambda tree: dictionary(tree, 900)),
             package(folder, "linux-made", lambda tree: documentation(tree, 80))]
@@ -256,5 +257,5 @@ def test_packages_are_fetched_also_by_another_s_name_and_with_lists_of_its_own(m
         calls = (tmp_path / "calls").read_text().splitlines()
         assert sum(call.endswith("update") for call in calls) == updates and len(calls) == 3 + 2 * updates, calls
         assert not any(call.endswith(" other") for call in calls)
-        for name in ("train.jsonl", "val.jsonl", "train.bin"):  # those of the two packages given by name
+        for name in ("train.jsonl", "val.jsonl", "train.bin"):  # the files of the two packages given by name
             assert (tmp_path / "out" / name).read_bytes() == (made[0] / "out/it" / name).read_bytes(), name

@@ -33,8 +33,8 @@ def write_file(path, tokens, mask=None):
 
 
 def documents(seed, count, longest):
-    """Returns tokens and mask: in each document answers, runs of trained tokens, follow questions. Few tokens are trained, and
-    in some rows many more than in others."""
+    """Returns tokens and mask: in each document answers, runs of trained tokens, follow questions. Few tokens are trained; some
+    rows have many more trained tokens than others."""
     rng, tokens, mask = np.random.default_rng(seed), [], []
     for _ in range(count):
         n, share = int(rng.integers(2, longest)), rng.choice([0.1, 0.9])
@@ -86,7 +86,7 @@ def events(folder, out, *kinds):
 @pytest.mark.parametrize("mode", ["cross", "pack", "mask", None])
 @pytest.mark.parametrize("kind", ["plain", "masked"])
 def test_python_and_c_train_alike(folder, kind, mode):
-    """20 steps of two micro-batches: the same rows in the same order, positions, attention, targets, and mean losses."""
+    """20 steps of two micro-batches have the same rows in the same order, positions, attention, targets, and mean losses."""
     flags = ["--steps", 20, "--total-batch", 4 * T, "--val-every", 10, "--val-batches", 7]
     flags += ["--documents", mode] if mode else []
     found = []
@@ -114,7 +114,8 @@ def test_the_log_counts_trained_targets_where_some_are_not(folder):
 
 
 def unequal_micro_batches(folder, trainer, name):
-    """Returns the largest difference of losses and norms between a step's rows one by one, and all at once."""
+    """Returns the largest difference of losses and norms between a step that takes its rows one by one and a step that takes
+    them at once."""
     found = []
     for batch in (1, 8):
         r = c_run(folder, "masked", "--batch", batch, "--steps", 12, "--total-batch", 8 * T, "--out", f"{name}{batch}",
@@ -225,7 +226,7 @@ def test_a_resumed_run_goes_on_and_tells_another_mode(folder):
 
 
 def test_what_auto_stands_for_is_no_change(folder):
-    """--strict-resume takes a --documents that reads all data as the run's auto did, and no other."""
+    """--strict-resume accepts a --documents that reads all data as the run's `auto` did, and refuses any other."""
     for kind, val, same, others in (("masked", "masked", "mask", ("cross", "pack")),
                                     ("plain", "plain", "cross", ("pack", "mask")),
                                     ("plain", "masked", "auto", ("cross", "mask"))):

@@ -1,4 +1,4 @@
-"""Tests --export: what ./train_llama3 writes, read by safetensors and by the gguf package, against the source folder."""
+"""Tests --export: files of ./train_llama3, read by safetensors and by the gguf package, equal the source folder."""
 
 import json
 import shutil
@@ -226,7 +226,7 @@ def test_bad_requests_write_nothing(tmp_path):
 
 
 def test_loaders_that_take_every_safetensors_file_take_the_weights_alone(tmp_path):
-    """vLLM's and SGLang's rule for a local folder: all *.safetensors, but those that an index does not name."""
+    """vLLM's and SGLang's rule for a local folder: all *.safetensors, without files that an index does not name."""
     data = tmp_path / "d.bin"
     text = tmp_path / "t.txt"
     text.write_text("a word and another\n" * 200, encoding="utf-8")

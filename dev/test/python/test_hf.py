@@ -62,7 +62,7 @@ def test_parquet_files_become_shards_and_only_what_changed_is_made_again(tmp_pat
     assert set(shards) == set(names) and all(s["rows"] == 40 and s["tokens"] > 400 for s in shards.values())
     assert f"--tokenizer {TALES} --train 'out/mine_train_*.bin' --val 'out/mine_val_*.bin'" in done.stdout.splitlines()[-1]
 
-    write_parquet(tmp_path / "set/002.parquet", texts(7, 50))  # another size: this one is another source
+    write_parquet(tmp_path / "set/002.parquet", texts(7, 50))  # another size, so this file is another source
     before = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in names}
     done = run(tmp_path, *flags)
     assert done.returncode == 0 and "2 of 3 shards are there already" in done.stdout, done.stderr

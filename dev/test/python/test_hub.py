@@ -18,7 +18,7 @@ FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 1000, "tokenize
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Serves FILES as owner/small at one commit; owner/gated is gated, all else is missing."""
+    """Serves FILES as owner/small at one commit; owner/gated is gated, everything else is missing."""
     commit = "0123456789abcdef0123456789abcdef01234567"
 
     def answer(self, code, body=b"", **headers):

@@ -1,5 +1,5 @@
 """Tests LoRA of ./train_llama3 against the package peft: losses of a run that begins with peft's adapter, our checkpoint in
-peft, the merged model; and resuming, what is refused, and what a checkpoint holds."""
+peft, the merged model. Also tests resuming, refusals, and a checkpoint's contents."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def base_model(folder, tied=False, seed=1):
 
 
 def with_adapter(model, targets, rank, alpha, telling=True, **more):
-    """Wraps a model in peft's adapters, whose B is not zero if `telling`."""
+    """Wraps a model in peft's adapters. `telling`: their B is not zero."""
     torch.manual_seed(3)
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM", **more)
     wrapped = peft.get_peft_model(model, config)
@@ -140,7 +140,7 @@ def test_the_python_trainer_draws_the_same_adapters_and_prints_the_same_losses(w
 
 @pytest.mark.parametrize("name", list(oracles.LORA_PAIRS))
 def test_committed_pairs_equal_peft(monkeypatch, name):
-    """The debug state's logits and gradients are those of peft, and of the script that wrote it."""
+    """The debug state's logits and gradients equal peft's, and the values of the script that wrote it."""
     monkeypatch.chdir(ROOT)  # the adapters name their base from there
     folder = ROOT / "dev/test/pairs" / name
     state = load_file(f"{folder}.state.safetensors")
@@ -178,7 +178,7 @@ def test_a_checkpoint_is_pefts_folder_and_opens_there(work):
     want = np.mean([mean_loss(model, x, y).item() for x, y in rows])
     shown = run("--model", "out", "--eval", "--val", "data.bin", "--seq", T, cwd=work)
     assert abs(float(shown.split("loss ")[1].split()[0]) - want) <= 1e-5
-    # text: greedy ids are those of transformers
+    # text: greedy ids equal the ids of transformers
     prompt = torch.tensor([[5, 12, 19]])
     ids = model.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, 3:].tolist()
     shown = run("--model", step, "--generate", "5 12 19", "--tokens", 12, "--temperature", 0, cwd=work)

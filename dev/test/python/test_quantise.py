@@ -13,13 +13,13 @@ fp8 = pytest.importorskip("dev.reference.fp8")
 PROGRAM = os.path.join(ROOT, "build", "test_quantise")
 
 
-# a type of 8 bits, its place in the table, its largest value and that value's bits
+# an 8-bit type, its place in the table, its largest value and the largest value's bits
 FORMATS = ((torch.float8_e4m3fn, 0, 448, 0x7E), (torch.float8_e5m2, 1, 57344, 0x7B))
 
 
 @pytest.fixture(scope="module", params=FORMATS, ids=("e4m3", "e5m2"))
 def table(request):
-    """Returns a format, and every bfloat16 with the bits it becomes, and those and the scale of a row that holds it alone."""
+    """Returns a format and, for every bfloat16, its 8 bits, then the 8 bits and the scale of a row that holds it alone."""
     if not os.path.exists(PROGRAM):
         pytest.skip("build/test_quantise is missing: make build/test_quantise")
     lines = subprocess.run([PROGRAM, "--table"], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()

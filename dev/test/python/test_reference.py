@@ -43,7 +43,7 @@ def random_model(c, seed=3):
 
 
 def assert_equals_transformers(model, folder, T=40):
-    """Compares logits, loss and every gradient of `model` with those of transformers from the same folder."""
+    """Compares logits, loss and every gradient of `model` with the results of transformers from the same folder."""
     transformers = pytest.importorskip("transformers")
     hf = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
     x, y = oracles.random_tokens(model.c, 2, T, 7)
@@ -356,7 +356,7 @@ def scale_adapters(factor):
 
 
 def drop_dx(model):
-    """The adapters of block 1's o pass no gradient on to their input."""
+    """Block 1's adapters of o pass no gradient to their input."""
     part = model.blocks[1].o
     part.forward = lambda x: part.base(x) + ref.Lora.forward(part, x.detach()) - part.base(x.detach())
 
@@ -392,7 +392,7 @@ def test_fp8_limits_pass_pytorch_and_fail_faults(kind, monkeypatch):
     monkeypatch.setattr(fp8, "quantised", right)
     whole = fp8.quantised_whole
 
-    def shifted_the_other_way(x, of, kind=fp8.E4M3):  # rows of another scale than all
+    def shifted_the_other_way(x, of, kind=fp8.E4M3):  # rows with another scale than the whole
         sizes = of.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30).log2().round()
         return whole(x * 2 ** (sizes - sizes.max()).to(x.dtype), of, kind)
 

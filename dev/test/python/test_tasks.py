@@ -1,5 +1,5 @@
-"""Tests --tasks: each question's answer, by likelihood and by likelihood a character, is that of transformers under lm-eval's
-rules, and that of lm-eval itself where it is installed. Also the errors of a task file, --eval-every in training, bits per
+"""Tests --tasks: each question's answer, by likelihood and by likelihood a character, equals the answer of transformers under
+lm-eval's rules, and of lm-eval itself where it is installed. Also the errors of a task file, --eval-every in training, bits per
 byte."""
 
 import itertools
@@ -203,7 +203,7 @@ def test_wrong_use_is_told(work):
 
 
 def test_training_answers_tasks_as_eval_does(work):
-    """The run's weights are those of its checkpoint, so are its answers; questions longer than --seq are told."""
+    """The run and its checkpoint have the same weights, so the same answers. The run reports questions longer than --seq."""
     write(work / "some.jsonl", questions())
     flags = ["--threads", 1, "--tasks", work / "some.jsonl"]
     done = run("train_llama3", "--model", "d1", "--tokenizer", TOKENIZER, "--train", work / "data.bin", "--seq", 32,
@@ -221,7 +221,7 @@ def test_training_answers_tasks_as_eval_does(work):
 
 
 def test_bits_per_byte_count_the_raw_bytes_of_the_targets(work):
-    """Tokens hold parts of characters, whose decoded text would count as U+FFFD; a special token has no bytes."""
+    """Tokens may hold parts of characters, whose decoded text would count as U+FFFD. A special token has no bytes."""
     text, data = work / "bytes.txt", work / "bytes.bin"
     documents = [f"{sentence(random.Random(i), 2, 9)} 猫🙂é" for i in range(60)]
     text.with_suffix(".jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents), encoding="utf-8")
@@ -246,7 +246,7 @@ def test_bits_per_byte_count_the_raw_bytes_of_the_targets(work):
              if '"val"' in line[:20]][-1]
     assert abs(event["bpb"] - event["loss"] * rows * 32 / (math.log(2) * count)) < 1e-4
     assert f"validation loss {event['loss']:.4f}, {event['bpb']:.4f} bits per byte, at step 31" in done.stdout
-    # without a tokenizer nobody knows
+    # without a tokenizer the bytes are unknown
     shutil.copytree(work / "model", work / "bare")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (work / "bare" / name).unlink()

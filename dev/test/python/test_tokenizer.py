@@ -1,7 +1,7 @@
 """The tokenizer against tiktoken and tokenizers: ./tokenize --jsonl and --decode on adversarial text of many scripts.
 
 TEST_DATA names a folder with llama3/tokenizer.model, llama3/tokenizer.json.gz and tinyshakespeare.txt. Without it the tests of
-Llama 3's own tokenizer are skipped; those of tokenizers trained here remain.
+Llama 3's own tokenizer are skipped; tests of tokenizers trained here remain.
 STRINGS (default 100000) sets the number of random strings.
 """
 import gzip
@@ -129,7 +129,8 @@ def all_code_points():
 
 
 def telling_code_points():
-    """Returns all code points of the planes with letters, numbers and spaces, and some of the rest, which are all alike."""
+    """Returns all code points of the planes with letters, numbers and spaces, and a few of the rest, which all behave the
+    same."""
     return [c for c in all_code_points() if ord(c) < 0x33480 or ord(c) % 97 == 0]
 
 

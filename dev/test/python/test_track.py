@@ -1,4 +1,4 @@
-"""Tests dev/track.py: what TensorBoard reads back from its event files, and what W&B keeps offline."""
+"""Tests dev/track.py: the values that TensorBoard reads from its event files, and the values that W&B keeps offline."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_tensorboard_gets_each_step_once_also_after_a_set_back(tmp_path):
     write(log, START, step(1, 4.0), step(2, 3.0), val, task, sample, step(3, 2.0))
     track(log.parent, "--tensorboard", tmp_path / "tb")
     assert [g[:2] for g in losses()[1]] == [(1, 4.0), (2, 3.0), (3, 2.0)]
-    # set back to step 1: its lines are cut, other ones follow
+    # the run was set back to step 1: its later lines are cut, and other lines follow
     write(log, START, step(1, 4.0), {"event": "resume", "step": 1, "time": "2026-01-02T04:00:00Z"}, step(2, 2.5))
     track(log, "--tensorboard", tmp_path / "tb")
     assert [g[:2] for g in losses()[1]] == [(1, 4.0), (2, 2.5)]

@@ -1,7 +1,7 @@
 #!/bin/sh
-# kill_resume.sh [KILLS] -- kills a run that writes a checkpoint every step with -9 at random moments, and resumes it each time.
-# At the end its checkpoint and log must equal those of a run that was never killed, byte for byte but for the run's id.
-# SEED=N repeats the random moments, as far as timing allows. Run from the project's root after `make`.
+# kill_resume.sh [KILLS] -- kills a run with -9 at random moments, and resumes it each time. The run writes a checkpoint every
+# step. At the end its checkpoint and log must equal a run's that was never killed, byte for byte but for the run's id. SEED=N
+# repeats the random moments, as far as timing allows. Run from the project's root after `make`.
 . dev/test/lib.sh
 kills=${1:-12} seed=${SEED:-$(date +%s)}
 cd "$tmp" || exit 1

@@ -1,8 +1,9 @@
-/* launch_stub.c -- for test_launch.sh: stands for the trainer.
+/* launch_stub.c -- for test_launch.sh: stands in for the trainer.
  *
  *   launch_stub show                         prints who this process is
  *   launch_stub count N | die                prints what launch_count() returns for a child that counts N devices, or dies
- *   launch_stub port                         takes a port that launch_free_port() finds free; prints it, and what it finds next
+ *   launch_stub port                         takes a port that launch_free_port() finds free; prints this port, and the port
+ *                                            that it finds next
  *   launch_stub terminal DIR COMMAND...      runs a command at a terminal of its own; presses Ctrl-C when DIR/press appears
  *   launch_stub run DIR WORD...              as --gpus: starts one rank a word, which says what it does:
  *

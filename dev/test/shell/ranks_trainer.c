@@ -4,15 +4,15 @@
  *   ranks_trainer [--ranks N] [--hang-timeout S] FLAGS...   starts N ranks on this machine; without --ranks it is a rank of
  *                                                           torchrun, mpirun or srun, or alone. FLAGS are train_llama3's
  *
- * In the place of a GPU's network stands a file that the ranks map into memory, $RANKS_MEMORY: each rank writes its gradients
- * there, adds up the shards that it owns in rank order, updates them, and leaves the new weights for the others.
- * $RANKS_HANG: a rank and a step, such as 1:5, in which it stands still. $RANKS_SLOW: a rank that is slow.
+ * A file that the ranks map into memory, $RANKS_MEMORY, stands in for the GPUs' network. Each rank writes its gradients there,
+ * adds up its own shards in rank order, updates them, and leaves the new weights for the others. $RANKS_HANG: a rank and a
+ * step, such as 1:5, in which the rank stands still. $RANKS_SLOW: a rank that is slow.
  *
- * With RANKS_ZERO=3 the ranks behave as if each had its shards of the weights alone (--zero 3): a checkpoint gets each piece of
- * a weight from its owners, and a rank that passes the layers where another one does something else ends the run.
+ * With RANKS_ZERO=3 the ranks behave as if each held only its shards of the weights (--zero 3). A checkpoint gets each piece of
+ * a weight from its owners. If one rank passes the layers while another does something else, the run ends.
  *
- * With --seq-parallel ranks share rows as those of train_llama3cu do: the trainer's functions see parts of rows, and its calls
- * of RoPE and attention come here, where the same memory carries heads for parts of rows and back (dist/sequence.h).
+ * With --seq-parallel ranks share rows, as train_llama3cu's ranks do. The trainer's functions see parts of rows. Its calls of
+ * RoPE and attention come here: the same memory exchanges parts of rows for heads, and back (dist/sequence.h).
  */
 #include "llmc/attention.h"
 #include "llmc/rope.h"
@@ -26,7 +26,7 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 #define rope_backward shared_rope_backward
 #define attention_forward shared_attention_forward
 #define attention_backward shared_attention_backward
-#define main train_llama3_main  // its loop is wanted, but another main
+#define main train_llama3_main  // this file uses its loop, but has its own main
 #include "train_llama3.c"
 #undef main
 #undef rope_forward
@@ -52,12 +52,12 @@ typedef struct {
     Buckets buckets;
     RowShare share;
     Team* team;
-    bool shares;   // rows, in what runs now: a step or a validation, but not a text
-    float* rooms;  // (ranks, room) what the ranks give one another around attention
+    bool shares;   // whether ranks share rows now: in a step or a validation, but not while a text is generated
+    float* rooms;  // (ranks, room) the ranks' exchange around attention
     size_t room;
     float* pieces;  // (room) each of this rank alone
     float* heads;
-    float* table;  // of RoPE, for whole rows
+    float* table;  // RoPE's table for whole rows
 } Exchange;
 static Exchange exchange;  // one model a process
 
@@ -93,7 +93,7 @@ static void barrier(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // attention of shared rows; s: of a part
 
-/* Block p of each row of `from` goes to member p, and what comes from there takes its place in `to`. */
+/* Block p of each row of `from` goes to member p; member p's block takes its place in `to`. */
 static void swap_blocks(float* to, const float* from, AttentionShape s) {
     const size_t parts = (size_t)exchange.share.parts, part = (size_t)exchange.share.part, group = (size_t)exchange.share.group;
     const size_t block = (size_t)s.T * heads_width(s) / parts, blocks = (size_t)s.B * parts;
@@ -159,7 +159,7 @@ static void* ranks_create(const Trainer* t, Session* s) {
     return model;
 }
 
-/* queue_losses() of several ranks. */
+/* queue_losses() with several ranks. */
 static bool ranks_queue_losses(void* model, const BatchSource* data, Error* e) {
     exchange.shares = exchange.share.parts > 1;
     const bool ok = queue_losses(model, data, e);
@@ -207,7 +207,7 @@ static void update_shards(Llama* m, const Recipe* recipe, float grad_scale) {
     memcpy(params, exchange.params, m->trained.elements * sizeof(float));
 }
 
-/* Takes twice as long, and at least 20 ms, for what this rank computes where $RANKS_SLOW is its number. */
+/* On rank $RANKS_SLOW: sleeps for twice the time of this step's computing, at least 20 ms. */
 static void be_slow_if_asked(const Recipe* recipe, double start) {
     const char* text = getenv("RANKS_SLOW");
     if (text && atoi(text) == recipe->team->run.rank) {
@@ -223,7 +223,7 @@ static double ranks_busy_ms(const void* model) {
     return busy_ms;
 }
 
-/* Stands still where $RANKS_HANG asks for it. */
+/* Stands still at the rank and step of $RANKS_HANG. */
 static void hang_if_asked(const Recipe* recipe) {
     const char* text = getenv("RANKS_HANG");
     char here[64];
@@ -231,7 +231,7 @@ static void hang_if_asked(const Recipe* recipe) {
     while (text && strcmp(text, here) == 0) { pause(); }
 }
 
-/* train_step() of several ranks. */
+/* train_step() with several ranks. */
 static bool ranks_step(void* model, const Recipe* recipe, double lr, Error* e) {
     Llama* m = (Llama*)model;
     Metrics* r = &m->result;
@@ -256,11 +256,11 @@ static bool ranks_step(void* model, const Recipe* recipe, double lr, Error* e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// what ranks of ZeRO 3 do together
+// collective work of ZeRO 3's ranks
 
-static Team* zero_team;  // NULL: they have all weights
+static Team* zero_team;  // NULL: each rank has all weights
 
-/* Ends the run if the ranks are not all at the same place, as collectives of another kind would never end. */
+/* Ends the run unless all ranks are at the same place: on GPUs collectives of different kinds would never end. */
 static void meet(const char* place) {
     char mine[32] = "", all[RANKS_MAX][sizeof mine];
     Error e = NO_ERROR;
@@ -272,7 +272,7 @@ static void meet(const char* place) {
     }
 }
 
-/* A TensorSource: every rank leaves what it owns of a piece for rank 0. */
+/* A TensorSource: every rank leaves its own elements of a piece for rank 0. */
 static bool zero_piece(void* model, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const float* params = trained_params((Llama*)model) + p->offset + first;
     const Ranks* r = &zero_team->run;
@@ -309,7 +309,7 @@ static bool zero_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     return cpu_trainer.name_not_finite(model, name);
 }
 
-/* Makes the ranks those of --zero 3. */
+/* Makes the ranks behave as with --zero 3. */
 static void zero_open(Trainer* trainer, Session* s) {
     zero_team = s->team;
     s->options.zero = ZERO_3;
@@ -321,7 +321,7 @@ static void zero_open(Trainer* trainer, Session* s) {
 
 static const char* variable(const char* name) { return getenv(name); }
 
-/* Takes the first two words away if they are this flag and its value, which it returns; NULL: they are not. */
+/* If the first two words are this flag and its value, removes them and returns the value; else returns NULL. */
 static const char* take_flag(const char* flag, int* argc, char** argv) {
     if (*argc < 3 || strcmp(argv[1], flag) != 0) { return NULL; }
     const char* value = argv[2];

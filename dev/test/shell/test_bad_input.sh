@@ -1,7 +1,8 @@
 #!/bin/sh
-# test_bad_input.sh -- gives the programs every kind of file cut, extended, with flipped bits, and in place of every other kind.
-# Each time the program must exit with status 1, with one error line that names the file and at most one hint. The address
-# space is limited, so a program that allocates by a damaged size fails the test. Run from the project's root after `make`.
+# test_bad_input.sh -- gives the programs every kind of file: cut, extended, with flipped bits, and in place of every other
+# kind. Each time the program must exit with status 1. It must print one error line that names the file, and at most one hint.
+# The address space is limited, so a program that allocates by a damaged size fails the test. Run from the project's root after
+# `make`.
 . dev/test/lib.sh
 cd "$tmp" || exit 1
 words 1500 1 >text.txt

@@ -244,7 +244,7 @@ train --model d1 --steps "$last" --out unsignalled --train data.bin --schedule c
 check "and the weights are those of that step" \
     cmp "signalTERM/$(printf 'step_%08d' "$last")/model.safetensors" "unsignalled/$(printf 'step_%08d' "$last")/model.safetensors"
 
-# a grace period is short: the step is dropped, and nothing but the checkpoint comes between a signal and the end
+# a grace period is short: the run drops the step, and between a signal and the end it only writes the checkpoint
 background --model d4 --batch 4 --seq 256 --total-batch 262144 --steps 9 --val-every 1 --out grace --train data.bin \
     --val val.bin
 wait_for test -s grace/log.jsonl
@@ -276,7 +276,7 @@ ms_until() {
     echo $((($(date +%s%N) - ms_from) / 1000000))
 }
 
-# The bound is for a busy machine: alone, two cores need less than 500 ms.
+# The bound allows for a busy machine: two idle cores need less than 500 ms.
 if [ -n "${BIN:-}" ]; then
     skip "how soon signals are obeyed" "a program with sanitizers is too slow" 4
 else
@@ -343,7 +343,7 @@ check "and what is lost" grep -q "^  hint: the steps after 0 are lost" backgroun
 
 # --- errors that are not the model's -----------------------------------------------------------------------------------------
 
-# saved_at DIR: prints the step that the hint of $tmp/stderr says is saved in DIR, if it is there
+# saved_at DIR: prints the step that, by the hint in $tmp/stderr, is saved in DIR, if DIR holds it
 saved_at() {
     sa_step=$(sed -n "s|^  hint: step \([0-9]*\) is saved in $1/step_0*[0-9]*: .*--resume$|\1|p" "$tmp/stderr")
     [ -n "$sa_step" ] && [ -s "$1/$(printf 'step_%08d' "$sa_step")/trainer_state.json" ] && echo "$sa_step"
@@ -412,7 +412,7 @@ expect "--eval of a loss that is not finite is an error" 1 "huge: the loss on hu
 
 # --- a screen that is gone ---------------------------------------------------------------------------------------------------
 
-# under nohup a run goes on
+# under nohup a run continues
 if hangup_is_ignored; then
     skip "a closed terminal: the run ends with a checkpoint" "SIGHUP is ignored here"
 else

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_contact.sh -- what a newcomer meets first: no flag at all, flags of other trainers, flags in a file, the lines of a run,
-# Ctrl-C, a run that is already over. Run from the project's root after `make`; needs no Python.
+# test_contact.sh -- tests a newcomer's first steps: no flag at all, flags of other trainers, flags in a file, the lines of a
+# run, Ctrl-C, a run that is already over. Run from the project's root after `make`; needs no Python.
 . dev/test/lib.sh
 cd "$tmp" || exit 1
 words 4000 1 >text.txt && words 400 2 >short.txt

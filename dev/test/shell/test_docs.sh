@@ -1,9 +1,9 @@
 #!/bin/sh
-# test_docs.sh -- runs the commands of README.md and dev/doc/*.md as they are printed, on the CPU, and checks the names in them.
+# test_docs.sh -- runs the commands of README.md and dev/doc/*.md as printed, on the CPU, and checks the names on the pages.
 #
 # A block that opens with ```sh is run; the blocks of a page run in order and in one folder. Words after `sh` say what a block
-# needs. A block is skipped, by name, if one of them is gpu, network, hosts or slow, or a Python module that $PYTHON lacks.
-# Blocks without a language are output, and hold no commands; a block that opens with ```c is a piece of a trainer.
+# needs. A block is skipped, by name, if one of these words is gpu, network, hosts or slow, or a Python module that $PYTHON
+# lacks. Blocks without a language are output, and hold no commands; a block that opens with ```c is a piece of a trainer.
 #
 # In the folder, ./train_llama3 is a script that stops each training after two steps, so that a page runs in seconds. `make`
 # does not build the programs again. Run from the project's root after `make`.
@@ -114,11 +114,11 @@ for file in "$root"/dev/*; do [ -e "dev/$(basename "$file")" ] || ln -s "$file" 
 cp "$root"/dev/data/*.* dev/data && cp "$root/dev/data/tinytales/tokenizer.json" dev/data/tinytales
 PATH=$tmp/bin:$PATH
 
-# the reader's own text, in the forms that the pages name; a data set that is used unless another is named
+# the reader's own text, in the forms that the pages name; the default data set
 make -s dev/data/tinytales/tinytales_train.bin >/dev/null 2>&1
 build/tinytales --stories 400 --seed 1 -o mine.jsonl && build/tinytales --text --stories 400 --seed 1 -o mine.txt && gzip -k mine.txt
 
-# missing WORDS: prints what a block needs that is not here
+# missing WORDS: prints the needs of a block that are missing here
 missing() {
     for need in "$@"; do
         case $need in

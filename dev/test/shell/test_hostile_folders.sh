@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_hostile_folders.sh -- folders that came from elsewhere, or change while a run uses them. What is written must never reach a
-# file through a link, a pipe must not hang a program, a name must not drive the terminal, and two runs must never share a
-# folder. Run from the project's root after `make`.
+# test_hostile_folders.sh -- folders that came from elsewhere, or change while a run uses them. A program must never write to a
+# file through a link, a pipe must not hang it, a name must not drive the terminal, and two runs must never share a folder. Run
+# from the project's root after `make`.
 . dev/test/lib.sh
 cd "$tmp" || exit 1
 words 3000 1 >text.txt
@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1
 
 # run FLAGS...: a run that must not hang
 run() { timeout 60 "$bin/train_llama3" --threads 1 --model d1 --batch 1 --seq 32 --sample-tokens 0 --train data.bin "$@"; }
-# precious FILE...: a file for each name, to see whether it is touched
+# precious FILE...: makes files that no test may change
 precious() { for p_file in "$@"; do echo precious >"$p_file"; done; }
 untouched() { for u_file in "$@"; do [ "$(cat "$u_file")" = precious ] || return 1; done; }
 
@@ -163,7 +163,7 @@ cp ../other.txt x.bin.tmp
 expect "tokenize: OUT.tmp is an input" 1 "x.bin.tmp is the input" tokens -o x.bin x.bin.tmp
 check "which stays" cmp x.bin.tmp ../other.txt
 
-# x.bin.tmp is now what a killed process left
+# x.bin.tmp is now a killed process's leftover
 expect "tokenize: what a killed process left is replaced" 0 "wrote x.bin" tokens -o x.bin ../other.txt
 check "and gone" test "$(ls)" = "target
 x.bin"
@@ -186,7 +186,7 @@ for signal in TERM:143 HUP:129; do
     check "tokenize: SIG${signal%:*} ends it by this signal" test $status -eq ${signal#*:}
     check "tokenize: SIG${signal%:*} leaves nothing half-made" test "$(ls)" = big.txt
 done
-# sh has SIGINT ignored in the background; as much as no machine reads in 0.3 s
+# sh ignores SIGINT in the background; the input is more than any machine reads in 0.3 s
 timeout -s INT 0.3 "$bin/tokenize" --threads 1 -o y.bin $many $many $many $many $many $many $many $many $many $many >/dev/null 2>&1
 check "tokenize: SIGINT leaves nothing half-made" test "$(ls)" = big.txt
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_launch.sh -- tests the parent of --gpus with a stub for the trainer (launch_stub.c): who the ranks are, what the death of
-# a rank or of the parent does to the others, and which signals reach whom how often. Where mpirun is installed, its ranks, too.
-# Run from the project's root. CC: the compiler.
+# test_launch.sh -- tests the parent of --gpus with a stub for the trainer (launch_stub.c): who the ranks are, how the death of
+# a rank or of the parent ends the others, and which signals reach which process how often. Where mpirun is installed, its ranks
+# are tested, too. Run from the project's root. CC: the compiler.
 . dev/test/lib.sh
 sanitizers=
 [ -z "${BIN:-}" ] || sanitizers="-g -fsanitize=address,undefined -fno-sanitize-recover=all"
@@ -35,7 +35,7 @@ ready() { [ "$(cat "$folder"/pid.* | wc -l)" -eq "$all" ]; }
 ranks() { fresh && all=$# && begin "$stub" run "$folder" "$@"; }
 rank_pid() { cat "$folder/pid.$1"; }
 
-# is_alive PID: it runs, and is no zombie whose status nobody has asked for
+# is_alive PID: the process runs, and is no zombie
 is_alive() { grep -q '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status" 2>/dev/null; }
 is_gone() { ! is_alive "$1"; }
 all_gone() {
@@ -55,7 +55,7 @@ let_end() {
 
 # --- who the ranks are -------------------------------------------------------------------------------------------------------
 
-# shown N FILE LAUNCHER: what `show` printed on N ranks: each knows who it is, and all know the same of rank 0
+# shown N FILE LAUNCHER: by the output of `show`, each of N ranks knows its numbers, and all know the same address of rank 0
 shown() {
     for i in $(seq 0 $(($1 - 1))); do echo "rank $i of $1, local $i of $1"; done >"$tmp/wanted"
     sed 's/, 127.*//' "$2" | sort | cmp - "$tmp/wanted" && sed 's/.*, 127/127/' "$2" | sort -u >"$tmp/place" &&
@@ -85,7 +85,7 @@ expect "a child that dies counts none" 0 "-1 devices" "$stub" count die
 
 # --- a rank ends -------------------------------------------------------------------------------------------------------------
 
-# ends NAME STATUS ERROR WORD...: the run ends with this status, nothing but this error, and no rank is left
+# ends NAME STATUS ERROR WORD...: the run ends with this status and only this error, and leaves no rank
 ends() {
     ends_name=$1 ends_status=$2 ends_error=$3
     shift 3
@@ -149,8 +149,8 @@ check "a rank sees by the pipe that its parent is gone" soon test -e "$folder/go
 check "and ends" soon all_gone
 finish
 
-# running N: so many processes of this test run; the folder's name is in their command lines. (grep, which looks for it, has it
-# from a file, not from an argument.)
+# running N: so many processes of this test run; the folder's name is in their command lines. (grep reads the name from a file,
+# so its own command line lacks it.)
 running() {
     printf %s "$folder" >pattern
     [ "$(grep -lsF -f pattern /proc/[0-9]*/cmdline | wc -l)" -eq "$1" ]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_mix.sh -- training on several sources by weight: a run in parts is the run in one, the log has each source's loss, the
-# plan each source's share. Needs nothing but the CPU programs.
+# test_mix.sh -- training on several sources by weight: a run in parts equals a run in one part, the log has each source's loss,
+# and the plan each source's share. Needs nothing but the CPU programs.
 . dev/test/lib.sh
 cd "$tmp" || exit 1
 words 3000 1 >a.txt && words 3000 2 >b.txt && words 40 3 >c.txt

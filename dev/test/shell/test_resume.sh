@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_resume.sh -- resuming: which run goes on, from which checkpoint, over which data. Needs nothing but the CPU programs.
+# test_resume.sh -- resuming: which run resumes, from which checkpoint, over which data. Needs nothing but the CPU programs.
 . dev/test/lib.sh
 cd "$tmp" || exit 1
 words 3000 1 >text.txt && words 3000 2 >other.txt
@@ -13,7 +13,7 @@ member() { sed -n "s/^  \"$1\": \"*\([^\",]*\)\"*,*$/\1/p" "$2/trainer_state.jso
 resumed_from() { grep -q "^resume .*step_0*$1," "$tmp/stdout"; }
 no_warning() { ! grep -q '^warning' "$tmp/stderr"; }
 
-# --- which run goes on -------------------------------------------------------------------------------------------------------
+# --- which run resumes -------------------------------------------------------------------------------------------------------
 
 go --out whole >/dev/null 2>&1 && go --out parts --stop-after 3 >/dev/null 2>&1
 check "a run has an id" sh -c "echo $(member run whole/step_00000006) | grep -qxE '[0-9a-f]{16}'"
@@ -53,7 +53,7 @@ check "as a run of its own" \
     test "$(member parent_run killed/step_00000004) $(member parent_step killed/step_00000004)" = "$(member run whole/step_00000006) 3"
 check "whose id the log had already" test "$(grep -c "\"run\":\"$(member run killed/step_00000004)\"" killed/log.jsonl)" -eq 2
 
-# killed between the log's line and the renaming: later steps of the run that was left are still there
+# the run was killed between the log's line and the renaming: later steps of the abandoned run still exist
 rm -rf killed && cp -r back killed && rm -r killed/step_*[45] && cp -r whole/step_00000005 whole/step_00000006 killed
 sed -i '/"event":"\(step\|checkpoint\|end\)","step":[4-9]/d' killed/log.jsonl
 expect "a run set back and killed before later checkpoints were moved goes on" 0 "" resume --out killed --stop-after 4

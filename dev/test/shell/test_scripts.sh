@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_scripts.sh -- runs the scripts of dev/scripts with a trainer that needs no GPU (ranks_trainer.c), and stubs for Slurm's
-# commands: they start the ranks that they say, pass signals on, and go on where a run ended. Run from the project's root.
+# commands: they start the ranks that they name, pass signals on, and resume an ended run. Run from the project's root.
 . dev/test/lib.sh
 trainer=$bin/build/ranks_trainer
 [ -n "${BIN:-}" ] && trainer=$bin/ranks_trainer
@@ -29,7 +29,7 @@ done
 
 # last_step OUT: prints the folder of its log's last step
 last_step() { sed -n 's/^{"event":"step","step":\([0-9]*\).*/\1/p' "$1/log.jsonl" | tail -n 1 | xargs printf "$1/step_%08d"; }
-# goes_on OUT: it makes steps after those that it has made
+# goes_on OUT: the run makes more steps than it has made by now
 goes_on() { wait_for has_steps "$1/log.jsonl" $(($(grep -c '"event":"step"' "$1/log.jsonl") + 3)); }
 saved() { ls "$1" | grep -q '^step_[0-9]*$'; }
 
@@ -107,7 +107,7 @@ check "a rank that dies ends both" sh -c "set -- $ended; test \$1 -ne 0 -a \$2 -
 
 # --- Slurm -------------------------------------------------------------------------------------------------------------------
 
-# srun: two tasks on a node, whose processes are in the file tasks; scontrol: writes what it is told
+# srun starts two tasks on a node, and writes their processes to the file tasks; scontrol writes its arguments
 mkdir slurm
 cat >slurm/srun <<'END'
 #!/bin/sh

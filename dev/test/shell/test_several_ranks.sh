@@ -8,11 +8,11 @@ cd "$tmp" || exit 1
 words 4000 1 >text.txt && words 1500 2 >val.txt
 "$bin/tokenize" -o data.bin text.txt >/dev/null && "$bin/tokenize" -o val.bin val.txt >/dev/null || exit 1
 
-# of 24 rows a step, on one thread for each rank
+# a run of 24 rows a step, on one thread for each rank
 flags="--threads 1 --model d1 --train data.bin --val val.bin --seq 32 --batch 1 --total-batch 768 --lr 3e-3 --sample-tokens 0 \
     --steps 20 --val-every 10"
 export RANKS_MEMORY="$tmp/memory"
-# ranks N FLAGS...: such a run on N ranks
+# ranks N FLAGS...: this run on N ranks
 ranks() {
     n=$1
     shift
@@ -20,7 +20,7 @@ ranks() {
     "$trainer" --ranks "$n" $flags "$@"
 }
 hang='' log=background
-# background_ranks N FLAGS...: the same in the background, as process $pid that prints to $tmp/$log, and goes on for long
+# background_ranks N FLAGS...: starts the same run in the background, as process $pid that prints to $tmp/$log; it runs for long
 background_ranks() {
     n=$1
     shift
@@ -29,7 +29,7 @@ background_ranks() {
     pid=$!
     started="${started:-} $pid"
 }
-# column KEY EVENT LOG: prints a number of each such event of the log
+# column KEY EVENT LOG: prints the number KEY of each such event of the log
 column() { sed -n "s/^{\"event\":\"$2\".*\"$1\":\([^,}]*\).*/\1/p" "$3"; }
 # close_to LIMIT KEY A B: the steps' numbers of two logs differ by at most LIMIT, relative to the larger one
 close_to() {
@@ -65,7 +65,7 @@ check "once" test "$(grep -c '^slow ' "$tmp/stdout")" -eq 1
 check "also in the log" grep -q '^{"event":"slowest","step":20,"rank":1,"host":"[^"]*","busy_ms":[0-9.]*,"others_ms":[0-9.]*}$' slow/log.jsonl
 check "the summary has the speed of all and of each" grep -q '^done .* tokens/s ([0-9,]* a rank)' "$tmp/stdout"
 
-# a model that one process trained, validated by several: the rows' sums add up in their order
+# several ranks validate a model that one process trained: sums of rows add up in the order of rows
 for n in 1 2 5; do
     ranks $n --model one/step_00000020 --lr 0 --steps 1 --batch 3 --total-batch 2880 --val-batches 4 --out eval$n >/dev/null 2>&1
 done
@@ -179,7 +179,7 @@ expect "the tokens of a step stay on another number of ranks" 0 "384 tokens (4 x
     "$trainer" --threads 1 --out pinned --resume --batch 3
 expect "also where they don't fit, which tells what does" 1 "these flags fit: --batch 4" ranks 3 --out pinned --resume --batch 5 --steps 8
 
-# of a checkpoint in 16 bits, the exact weights lie in the ranks' states: one process writes them, by a step at rate 0
+# the ranks' states hold the exact weights of a checkpoint in 16 bits: one process writes them, by a step at rate 0
 ranks 3 --out half --export-dtype bf16 --stop-after 7 >/dev/null 2>&1
 ranks 3 --out exact --stop-after 7 >/dev/null 2>&1
 check "a checkpoint in 16 bits goes on alone" "$bin/train_llama3" --threads 1 --resume half/step_00000007 --out written \
@@ -265,13 +265,13 @@ check "its checkpoints are whole" "$bin/train_llama3" --verify killed
 last=$(ls killed | sed -n 's/^step_0*\([0-9]*\)$/\1/p' | tail -n 1)
 expect "and the run goes on" 0 "saved   killed/step_" ranks 2 --out killed --resume --steps 100000 --stop-after $((last + 2))
 
-# named NAME HOW LOG: the run has ended with 1, and one line says this of rank 1
+# named NAME HOW LOG: the run has ended with 1, and one line says HOW of rank 1
 named() {
     check "$1: ends the run" test "$finished" -eq 1
     check "$1: is told once, with rank, host and step" sh -c "grep -c '^error: ' '$3' | grep -qx 1 &&
         grep -q '^error: rank 1 on host .* $2, last seen in step [0-9]' '$3'"
 }
-# stays NAME OUT: the run, whose rank 1 stands still in step 5, goes on all the same
+# stays NAME OUT: the run, whose rank 1 stands still in step 5, does not end
 stays() {
     wait_for has_steps "$2/log.jsonl" 5
     sleep 6
@@ -281,7 +281,7 @@ stays() {
 }
 log=silent && background_ranks 3 --out still && log=background
 wait_for has_steps still/log.jsonl 3
-kill -STOP "$(rank_pid 1)"  # which takes 20 s to be seen; more below
+kill -STOP "$(rank_pid 1)"  # the others see this after 20 s; more below
 silent=$pid
 export RANKS_HANG=1:5
 background_ranks 3 --out hangs
@@ -309,7 +309,7 @@ by_hand() {
         "$trainer" --threads 1 --model d1 --train "$tmp/data.bin" --seq 32 --batch 1 --sample-tokens 0 --steps 3 "$@"
 }
 port=$((21000 + $$ % 9000))
-# refused NAME PATTERN DIR FLAGS_0 FLAGS_1: the two ranks, the second in DIR, end with 1, and rank 0 says PATTERN
+# refused NAME PATTERN DIR FLAGS_0 FLAGS_1: the two ranks, the second one in DIR, end with 1, and rank 0 reports PATTERN
 refused() {
     port=$((port + 1))
     by_hand 0 $4 >"$tmp/zero" 2>&1 </dev/null &
@@ -323,7 +323,7 @@ refused "another flag" '^error: rank 1: --lr is "0.002", but rank 0 has "0.001"'
 check "and nothing is written" test ! -e flags
 mkdir other
 refused "an --out that is not shared" '^error: rank 1: --out: shared on host .* is not the folder of rank 0' other "--out shared" "--out shared"
-# differs FILE PATTERN FLAGS: on the second rank FILE of the folder is another one
+# differs FILE PATTERN FLAGS: the second rank's folder has another FILE
 differs() {
     refused "another $1" "^error: rank 1: $2 is \"[0-9a-f]*\", but rank 0 has \"[0-9a-f]*\"" other "--out $tmp/x $3" "--out $tmp/x $3"
 }
@@ -369,7 +369,7 @@ if make_hosts 2>/dev/null; then
     wait $!
     check "both end well" test $? -eq 0
     check "with the bits of two ranks on one host" same_checkpoint out2/step_00000020 hosts/step_00000020
-    # hosts_wait ADDRESS_0 ADDRESS_1: starts both ranks, each of which takes this for the address of rank 0
+    # hosts_wait ADDRESS_0 ADDRESS_1: starts both ranks; each takes its ADDRESS as rank 0's
     hosts_wait() {
         rm -f "$RANKS_MEMORY"
         address=$2 on_host 1 --out wrong >"$tmp/rank1" 2>&1 &

@@ -1,5 +1,5 @@
-/* test_checkpoint.c -- checkpoints: what is written is read back, damage is found, and if the process dies or the disk fills
- * up at any point, the last whole checkpoint stays. */
+/* test_checkpoint.c -- checkpoints: the reader returns what the writer wrote, and finds damage. If the process dies or the disk
+ * fills up at any point, the last whole checkpoint stays. */
 #define _GNU_SOURCE 1
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ static void fault_point(const char* where) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// a small run: its weights, m and v depend only on the step, so the step tells a checkpoint's content
+// a small run: its weights, m and v depend only on the step, so the step determines a checkpoint's content
 
 typedef struct {
     float* arena;
@@ -303,7 +303,7 @@ static void later_formats_are_refused_and_the_first_is_read_without_what_it_lack
     free(text);
 }
 
-/* 16-bit weights are rounded ones, whose state has the exact ones, unless they are the exact ones themselves. */
+/* 16-bit weights are rounded, and the state has the exact weights, unless 16 bits hold the exact weights themselves. */
 static void weights_of_16_bits_have_masters_unless_these_are_bfloat16(void) {
     static const struct {
         const char *dtype, *member;
@@ -489,7 +489,7 @@ static void count_told(uint64_t bytes, uint64_t total) {
     told_ends += bytes == 0;
 }
 
-/* All bytes of a whole checkpoint's files are told of; the end is told of a damaged one, too. */
+/* A check of a whole checkpoint reports all bytes of its files. A check of a damaged one reports its end, too. */
 static void checksums_tell_how_far_they_are(void) {
     char out[PATH_CAP], dir[PATH_CAP], path[PATH_CAP];
     uint64_t bytes = 0;
@@ -831,7 +831,7 @@ static void a_folder_that_cannot_be_read_is_no_end_of_it(void) {
     CHECK(errors >= 5, "%ld errors: the calls are gone", errors);
 }
 
-/* A network file system may drop names from a listing without a word. What was written must be in the list all the same. */
+/* A network file system may drop names from a listing without a word. The list must hold every written file all the same. */
 static void a_folder_that_hides_files_does_not_seal_a_checkpoint_without_them(void) {
     static const char* const wanted[] = {"config.json", "generation_config.json",       "model.safetensors",
                                          "LICENSE",     "model.safetensors.index.json", "state_rank00000.safetensors"};
@@ -849,7 +849,7 @@ static void a_folder_that_hides_files_does_not_seal_a_checkpoint_without_them(vo
         readdir_fails_at = -1;
         CHECK(saved && checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e), "call %ld: %s", n, e.msg);
         for (size_t i = 0; saved && i < sizeof wanted / sizeof *wanted; i++) {
-            // the licence is copied from a folder whose listing was cut: then it is not there at all
+            // the licence is copied from a folder whose listing was cut, and then the copy lacks it
             const bool there = has(dir, wanted[i]);
             CHECK(there || strcmp(wanted[i], "LICENSE") == 0, "call %ld: %s was not written", n, wanted[i]);
             CHECK(!there || file_sums_find(&s.files, wanted[i]), "call %ld: %s is not listed", n, wanted[i]);
@@ -888,8 +888,8 @@ static void a_file_that_is_lost_before_the_end_is_missed(void) {
     param_table_free(&t);
 }
 
-/* Makes step_00000001 (of one rank) and a new copy of it (of two ranks), as they lie when a run dies between the two renames
- * that stand in for an exchange. `damaged`: 1 the new one, 2 the old one, 3 both. */
+/* Makes step_00000001 (of one rank) and a new copy of it (of two ranks), as a run leaves them that dies between the two renames
+ * of an exchange. `damaged`: 1 the new folder, 2 the old one, 3 both. */
 static void cut_exchange(const char* out, int damaged) {
     char from[PATH_CAP + 64], to[PATH_CAP + 64];
     Error e = NO_ERROR;
@@ -1125,7 +1125,7 @@ static void a_process_that_dies_anywhere_leaves_a_whole_checkpoint(void) {
 }
 
 static void a_full_disk_keeps_the_old_checkpoint_and_removes_the_partial_one(void) {
-    // a limit on the file size acts as the full disk: writes fail after that many bytes
+    // a limit on the file size stands in for a full disk: writes fail after that many bytes
     for (rlim_t limit = 0; limit < 60000; limit = limit * 2 + 1) {
         char out[PATH_CAP];
         Error e = NO_ERROR;

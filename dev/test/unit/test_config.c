@@ -1,5 +1,5 @@
-/* test_config.c -- config.json in all its spellings, the fields it refuses by name, and the model folder: tensors that are
- * missing, unknown, of the wrong shape or in the wrong file, in one file and in shards. */
+/* test_config.c -- config.json in all its spellings, and the fields that the reader refuses by name. Also the model folder:
+ * tensors that are missing, unknown, of the wrong shape or in the wrong file, in one file and in shards. */
 #include "llmc/base/utils.h"
 
 static unsigned long long shard_bytes = 5000000000ull;  // a small limit makes model_save_weights() write shards
@@ -473,7 +473,7 @@ static void a_tied_folders_head_equals_the_embedding_or_is_refused(void) {
     empty_folder();
 }
 
-/* Gives the same as give(), but one element is `value`. */
+/* Gives the same tensors as give(), but one element is `value`. */
 typedef struct {
     const char* name;
     size_t index;
@@ -513,7 +513,7 @@ static void a_weight_that_is_not_finite_is_refused_by_its_place(void) {
     empty_folder();
 }
 
-/* What the sink has seen of a load. */
+/* Records the parts of a load that the sink got. */
 typedef struct {
     pthread_t thread;
     const Param* param;

@@ -196,7 +196,7 @@ static int place_in_plain_order(const int32_t* x, const int32_t* y) {
     return -1;
 }
 
-/* Counts the rows that all ranks together read from row `start` on: each row of an epoch once. */
+/* Checks that all ranks together read each row of an epoch once, from row `start` on. */
 static void ranks_share_each_epoch(int B, int ranks, bool shuffle, uint64_t start) {
     int seen[EPOCHS][ROWS] = {{0}};
     int32_t x[2 * T], y[2 * T];
@@ -329,8 +329,8 @@ static void files_of_llm_c_with_zeros_in_the_new_words_are_read(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// is the order of rows as good as a random permutation? Each count below comes from independent keys. So its chi-square is
-// known, and a good order passes a check with a probability of 1 - e^-25 (Laurent and Massart, "Adaptive estimation of a
+// whether the order of rows is as good as a random permutation. Each count below comes from independent keys. So its chi-square
+// is known, and a good order passes a check with a probability of 1 - e^-25 (Laurent and Massart, "Adaptive estimation of a
 // quadratic functional", 2000, lemma 1).
 
 enum { KEYS = 20000, BINS = 128 };
@@ -363,7 +363,7 @@ static void each_shard_length_is_permuted(void) {
     }
 }
 
-/* Any place may get any row; a place's neighbour, the next epoch and another shard tell nothing about it. */
+/* Any place may get any row. Its neighbour, the next epoch and another shard say nothing about it. */
 static void rows_are_spread_evenly(void) {
     static const uint64_t lengths[] = {2, 3, 4, 5, 7, 9, 10, 16, 64, 100, 1000, 4294967311ull, 1000000000000ull};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
@@ -404,7 +404,7 @@ static void cycles_have_every_length(void) {
     }
 }
 
-/* Row and next row of one epoch: their correlation has a deviation of 1 / sqrt(n). */
+/* Correlates each row with the next row of its epoch: a random order's correlation has a deviation of 1 / sqrt(n). */
 static void neighbours_in_an_epoch_are_not_correlated(void) {
     const uint64_t n = 200000;
     double sum = 0, last = 0;
@@ -633,7 +633,7 @@ static void a_mask_of_the_wrong_size_is_refused(void) {
     }
 }
 
-/* llm.c's readers, and ours before there were masks, know one version beside each magic and refuse any other. */
+/* llm.c's readers, and ours of the time before masks, know one version for each magic and refuse any other. */
 static void readers_that_know_no_mask_refuse_it_by_its_version(void) {
     const TokenFileHeader old16 = {2, 0, 9, 0, false, 0, false}, old32 = {4, 0, 9, 0, false, 0, false};
     const TokenFileHeader new16 = {2, 0, 9, 0, false, 0, true}, new32 = {4, 0, 9, 0, false, 0, true};
@@ -773,7 +773,7 @@ static void a_scan_finds_each_changed_bit_and_each_wrong_id(void) {
     flip_bit(in_folder("b.bin"), 9 * 4);
     CHECK(strstr(scan(in_folder("*.bin")), "b.bin: the checksum of its tokens is"), "%s", scan(in_folder("*.bin")));
     remove_files();
-    write_shard("a.bin", 0, 700000, small);  // several pieces; the last token is behind the last row
+    write_shard("a.bin", 0, 700000, small);  // several pieces; the last token lies after the last row
     CHECK(!*scan(in_folder("a.bin")), "%s", scan(in_folder("a.bin")));
     const uint32_t id = 3001;
     const int fd = open(in_folder("a.bin"), O_WRONLY);
@@ -849,7 +849,7 @@ static void a_shard_that_changes_during_a_run_is_an_error_that_can_be_mended(voi
         damage_during_a_run(shards, false, 0, "has 0 bytes", "cut while it was in use");
         damage_during_a_run(shards, false, 4096, "has 4096 bytes", "extended while it was in use");
     }
-    damage_during_a_run(2, true, 0, "s1.bin", "No such file");  // the only shard would still be open, and readable
+    damage_during_a_run(2, true, 0, "s1.bin", "No such file");  // a single shard would still be open, and readable
 }
 
 int main(void) {

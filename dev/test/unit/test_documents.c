@@ -1,5 +1,5 @@
-/* test_documents.c -- tests the whole CPU trainer on rows that hold documents: loss and gradients of a row equal those of each
- * of its documents alone. What this would catch: a layer that mixes tokens of two documents, or a position that is off. */
+/* test_documents.c -- tests the whole CPU trainer on rows that hold documents: a row's loss and gradients equal the sums over
+ * its documents, each computed alone. This catches a layer that mixes tokens of two documents, and a wrong position. */
 #define main parity_main
 #include "test_llama3.cu"
 #undef main

@@ -109,7 +109,7 @@ static void generation_feeds_each_token_once_and_stops(void) {
     bench_close(&b);
 }
 
-/* Generates after a prompt into `out` and returns the bytes that come out at the other end, `from`. */
+/* Generates after a prompt into `out` and returns the bytes that arrive at the other end, `from`. */
 static const char* generated(FILE* out, int from, const char* prompt, const int* script, int script_len) {
     static char text[256];
     Bench b;
@@ -118,7 +118,7 @@ static const char* generated(FILE* out, int from, const char* prompt, const int*
     generator_free(&b.g);
     generator_init(&b.g, scripted_next, &b.model, &b.config, &b.tokenizer, &b.sampler, 64, out);
     CHECK(generate(&b.g, prompt, 20, &e), "%s", e.msg);
-    size_t have = 0;  // a terminal gives what it has: read up to the newline that ends the text
+    size_t have = 0;  // a read of a terminal may return a part: read up to the newline that ends the text
     for (ssize_t n = 1; n > 0 && have < sizeof text - 1 && (have == 0 || text[have - 1] != '\n');
          have += (size_t)(n > 0 ? n : 0)) {
         n = read(from, text + have, sizeof text - 1 - have);
@@ -230,7 +230,7 @@ static void chat_follows_the_template(void) {
           "%s", fed_text(&b.model));
     bench_close(&b);
 
-    // an answer that was cut off is closed; /clear starts a new conversation
+    // the next turn closes an answer that was cut off; /clear starts a new conversation
     bench_open(&b, json, true, script, 6, 500);
     CHECK(chat_lines(&b, "hi\nbye", NULL, 1, &e), "%s", e.msg);
     CHECK(strcmp(fed_text(&b.model), "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\n") == 0, "%s",
@@ -250,9 +250,9 @@ static void ctrl_c_ends_an_answer_and_leaves_a_whole_conversation(void) {
         int at, max_tokens;
         const char *input, *out, *fed;
     } cases[] = {
-        // while the answer is made: what was said stays
+        // during the answer: the conversation stays
         {2, 50, "hi\nbye", "Y\nOk\n", "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\nOk"},
-        // while the message is read: it is taken back, and the next one begins the conversation
+        // while the message is read: the message is dropped, and the next one begins the conversation
         {1, 50, "hi\nbye", "\noOk\n", "B{user}\n\nbyeE{assistant}\n\noOk"},
         // the same after an answer that was cut off, whose last token is fed with the next message
         {2, 1, "hi\nno\nbye", "Y\n\nO\n", "B{user}\n\nhiE{assistant}\n\nYE{user}\n\nbyeE{assistant}\n\n"},

@@ -1,4 +1,5 @@
-/* test_json.c -- the JSON reader accepts exactly RFC 8259, names the place of an error, and is linear in large objects. */
+/* test_json.c -- the JSON reader accepts exactly RFC 8259, names the place of an error, and takes linear time in large
+ * objects. */
 #include "llmc/files/json.h"
 #include "llmc/files/json_edit.h"
 

@@ -1,8 +1,8 @@
 /* test_layers.c -- compares every CPU layer with a plain reference in double, at odd sizes.
  *
  * Forward: the formula as loops. Backward: central differences of the double reference. So no gradient formula is written
- * twice, and a mistake in one cannot be repeated in the other. Gradients must add to what was there (or replace garbage, if the
- * header says so), and every layer must give the same bits for 1, 2, 3 and 7 threads.
+ * twice, and the reference cannot repeat a layer's mistake. Gradients must add to the old values (or replace garbage, if the
+ * header says so). Every layer must give the same bits with 1, 2, 3 and 7 threads.
  */
 #include "llmc/adamw.h"
 #include "llmc/attention.h"
@@ -422,8 +422,8 @@ static MatrixView strided(const float* x, size_t rows, size_t cols, bool by_colu
 }
 
 /* Checks every element against the largest possible rounding error, in units of 2^-24 (|a| |b| + |add|): 1 for the products
- * left out, 16 for the sum of a tile's row, one for each of six tiles added up per 32 along k, one for each run over k added to
- * c. A product below 2^-126 is lost, and there are six. Returns the root mean square error in those units. */
+ * left out, 16 for the sum of a tile's row, 1 for each of six tiles added up per 32 along k, and 1 for each run over k added to
+ * c. Each of six products below 2^-126 may be lost. Returns the root mean square error in those units. */
 static double check_product(const char* what, const Product* p, const float* got) {
     const double runs = (double)ceil_div(p->K, AMX_KC), steps = (double)ceil_div(p->K, AMX_DEPTH);
     const double limit = 1 + (double)size_min(p->K, 16) + 6 * steps + runs, unit = ldexp(1, -24);
@@ -549,7 +549,7 @@ static void amx_products_of_tiny_numbers_lose_only_what_is_denormal(void) {
     free(got), product_free(&p);
 }
 
-/* The trainers detect a bad step by values that are not finite: none may get lost. */
+/* The trainers detect a bad step by values that are not finite: a product must not lose one. */
 static void amx_lets_nan_and_infinity_through_and_not_around(void) {
     static const uint32_t bits[] = {0x7fc00000, 0x7fffffff, 0xffffffff, 0x7f800001,
                                     0x7fbfffff, 0xff80ffff, 0x7f800000, 0xff800000};
@@ -615,8 +615,8 @@ static double attention_loss(const void* ctx) {
     return sum;
 }
 
-/* Compares the plain loops with the formula in double, and the fast form, for every thread count, with the plain loops. Rows
- * hold documents of up to `longest` tokens; 0: they are not divided. */
+/* Compares the plain loops with the formula in double. For every thread count, compares the fast form with the plain loops.
+ * Rows hold documents of up to `longest` tokens; 0: rows are not divided. */
 static void check_attention(AttentionShape s, int longest, double std, size_t samples) {
     int32_t* starts = random_starts(s.B, s.T, longest);
     const size_t rows = (size_t)s.B * (size_t)s.T, n_qkv = rows * (size_t)((s.NH + 2 * s.NKV) * s.HD);
@@ -671,7 +671,8 @@ static void attention_and_its_gradient_match_for_any_grouping(void) {
 
 static void attention_holds_at_a_thousand_positions(void) { check_attention((AttentionShape){1, 1000, 2, 1, 32}, 0, 1, 12); }
 
-/* With scores of some hundreds exp overflows unless the maximum is subtracted, also when it changes from tile to tile. */
+/* With scores of some hundreds exp overflows unless the kernel subtracts the maximum, also when the maximum changes from tile
+ * to tile. */
 static void attention_survives_large_scores(void) { check_attention((AttentionShape){1, 150, 2, 1, 16}, 0, 12, 0); }
 
 static void attention_inside_documents_and_its_gradient_match(void) {
@@ -967,7 +968,7 @@ static double lora_loss(const void* ctx) {
     return sum;
 }
 
-/* Compares the plain loops with differences of lora_loss(), and what the model calls with the plain loops. */
+/* Compares the plain loops with differences of lora_loss(), and the functions that the model calls with the plain loops. */
 static void check_lora(const Lora* l, size_t elements, size_t N, void* scratch) {
     const size_t nx = N * (size_t)l->C, ny = N * (size_t)l->OC, nt = N * (size_t)(l->parts * l->r);
     float *x = normals(nx, 1, 1), *w = normals(elements, 0.5, 2), *dy = normals(ny, 1, 3), *y = normals(ny, 1, 4);

@@ -1,4 +1,5 @@
-/* test_logger.c -- llmc/files/logger.h: what a resumed run reads back of its log, and which files it refuses to write. */
+/* test_logger.c -- llmc/files/logger.h: the parts of its log that a resumed run reads, and the files that the logger refuses to
+ * write. */
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* test_matmul_plans.c -- plan files: what is written is read back, and any other file is refused in one line that names the
- * file, the field, what was found and what was wanted. */
+/* test_matmul_plans.c -- plan files: the reader returns the written plans. It refuses any other file in one line that names the
+ * file, the field, what it found and what it wanted. */
 #include "llmc/files/matmul_plans.h"
 #include "dev/test/test.h"
 

@@ -1,5 +1,6 @@
-/* test_mix.c -- llmc/files/mix.h against a naive model that walks through the whole stream: which source and which of its rows
- * each row is, for every rank and place to resume at; shares; texts that name files; every refusal and its message. */
+/* test_mix.c -- llmc/files/mix.h against a naive model that walks through the whole stream. The model says from which source
+ * and which of its rows each row comes, for every rank and place to resume at. Also tests shares, texts that name files, and
+ * every refusal with its message. */
 #include "dev/test/test.h"
 #include "llmc/files/mix.h"
 #include "llmc/train/step.h"
@@ -7,7 +8,7 @@
 static char folder[PATH_CAP];
 
 enum { T = 4, SOURCES = 3, SEED = 77, ROWS = 3 * MIX_BLOCK };
-static const uint64_t source_rows[SOURCES] = {3000, 700, 5};  // an epoch of the last is less than its share of a block
+static const uint64_t source_rows[SOURCES] = {3000, 700, 5};  // an epoch of the last source is less than its share of a block
 static const double weights[SOURCES] = {0.5, 0.2, 0.3};
 
 static const char* in_folder(const char* name) { return test_path(folder, name); }
@@ -46,8 +47,8 @@ static void open_mix(Mix* m, DataLoader* stream, const char* text, int B, int ra
 // ---------------------------------------------------------------------------------------------------------------------
 // the order
 
-/* Writes out the first token of each row: the sources of each block by its permutation, and for each the next row that a
- * loader gives which has it alone. */
+/* Writes out the first token of each row: the block's permutation gives the row's source, and a loader of this source alone
+ * gives its next row. */
 static void naive_stream(int32_t* first /* (ROWS) */, const int* share /* (SOURCES) */) {
     static const char* const names[SOURCES] = {"a*.bin", "b.bin", "c.bin"};
     DataLoader alone[SOURCES];

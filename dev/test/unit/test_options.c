@@ -385,7 +385,7 @@ static void usage_errors_exit_2_and_help_exits_0_on_stdout(void) {
             bool there = strstr(out, start) != NULL, wanted = (option_specs[i].scope & trainer) != 0;
             CHECK(there == wanted, "%s in --help", flag);
         }
-        // and nothing else: every flag at the start of a line parses
+        // and --help lists nothing else: every flag at the start of a line parses
         for (const char* p = out; (p = strstr(p, "\n  --")) != NULL;) {
             char word[OPTION_TEXT];
             const char* value;

@@ -96,7 +96,7 @@ static void a_dead_one_of_this_host_gives_way_at_once(void) {
     Error e = NO_ERROR;
     leave_behind("a", 0);
     snprintf(a.host, sizeof a.host, "another-container");
-    a.settle_seconds = PATIENCE;  // nobody else takes it: nothing is awaited
+    a.settle_seconds = PATIENCE;  // nobody else takes the folder: the process does not wait
     const double begin = now_seconds();
     CHECK(owner_take(&a, out, false, &e), "%s", e.msg);
     CHECK(now_seconds() - begin < PATIENCE && strcmp(owner_host(), "another-container") == 0, "of %s", owner_host());
@@ -107,7 +107,7 @@ static void a_dead_one_of_this_host_gives_way_at_once(void) {
 static void an_old_one_of_another_host_is_taken_over(void) {
     Owner b = on_host("b");
     Error e = NO_ERROR;
-    leave_behind("a", 179 - 10);  // a slow machine takes some seconds until it looks
+    leave_behind("a", 179 - 10);  // on a slow machine some seconds pass before the process looks
     CHECK(!owner_take(&b, out, false, &e), "a young one is taken");
     make_old(181);
     memset(&e, 0, sizeof e);
@@ -140,7 +140,7 @@ static void a_resumed_run_waits_whether_the_owner_lives(void) {
     CHECK(!owner_take(&b, out, true, &e), "it is taken from one that lives");
     CHECK(strstr(e.msg, "host-a") != NULL, "%s", e.msg);
     owner_release(&a);
-    // one that ends while the other waits
+    // an owner that ends while the other process waits
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {
@@ -222,7 +222,7 @@ static void what_is_no_owner_is_that_of_an_unknown_host(void) {
     CHECK(count_files() == 0, "%d files are left", count_files());
 }
 
-/* What a child does with the folder that it has taken. */
+/* How a child ends after it has taken the folder. */
 typedef enum { RETURNS, DIES, IS_KILLED } End;
 
 static void child_takes(const char* letter, End end) {
@@ -288,7 +288,7 @@ static void of_two_that_replace_a_dead_owner_the_first_gives_way(void) {
 
 static void one_of_many_hosts_gets_the_folder(void) {
     enum { HOSTS = 8 };
-    for (int old = 0; old < 2; old++) {  // nobody's, and that of a dead host
+    for (int old = 0; old < 2; old++) {  // a folder of nobody, and the folder of a dead host
         pid_t children[HOSTS];
         int got = 0, status = 0, start[2];
         if (old) { leave_behind("z", 1000); }
@@ -303,7 +303,7 @@ static void one_of_many_hosts_gets_the_folder(void) {
             char byte;
             o.settle_seconds = 2;
             close(start[1]);
-            if (!freopen("/dev/null", "w", stdout) || read(start[0], &byte, 1) != 0) { _exit(3); }  // until all are there
+            if (!freopen("/dev/null", "w", stdout) || read(start[0], &byte, 1) != 0) { _exit(3); }  // all children start at once
             const bool taken = owner_take(&o, out, false, &e);
             if (taken) { owner_stop(&o); }
             _exit(taken ? 10 : 11);

@@ -1,5 +1,5 @@
-/* test_parity.c -- tests test_llama3.cu: which errors of a 16-bit trainer at later steps it accepts, and which it does not. The
- * CPU trainer stands in for a 16-bit trainer, so no GPU is needed; its fp32 results are well within the 16-bit limits. */
+/* test_parity.c -- tests which errors of a 16-bit trainer's later steps test_llama3.cu accepts, and which it refuses. The CPU
+ * trainer stands in for a 16-bit trainer, so no GPU is needed; its fp32 results are well within the 16-bit limits. */
 #define main parity_main
 #include "test_llama3.cu"
 #undef main
@@ -36,7 +36,7 @@ static int failures_with_error_at(int step, const char* state, FILE* report) {
     return failures;
 }
 
-/* Checks how many comparisons fail with the error planted at `step`, and shows all of them if it is another number. */
+/* Checks how many comparisons fail with the error planted at `step`, and prints all comparisons if the number is wrong. */
 static void expect_failures(int wanted, int step, const char* state, const char* otherwise) {
     FILE* report = tmpfile();
     if (!report) { die("no temporary file: %s", strerror(errno)); }

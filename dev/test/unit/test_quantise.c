@@ -2,8 +2,8 @@
  *
  *   build/test_quantise [--table]      --table prints what every bfloat16 becomes, for test_quantise.py
  *
- * The reference of a conversion is the table of all values of the format, from its definition: the nearest one wins, of two the
- * one with an even mantissa.
+ * The reference of a conversion is the table of all values of the format, from the format's definition. It takes the nearest
+ * value; if two are equally near, the value with an even mantissa.
  */
 #include "llmc/quantise.h"
 #include "llmc/base/rand.h"
@@ -15,14 +15,14 @@ static const Fp8Format formats[] = {E4M3, E5M2};
 static const char* const format_names[] = {"e4m3", "e5m2"};
 static const int largest_bits[] = {0x7E, 0x7B};  // 448, 57344
 
-/* Returns the value of bits by the definition of a format; bits up to those of the largest value. */
+/* Returns the value of `bits` by the definition of a format. `bits` is at most the largest value's. */
 static double value_of(int bits, Fp8Format f) {
     const int e4m3 = f == E4M3, exponent = e4m3 ? bits >> 3 : bits >> 2, mantissa = e4m3 ? bits & 7 : bits & 3;
     if (exponent == 0) { return ldexp(mantissa, e4m3 ? -9 : -16); }
     return e4m3 ? ldexp(8 + mantissa, exponent - 10) : ldexp(4 + mantissa, exponent - 17);
 }
 
-/* Returns the bits of the value nearest to |x|, of two the even one; above the largest value that one. */
+/* Returns the bits of the value nearest to |x|; if two are equally near, the even one; above the largest value, the largest. */
 static int nearest(double x, Fp8Format f) {
     int best = 0;
     if (x >= value_of(largest_bits[f], f)) { return largest_bits[f]; }
@@ -71,7 +71,7 @@ static void every_value_comes_back(void) {
     }
 }
 
-/* For each positive bfloat16 as a row's largest value: the row fits into the scale, and not into the next smaller one. */
+/* Takes each positive bfloat16 as a row's largest value: the row fits with its scale, and not with the next smaller scale. */
 static void a_scale_is_the_smallest_that_fits(void) {
     for (int i = 2; i < 2 * 0x7F80; i++) {
         const Fp8Format f = formats[i % 2];
@@ -126,8 +126,8 @@ static void columns_are_the_rows_of_the_transpose(void) {
     CHECK(memcmp(columns, rows, sizeof rows) == 0 && memcmp(column_scale, row_scale, sizeof row_scale) == 0, "they differ");
 }
 
-/* Fills x (R, C) with values of rows of very different sizes, down to 2^-24 of others; every fifth is a row of zeros, whose
- * scale of 1 is above all others. */
+/* Fills x (R, C) with rows of very different sizes: some are 2^-24 of others. Every fifth row is zero; its scale of 1 is above
+ * all others. */
 static void fill_uneven(float* x, int R, int C) {
     rand_normal(x, 0, (size_t)R * C, 1.0f, 7, 2);
     for (int i = 0; i < R * C; i++) { x[i] = i / C % 5 == 3 ? 0 : ldexpf(x[i], -12 - i / C % 7 * 4); }
@@ -143,8 +143,8 @@ static void a_transpose_has_the_scale_of_its_largest_value(void) {
     for (int i = 0; i < R * C; i++) { CHECK(q[i % C * R + i / C] == all[i], "row %d, column %d", i / C, i % C); }
 }
 
-/* Fills x (R, C) as fill_uneven(), with rows of steps twice as far apart where the format has twice the range. The reference is
- * the nearest value to what the 8-bit row stands for. Most rows shift exactly, some only in part. */
+/* Fills x (R, C) as fill_uneven(); for the format with twice the range the sizes of rows differ twice as much. The reference is
+ * the value nearest to the one that the 8-bit row stands for. Most rows shift exactly, some only in part. */
 static void shifted_rows_become_the_nearest_values(void) {
     enum { R = 37, C = 53 };
     static float x[R * C];
@@ -183,7 +183,7 @@ static void a_transpose_that_is_not_finite_is_nan(void) {
     for (int i = 0; i < 8; i++) { CHECK(q[i] == FP8_NAN && shifted[i] == FP8_NAN, "element %d", i); }
 }
 
-/* Of a row whose largest value is 448, that is of scale 1. */
+/* Checks a row whose largest value is 448, so that its scale is 1. */
 static void what_is_lost_is_counted(void) {
     const float x[] = {448, 0, -0.0f, 0x1p-10f, -0x1p-10f, 0x1.8p-10f, 0x1p-9f, 0x1.bp-7f, 0x1.fp-7f, 0x1p-6f, -3};
     enum { COUNT = sizeof x / sizeof *x };
@@ -214,8 +214,8 @@ static void normal_rows_have_the_format_s_error(void) {
     CHECK(worst <= 1.0 / 16, "a normal value is off by %g of itself", worst);
 }
 
-/* Prints for every bfloat16 what it becomes in e4m3 as it is, and in a row of its own, there the bits and the scale; then the
- * same of e5m2. */
+/* Prints for every bfloat16 its bits in e4m3, then the bits and the scale of a row that holds it alone; then the same for
+ * e5m2. */
 static int print_table(void) {
     for (int h = 0; h < 1 << 16; h++) {
         const float x = f32_from_bf16((uint16_t)h);
@@ -229,8 +229,8 @@ static int print_table(void) {
 }
 
 /* The gradients of the logits of a token that was not expected: the probabilities of Llama 3's vocabulary, by Zipf's law, minus
- * one at the target. Under its scale e4m3 flushes most of the others, which hold a part of the probability that is not small;
- * e5m2 none. */
+ * one at the target. Under the row's scale e4m3 flushes most of the other tokens, which together hold no small part of the
+ * probability. e5m2 flushes none. */
 static void small_probabilities_outlive_e5m2(void) {
     enum { V = 128256 };
     static float x[V];

@@ -1,5 +1,5 @@
-/* test_ranks.c -- tests who a process is by the variables of each launcher, Slurm's lists, the refusals, and which signals
- * count. test_launch.sh has the processes. */
+/* test_ranks.c -- tests which rank a process is by the variables of each launcher, Slurm's lists, the refusals, and which
+ * signals count. test_launch.sh has the processes. */
 #include "llmc/dist/launch.h"
 #include "dev/test/test.h"
 

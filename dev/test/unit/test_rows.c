@@ -1,5 +1,5 @@
-/* test_rows.c -- llmc/files/rows.h: the rows of data with documents and masks against a naive model of what the header of that
- * file says; what is counted; every refusal. */
+/* test_rows.c -- llmc/files/rows.h: the rows of data with documents and masks against a naive model of that file's header
+ * comment. Also tests counts and every refusal. */
 #include "dev/test/test.h"
 #include "llmc/files/mix.h"
 

@@ -1,5 +1,5 @@
-/* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks, the log and how a
- * resumed run cuts it back, the plan, hints about memory, progress, fresh weights, the timing of steps, signals.
+/* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks. Also the log and
+ * how a resumed run cuts it, the plan, hints about memory, progress, fresh weights, the timing of steps, signals.
  * test_generate.c has generation and chat. */
 #include "llmc/run/jobs/sampler.h"
 #include "llmc/run/loop/busy.h"
@@ -253,7 +253,7 @@ static char* log_text_of(const char* path) {
     return text ? text : xstrdup("");
 }
 
-static const SourceLosses one;                    // what a step without a mix reports
+static const SourceLosses one;                    // as a step without a mix reports
 static const QuantiseCounts none[NUM_QUANTISED];  // and one without --fp8
 static const QuantiseCounts some[NUM_QUANTISED] = {{100, 1, 25}, {64, 0, 16}};
 
@@ -320,7 +320,7 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
         }
         if (lines == 1 || lines == 2) {
             int64_t trained = -1;
-            const bool masked = lines == 2;  // only then it is told
+            const bool masked = lines == 2;  // only then it is reported
             CHECK((json_get_any(&j, json_root(&j), "trained") != NULL) == masked, "line %d", lines);
             CHECK(!masked || (json_int(&j, json_root(&j), "trained", 0, 99, &trained, &e) && trained == 77), "%s", e.msg);
         }
@@ -350,7 +350,7 @@ static void a_resumed_log_is_cut_back_to_its_step(void) {
         "\"step\",\"step\":2}\n";
     static const struct {
         const char* tail;
-        size_t keep;  // bytes of the tail that stay
+        size_t keep;  // bytes of the end that stay
     } cases[] = {
         {"", 0},
         {"{\"event\":\"step\",\"st", 0},                                                  // torn
@@ -481,7 +481,7 @@ static void minutes_become_a_round_number_of_steps(void) {
     CHECK(steps_for_minutes(1, 0, NAN) >= 10, "no time");
 }
 
-/* Returns what the plan says of packed rows, whose index has these costs. */
+/* Returns the plan's text on packed rows, whose index has these costs. */
 static const char* rows_text(uint64_t bytes, double seconds) {
     static char text[256];
     DataLoader d;
@@ -518,7 +518,8 @@ static uint64_t pretend_need(void* ctx, const Options* o) {
     return (o->moments == MOMENTS_BF16 ? fixed / 2 : fixed) + row * (uint64_t)o->batch;
 }
 
-/* Smaller micro-batches add up more often, which costs memory: what is measured must be the run that the hint describes. */
+/* Smaller micro-batches add up more often, which costs memory: the memory must be measured for the run that the hint
+ * describes. */
 static uint64_t sums_need(void* ctx, const Options* o) {
     const int64_t step = o->total_batch ? o->total_batch : (int64_t)o->batch * o->seq;
     (void)ctx;
@@ -626,7 +627,7 @@ static void numbers_read_well(void) {
     CHECK(host_memory_available() > 1 << 20 && host_memory_peak() > 1 << 16, "this machine has memory");
 }
 
-/* Reads what is there of a pipe or terminal. */
+/* Reads the bytes that a pipe or terminal holds now. */
 static const char* what_came(int fd) {
     static char text[1024];
     const ssize_t n = read(fd, text, sizeof text - 1);
@@ -854,7 +855,7 @@ static void the_columns_of_the_step_line_stand_below_their_names(void) {
     step_lines_init(&s, 2000, 1024, 0, 1e9, 0);
     double tok_s = step_line(f, &s, 1, 2000, 7.6241, 2.5, 3e-4, 512.0, (uint64_t)1 << 30, NULL);
     CHECK(near(tok_s, 2000), "%g", tok_s);
-    for (int i = 2; i <= 60; i++) {  // the 41st is skipped and shown for that, the others behind the first screen are not
+    for (int i = 2; i <= 60; i++) {  // step 41 is skipped and so shown; other steps after the first screen are not
         step_line(f, &s, i, 2000, NAN, 123456.0, 3e-4, 512.0, (uint64_t)1 << 30, i == 41 ? "skipped" : NULL);
     }
     fclose(f);

@@ -1,5 +1,5 @@
-/* test_safetensors.c -- the safetensors reader, which accepts what the format allows and nothing else; the writer; the 16-bit
- * floats and the checksum that they use. */
+/* test_safetensors.c -- the safetensors reader, which accepts only what the format allows; the writer; the 16-bit floats and
+ * the checksum that both use. */
 #include "llmc/files/safetensors.h"
 
 #include "dev/test/test.h"
@@ -378,7 +378,7 @@ static void checksums_of_parts_make_that_of_the_whole_in_any_order(void) {
             CHECK(sum == crc_of(bytes, 1000), "cut at %zu and %zu", cut, second);
         }
     }
-    // more bytes behind a part than memory holds: shifting in two steps equals shifting in one
+    // more bytes after a part than memory holds: shifting in two steps equals shifting in one
     const uint64_t far = (uint64_t)1 << 45;
     CHECK(crc_shift(crc_shift(0xE3069283u, far + 7), far - 9) == crc_shift(0xE3069283u, 2 * far - 2), "far shifts");
 }

@@ -1,5 +1,5 @@
-/* test_sequence.c -- rows that several ranks share (--seq-parallel): each token is on one rank; heads for parts of rows and
- * back; attention over heads of whole rows. All against one process that has everything. */
+/* test_sequence.c -- rows that several ranks share (--seq-parallel): each token is on one rank; the exchange of parts of rows
+ * for heads, and back; attention over heads of whole rows. All are compared with one process that holds whole rows. */
 #include "llmc/attention.h"
 #include "llmc/base/rand.h"
 #include "llmc/dist/sequence.h"
@@ -30,7 +30,7 @@ static const char* write_tokens(const char* folder) {
     return path;
 }
 
-/* Compares what each of groups x parts ranks gets in two steps with the rows that one rank reads. */
+/* Compares the tokens that each of groups x parts ranks gets in two steps with the rows that one rank reads. */
 static void check_rows(const char* path, Documents documents, int B, int T, int groups, int parts) {
     const RowRule rule = {documents, BOS, 0, true, NULL, NULL};
     const size_t row = (size_t)T, n = (size_t)T / (size_t)parts, all = (size_t)(B * groups) * row, own = (size_t)B * n;
@@ -122,7 +122,7 @@ static void copy_part(float* out, float* x, AttentionShape s, int parts, int p, 
     }
 }
 
-/* What the members' all-to-all does to row b: block q of member p becomes block p of member q. s: of a part */
+/* Does the members' all-to-all to row b: block q of member p becomes block p of member q. s: of a part */
 static void exchange(float** to, float** from, AttentionShape s, int parts) {
     const size_t block = (size_t)s.T * heads_width(s) / (size_t)parts;
     for (int b = 0; b < s.B; b++) {
@@ -169,7 +169,7 @@ static void each_head_finds_its_place_and_back(void) {
             bool right = true;
             for (size_t row = 0; row < (size_t)(s.B * whole); row++) {
                 for (int head = 0; head < s.NH + 2 * s.NKV; head++) {
-                    // query head, or key or value head: of a kind's heads, member p has equally many behind one another
+                    // query head, or key or value head: each member has equally many heads of a kind, one after another
                     const int kind = head < s.NH ? 0 : head < s.NH + s.NKV ? 1 : 2, many = kind == 0 ? s.NH : s.NKV;
                     const int of_kind = kind == 0 ? head : kind == 1 ? head - s.NH : head - s.NH - s.NKV;
                     const int p = of_kind / (many / parts), local = of_kind % (many / parts);

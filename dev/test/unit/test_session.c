@@ -1,8 +1,8 @@
-/* test_session.c -- tests which rows of the data each rank gets from the session, that a long validation tells how far it is,
- * and the checkpoint that several ranks write together, each a process. */
+/* test_session.c -- tests which rows of the data each rank gets from the session, the progress of a long validation, and the
+ * checkpoint that several ranks write together, each a process. */
 #include "llmc/base/utils.h"
 
-static double seconds;  // that have passed, as a test sets them
+static double seconds;  // the time that has passed; a test sets it
 static double set_seconds(void) { return seconds; }
 #define now_seconds set_seconds
 #include "llmc/run/screen/progress.h"
@@ -120,7 +120,7 @@ static void a_long_validation_tells_how_far_it_is(void) {
 
 enum { MOST_RANKS = 5 };
 
-/* What goes wrong in a checkpoint. */
+/* The fault of a checkpoint. */
 typedef enum { NOTHING, NO_FOLDER, NO_WEIGHTS, NO_STATE, NO_FILE, CUT_STATE, OTHER_SUM } Fault;
 
 /* One rank, for its functions. */
@@ -152,7 +152,8 @@ static bool take(void* ctx, const Param* p, size_t first, size_t n, const float*
     return true;
 }
 
-/* An AddFiles of rank 0, when all states are written and listed: damages that of rank `bad`, or what it told. */
+/* An AddFiles: rank 0 calls it after all states are written and listed. It damages the state of rank `bad`, or its listed
+ * checksum. */
 static bool add_none(void* ctx, Checkpoint* k, Error* e) {
     const Process* p = (const Process*)ctx;
     char name[64], path[PATH_CAP];
@@ -166,7 +167,7 @@ static bool add_none(void* ctx, Checkpoint* k, Error* e) {
     return p->fault != NO_FILE || fail(e, "the disk is full");
 }
 
-/* Makes what a session has when it writes step `step`. */
+/* Makes a session that writes step `step`. */
 static void make_session(Session* s, int rank, int ranks, uint64_t step) {
     memset(s, 0, sizeof *s);
     options_default(&s->options, ON_CPU);
@@ -197,7 +198,7 @@ static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
     const StateSlot slots[] = {{"m", SAFE_F32, give, NULL, &p}, {"v", SAFE_BF16, give, NULL, &p}};
     const bool saved = session_checkpoint(&s, SAFE_F32, give_weights, &p, false, slots, 2, add_none, &p, &e);
     team_close(&team);
-    // the size and the checksum that a rank tells are checked by rank 0 and by a reader
+    // rank 0 checks the size that a rank reports; a reader also checks the checksum
     const bool wanted = fault == NOTHING || fault == OTHER_SUM;
     const int who = fault == CUT_STATE ? 0 : bad;
     char other[64];
@@ -222,7 +223,7 @@ static void write_as_ranks(int ranks, Fault fault, int bad) {
         pids[r] = fork();
         if (pids[r] != 0) { continue; }
         const Ranks rank = {r, ranks, r, ranks, "127.0.0.1", port, token, "--gpus"};
-        alarm(120);  // if the others wait for one that is gone
+        alarm(120);  // in case the ranks wait for a rank that is gone
         const bool ok = write_as_rank(&rank, fault, bad);
         fflush(stdout);
         _exit(ok ? 0 : 1);
@@ -234,7 +235,7 @@ static void write_as_ranks(int ranks, Fault fault, int bad) {
     }
 }
 
-/* Returns how many elements of m one rank gets back otherwise than `ranks` wrote them. */
+/* Returns how many elements of m one rank reads otherwise than `ranks` ranks wrote them. */
 static size_t wrong_elements(const char* dir, int ranks) {
     Session s;
     Error e = NO_ERROR;

@@ -1,6 +1,6 @@
-/* test_shards.c -- what each rank of a run owns: buckets and shards of every preset, for 1 to 64 ranks; the ordered sum and
- * AdamW on shards against the same on the whole; the optimizer state that any number of ranks writes and any other reads;
- * checkpoints that several processes write. */
+/* test_shards.c -- what each rank of a run owns. Buckets and shards of every preset, for 1 to 64 ranks; the ordered sum and
+ * AdamW on shards against the whole; the optimizer state that any number of ranks writes and any other reads; checkpoints that
+ * several processes write. */
 #define _GNU_SOURCE 1
 #include <unistd.h>
 
@@ -90,8 +90,8 @@ static void check_element(const char* name, const Buckets* list, size_t at, int 
           list->ranks, at);
 }
 
-/* Checks the shards of every piece: equal, aligned, one behind the other, and the ends of each owned by the right rank. With
- * `each`, does so for every element. */
+/* Checks the shards of every piece: they are equal, aligned and adjacent, and the right rank owns both ends of each. `each`:
+ * checks the owner of every element. */
 static void check_shards(const char* name, const Buckets* list, bool each) {
     size_t local = 0;  // the same on all ranks
     for (int k = 0; k < list->count; k++) {
@@ -236,7 +236,7 @@ static void ranks_are_added_in_their_order(void) {
         }
         CHECK(wrong == 0, "%d ranks: %zu sums are wrong", ranks, wrong);
         CHECK(fabs(squares - all) <= 1e-12 * all, "%d ranks: the squares add up to %g, wanted %g", ranks, squares, all);
-        // the next micro-batch of a step: its sum is added to what is there
+        // the next micro-batch of a step: its sum is added to the sum before
         memcpy(added, before, sizeof added);
         const double squares_added = ordered_sum(added, (const float* const*)parts, ranks, N, true);
         CHECK(memcmp(added, wanted, sizeof added) == 0, "%d ranks: a sum is added otherwise", ranks);
@@ -258,10 +258,10 @@ static void ranks_are_added_in_their_order(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// ZeRO 2 and 3: the ring of gradients, and that of gathered blocks
+// ZeRO 2 and 3: the ring of gradients, and the ring of gathered blocks
 
-/* Checks the ring of one model's gradients: a bucket lies in one part, neighbours lie in different ones, and the tensors of all
- * blocks at the same places, so that the gaps between them stay as they are. */
+/* Checks the ring of one model's gradients: a bucket lies in one part, and neighbours lie in different parts. All blocks'
+ * tensors lie at the same places, so that the gaps between them stay unchanged. */
 static void check_gradient_ring(const char* name, const ModelConfig* c, int ranks) {
     ParamTable t = param_table_for(c, ranks);
     Buckets list = buckets_list(&t);
@@ -326,7 +326,7 @@ static void norms_lie_apart_in_their_order(void) {
     }
 }
 
-/* A block may have a third norm, and not every block has to; here the final norm's kind stands for it. */
+/* Some blocks may have a third norm; here the final norm's kind stands for it. */
 static void a_third_norm_has_a_place(void) {
     const ModelConfig c = preset("d3", 300);
     for (int ranks = 1; ranks <= 8; ranks *= 8) {
@@ -362,8 +362,8 @@ static void gradients_take_turns_in_a_ring(void) {
 /* The slots as a device would see them: work is done in the order in which it is queued. */
 typedef struct {
     GatherRing ring;
-    int holds[GATHER_SLOTS];  // the block in each slot once all that is queued is done
-    int gathers, late;        // gathers, and those of them that a block needs at once
+    int holds[GATHER_SLOTS];  // the block in each slot after all queued work
+    int gathers, late;        // all gathers, and the gathers that a block needs at once
 } Gathering;
 
 /* Asks for block l, as a layer does. */
@@ -372,7 +372,7 @@ static void ask_for(Gathering* g, int l) {
     const int count = gather_ring_next(&g->ring, l, list);
     for (int i = 0; i < count; i++) {
         const int slot = list[i] % GATHER_SLOTS;
-        // all that is queued before, the device waits for; but block l itself computes from now on
+        // the device waits for all earlier work; but block l itself computes from now on
         CHECK(g->holds[slot] != l, "block %d is overwritten by %d while it computes", l, list[i]);
         g->holds[slot] = list[i];
         g->gathers++;
@@ -393,7 +393,7 @@ static void blocks_are_gathered_in_time(void) {
         Gathering g;
         memset(&g, 0, sizeof g);
         g.ring.blocks = L;
-        for (int again = 0; again < 2; again++) {  // a micro-step: forward, and backward, which may ask twice (recompute)
+        for (int again = 0; again < 2; again++) {  // a micro-step; its backward pass may ask twice (recompute)
             pass_begins(&g);
             for (int l = 0; l < L; l++) { ask_for(&g, l); }
             CHECK(g.gathers == L && g.late == 1, "%d blocks: forward gathers %d, %d late", L, g.gathers, g.late);
@@ -427,7 +427,7 @@ static Update update_open(size_t n) {
 }
 
 /* Updates elements [at, at + n) of u, which are elements [first, first + n) of the arena: tensor by tensor, each with the gap
- * behind it. */
+ * that follows it. */
 static void update_range(const Update* u, const ParamTable* t, size_t first, size_t n, size_t at, AdamW hyper) {
     const double weight_decay = hyper.weight_decay;
     for (int i = 0; i < t->count; i++) {
@@ -578,7 +578,7 @@ typedef struct {
     float* local[3];  // (shard_elements) m, v, master
 } Rank;
 
-/* One kind of state of a rank: what a slot's functions get. */
+/* One kind of state of a rank: the context of a slot's functions. */
 typedef struct {
     Rank* rank;
     int kind;
@@ -603,7 +603,7 @@ static void rank_close(Rank* r) {
     param_table_free(&r->table);
 }
 
-/* Returns where n elements of a parameter lie among the rank's own; they must lie there one behind the other. */
+/* Returns where n elements of a parameter lie among the rank's own elements; they must be adjacent there. */
 static float* place(const RankState* s, const Param* p, size_t first, size_t n) {
     size_t begin = 0, end = 0;
     const Rank* r = s->rank;
@@ -627,14 +627,15 @@ static bool take(void* ctx, const Param* p, size_t first, size_t n, const float*
     return true;
 }
 
-/* The state of an element of a parameter, whatever the ranks: bits that bf16 holds, too, since m is saved so. */
+/* Returns the state of an element of a parameter, the same for any number of ranks. bf16 holds its bits, too, since m is saved
+ * in bf16. */
 static float state_value(int kind, int param, size_t i) {
     const uint32_t bits = ((uint32_t)kind * 77u + (uint32_t)param * 1009u + (uint32_t)i * 31u + 1) * 2654435761u;
     const float x = float_from_bits((bits & 0x80FF0000u) | 0x3F000000u);
     return kind == 1 ? fabsf(x) + (float)i : i % 97 == 5 ? -0.0f : x;
 }
 
-/* Fills the state of a rank, or checks it: the gaps are 0. Returns the number of elements that differ. */
+/* Fills the state of a rank, or checks it. Gaps are 0. Returns the number of elements that differ. */
 static size_t rank_values(Rank* r, bool fill) {
     size_t wrong = 0;
     float* want = (float*)xcalloc(shard_elements(&r->buckets), sizeof(float));
@@ -724,7 +725,7 @@ static bool same_files(const char* a, const char* b, int ranks) {
     return same;
 }
 
-/* Passes the state on from each number of ranks to the next, then compares the last files with those that as many ranks write
+/* Passes the state from each number of ranks to the next. Then compares the last files with the files that as many ranks write
  * at first. */
 static void check_chain(const ModelConfig* c, const int* ranks, int count) {
     char from[PATH_CAP], to[PATH_CAP];
@@ -761,7 +762,7 @@ static void any_number_of_ranks_reads_the_shards_of_any_other(void) {
     bucket_most = (size_t)64 << 20;
 }
 
-/* Returns the bytes that a rank reads of what `writers` ranks wrote, less those of the headers. */
+/* Returns the bytes that a rank reads of `writers` ranks' files, without the bytes of headers. */
 static size_t data_read(const char* dir, int writers, Rank* r) {
     Error e = NO_ERROR;
     const ArenaRanges own = r->own, none = {NULL, 0};
@@ -812,7 +813,7 @@ static void patch(const char* path, const char* from, const char* to) {
 
 static bool contains(const char* text, const char* part) { return strstr(text, part) != NULL; }
 
-/* Loads as each of `readers` ranks; all must fail with the same words, in which `file` and `words` stand. */
+/* Loads as each of 3 ranks. Every load must fail, with `file` and `words` in its message. */
 static void check_refused(const char* what, const char* dir, int writers, const char* file, const char* words) {
     const ModelConfig c = tiny_model();
     for (int i = 0; i < 3; i++) {
@@ -937,7 +938,7 @@ static void the_state_of_70b_on_64_ranks_opens_quickly(void) {
     bytes_read = 0;
     const clock_t start = clock();
     CHECK(state_load(dir, MOST_RANKS, &r.table, &r.own, slots, 3, &e), "%s", e.msg);
-    const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;  // of this process alone: others may be busy
+    const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;  // of this process: others may be busy
     printf("    %d files with %.1f MiB of headers: %.2f s\n", MOST_RANKS, (double)bytes_read / (1 << 20), seconds);
     CHECK(seconds < 10, "%g s", seconds);
     free(r.own.items);

@@ -1,11 +1,11 @@
-/* test_slowest.c -- which rank counts as the slowest, and when that is told. */
+/* test_slowest.c -- which rank counts as the slowest, and when the run reports it. */
 #include "llmc/run/loop/slowest.h"
 
 #include "dev/test/test.h"
 
 #include <math.h>
 
-/* Adds a window of steps with these times. Returns how often a rank was told. */
+/* Adds a window of steps with these times. Returns how often a rank was reported. */
 static int window(Slowest* s, const float* ms, int ranks, SlowRank* slow) {
     int told = 0;
     for (int i = 0; i < SLOWEST_STEPS; i++) { told += slowest_add(s, ms, ranks, slow); }

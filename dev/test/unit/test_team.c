@@ -8,14 +8,14 @@ enum { MOST = 17, PATIENCE = 60 };  // children of a group; seconds after which 
 
 typedef struct {
     pid_t pid;
-    int err;  // what it prints on stderr
+    int err;  // its output on stderr
     char text[4096];
     size_t used;
     int status;  // of waitpid()
     bool ended;
 } Child;
 
-/* Processes of one run. Its settings are those that every child opens its team with. */
+/* Processes of one run. Every child opens its team with these settings. */
 typedef struct {
     Ranks run;
     TeamField fields[3];
@@ -23,10 +23,11 @@ typedef struct {
     double timeout, heartbeat, silent, hang;
     double reads;                  // rank 0 listens, and reads its files for so many seconds; 0: it does not
     int parent[2];                 // the pipe of the parent; -1: none
-    int ready[2], go[2];           // pipes: children that have opened their team; bytes that let one go on
+    int ready[2], go[2];           // pipes: one gets a byte from each child that has opened its team, the other a byte for each
+                                   // child that may continue
     bool apart;                    // each rank is the first of a host of its own, so that each prints why the run ends
-    int odd;                       // the rank that does something else; -1: none
-    void (*body)(Team*, int odd);  // what a child does between opening and closing
+    int odd;                       // the rank that behaves differently; -1: none
+    void (*body)(Team*, int odd);  // a child's work between opening and closing
     int count;
     Child child[MOST];
 } Group;
@@ -124,7 +125,7 @@ static void await_ready(Group* g, int count) {
     }
 }
 
-/* Lets `count` children go on that wait_to_go(). */
+/* Lets `count` children continue that wait in wait_to_go(). */
 static void let_go(Group* g, int count) {
     for (int i = 0; i < count; i++) {
         if (write(g->go[1], "", 1) != 1) { die("go: %s", strerror(errno)); }
@@ -159,7 +160,7 @@ static void group_end(Group* g) {
     }
 }
 
-/* Returns what a child has printed but for the line that it waits for others, which any may print that had to wait for long. */
+/* Returns a child's output without the line that it waits for others: any child may print this line after a long wait. */
 static const char* said(const Child* c) {
     const char* newline = strchr(c->text, '\n');
     return newline && strncmp(c->text, "waiting for ", 12) == 0 ? newline + 1 : c->text;
@@ -236,7 +237,7 @@ static void wait_and_gather(Team* t, int odd) {
     (void)odd;
     gather_rounds(t, 5);
     team_at(t, PHASE_STEP, 1200, 3);
-    gather_rounds(t, 1);  // tells the others where this rank is
+    gather_rounds(t, 1);  // reports to the others where this rank is
     if (write(this_group->ready[1], "", 1) != 1) { die("ready: %s", strerror(errno)); }
     wait_to_go(this_group);
     gather_rounds(t, 50);
@@ -423,7 +424,7 @@ static void missing_ranks_are_named_at_the_deadline(void) {
     group_init(&g, 12, do_nothing);
     g.timeout = 6;
     start(&g, 0);
-    g.timeout = 3;  // for reaching rank 0; then that one decides
+    g.timeout = 3;  // until rank 0 is reached; then rank 0 decides
     start(&g, 3);
     for (int i = 0; i < 2; i++) {
         expect_error(&g.child[i],
@@ -535,7 +536,7 @@ static void another_number_of_ranks_or_of_fields_is_refused(void) {
         } else {
             expect_error(c, "rank %d on host %s: the number of ranks is \"5\", but rank 0 has \"2\"", i == 1 ? 4 : 1, host);
         }
-        if (i == 1) { kill(g.child[0].pid, SIGKILL); }  // it waits for rank 1, to tell it, too
+        if (i == 1) { kill(g.child[0].pid, SIGKILL); }  // it waits for rank 1, so that rank 1 hears it, too
         group_end(&g);
     }
 }
@@ -763,7 +764,7 @@ static void a_rank_that_is_killed_is_named_on_every_other(void) {
 static void a_rank_that_is_gone_before_all_have_joined_is_named(void) {
     Group g;
     group_init(&g, 4, do_nothing);
-    g.silent = 5;  // that long rank 0 waits for others, to tell them, too
+    g.silent = 5;  // rank 0 waits that long for others, so that they hear it, too
     start(&g, 0);
     const Message beat = message_of(&g, TEAM_BEAT, 1);
     close(join_by_hand(&g, &beat));
@@ -865,7 +866,7 @@ static void ranks_end_with_the_process_that_started_them(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// silence and standing still. The groups run side by side, since each has to wait
+// silence and standing still. The groups run at the same time, since each has to wait
 
 static void stay_in_step_7(Team* t, int odd) {
     Error e = NO_ERROR;
@@ -936,7 +937,7 @@ static void who_is_silent_or_stands_still_is_named_and_nobody_else(void) {
         group_end(&quiet[i]);
     }
     for (int r = 0; r < 3; r++) {
-        if (r == 2) { kill(stopped.child[2].pid, SIGCONT); }  // it is told when it wakes
+        if (r == 2) { kill(stopped.child[2].pid, SIGCONT); }  // it hears of the end when it wakes
         expect_error(&stopped.child[r], "rank 2 on host %s was silent for 4 s, last seen in step 1200", host);
     }
     for (int r = 1; r < 3; r++) {
@@ -964,7 +965,7 @@ typedef struct {
     int out;
 } Waiting;
 
-/* Runs tests that mostly wait side by side, each in a process of its own, and prints what they print one after another. */
+/* Runs tests that mostly wait at the same time, each in its own process. Prints their outputs one after another. */
 static void run_side_by_side(Waiting* tests, int count) {
     fflush(stdout);
     for (int i = 0; i < count; i++) {

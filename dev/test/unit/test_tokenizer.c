@@ -1,5 +1,5 @@
-/* test_tokenizer.c -- the tokenizer without any data: the built-in bytes, small tokenizers of both kinds with ids worked out
- * by hand, files that must be refused, and saved files read back. test_tokenizer.py tests real vocabularies. */
+/* test_tokenizer.c -- the tokenizer without data files: the built-in bytes, small tokenizers of both kinds with ids worked out
+ * by hand, files that must be refused, and saved files read again. test_tokenizer.py tests real vocabularies. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -310,7 +310,7 @@ static char* tiktoken_text(const char* more) {
     return text;
 }
 
-/* Writes a token of tokenizer.model as base64; the bytes after its end may be read, and are left out by padding. */
+/* Writes a token of tokenizer.model as base64. May read bytes after the token's end; the padding leaves them out. */
 static void write_base64_line(FILE* f, const uint8_t* s, size_t n, int rank) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for (size_t i = 0; i < n; i += 3) {

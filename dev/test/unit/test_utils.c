@@ -1,5 +1,5 @@
-/* test_utils.c -- llmc/base/utils.h and llmc/files/output.h: the errors of a file that cannot be written, and what of a message
- * reaches the terminal. */
+/* test_utils.c -- llmc/base/utils.h and llmc/files/output.h: the errors of a file that cannot be written, and the characters of
+ * a message that reach the terminal. */
 #define _GNU_SOURCE 1  // as in utils.h, which is included after stdio.h here
 #include <errno.h>
 #include <stdio.h>
