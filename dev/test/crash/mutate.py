@@ -344,7 +344,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--count", type=int, default=1200)
     p.add_argument("--state", action="store_true")
-    p.add_argument("--jobs", type=int, default=os.cpu_count())
+    p.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count()))
     args = p.parse_args()
     laboratory = Lab(lab.scratch())
     cases = laboratory.hostile(args.count) if args.state else laboratory.damaged(args.count)

@@ -184,7 +184,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--trainer", default=os.path.join(os.environ.get("BIN", "."), "train_llama3"))
     p.add_argument("--resumes", type=int, default=400)
-    p.add_argument("--jobs", type=int, default=os.cpu_count())
+    p.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count()))
     args = p.parse_args()
     work = lab.scratch()
     shim = lab.build_shim(work)

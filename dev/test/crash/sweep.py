@@ -100,7 +100,7 @@ def main():
     p.add_argument("sweeps", nargs="*", choices=["error", "kill", "malloc", []])
     p.add_argument("--trainer", default=os.path.join(os.environ.get("BIN", "."), "train_llama3"))
     p.add_argument("--sample", type=int, action="append", default=[])
-    p.add_argument("--jobs", type=int, default=os.cpu_count())
+    p.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count()))
     p.add_argument("--card", action="store_true")
     args = p.parse_args()
     sweeps = args.sweeps or ["error", "kill", "malloc"]
