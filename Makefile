@@ -33,7 +33,7 @@ all: train_llama3 tokenize
 help:
 	@echo "make quickstart [STEPS=N]  build, generate the tinytales data, train a small Llama 3 and print samples"
 	@echo "make test                  run every test that this machine can run"
-	@echo "make test-full             that, and whatever else can be tested without a GPU: sanitizers, fuzzers, CUDA builds, ... (hours)"
+	@echo "make test-full             that, and whatever else can be tested without a GPU: sanitizers, fuzzers, CUDA builds (an hour)"
 	@echo "make test-kill [KILLS=50]  kill a run with -9 at random moments and resume it each time"
 	@echo "make test-crash            fail, kill and cut the power at each call of a run; feed it damaged files (minutes)"
 	@echo "make train_llama3 test_llama3 tokenize             build the CPU programs"
@@ -94,7 +94,8 @@ gencode = -gencode arch=compute_$(1)$(comma)code=$(2)_$(1)
 CODE = $(foreach a,$(filter-out 90,$(ARCHS)),$(call gencode,$(a),sm)) $(if $(filter 90,$(ARCHS)),$(call gencode,90a,sm))
 GENCODE = $(if $(PTX_ONLY),,$(CODE)) $(call gencode,$(lastword $(ARCHS)),compute)
 NVCCFLAGS = -std=c++17 -O3 --threads 0 -DPRECISION_$(PRECISION) $(GENCODE) -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
-            -Xptxas -warn-spills -diag-suppress 177 -I. $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(NVCCFLAGS_EXTRA)
+            -Xptxas -warn-spills -diag-suppress 177 $(if $(filter 1,$(WERROR)),-Werror all-warnings) -I. \
+            $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(NVCCFLAGS_EXTRA)
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh llmc/*/*/*.cuh dev/bench/*.cuh dev/test/cuda/*.cuh dev/test/cuda/*/*.cuh)
 # ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB,
@@ -216,7 +217,7 @@ test: test-programs
 	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh $(CPU_PARITY) $(UNIT_TESTS) build/test_layers_no_amx $(SHELL_TESTS) \
 	    dev/test/faults/test_faults.sh dev/test/crash/test_crash.sh dev/test/gpu/test_gpu.sh $(wildcard dev/test/python/test_*.py)
 
-# whatever can be tested without a GPU, in hours: CI's stages, with more architectures, fuzzing and programs with sanitizers
+# whatever can be tested without a GPU: CI's stages, with more architectures, fuzzing and programs with sanitizers
 test-full:
 	.ci/run full
 
