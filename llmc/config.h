@@ -12,8 +12,8 @@
  * for several ranks pads each bucket, so that every rank owns an equal, aligned share of it (dist/buckets.h).
  *
  * With LoRA (lora.h) the weights above are frozen. Only the adapters A and B beside some matrices are trained; they lie in an
- * arena of their own, block after block: A of q k v, their B, A and B of o, A of gate up, their B, A and B of down. A's of one
- * input are adjacent. The adapters of a block are a bucket. Their names are PEFT's.
+ * arena of their own, block after block: A of q k v, their B, A and B of o, A of gate up, their B, A and B of down. The A
+ * matrices of one input are adjacent. The adapters of a block are a bucket. Their names are PEFT's.
  *
  * files/config_file.h reads and writes config.json.
  */
@@ -62,7 +62,7 @@ typedef struct {
     LoraConfig lora;  // not part of config.json
 } ModelConfig;
 
-/* Return the elements of one packed QKV row: of its queries, of its keys (as many as its values), and of all. */
+/* Return the elements of one packed QKV row: its queries, its keys (as many as its values), and all of it. */
 static inline int q_width(const ModelConfig* c) { return c->num_heads * c->head_dim; }
 static inline int kv_width(const ModelConfig* c) { return c->num_kv_heads * c->head_dim; }
 static inline int qkv_width(const ModelConfig* c) { return q_width(c) + 2 * kv_width(c); }
@@ -111,7 +111,7 @@ typedef enum {
     NUM_PARAM_SPECS
 } ParamKind;
 
-// 1; N(0, 0.02); N(0, 0.02 / sqrt(2L)); even in +-1 / sqrt(columns), as PEFT draws A; 0
+// 1; N(0, 0.02); N(0, 0.02 / sqrt(2L)); uniform within +-1 / sqrt(columns), as PEFT draws A; 0
 typedef enum { INIT_ONES, INIT_NORMAL, INIT_RESIDUAL, INIT_EVEN, INIT_ZEROS } InitKind;
 
 // Outside of the blocks; one in each block; one in each block of the adapters' arena
@@ -158,7 +158,7 @@ static const ParamSpec param_specs[NUM_PARAM_SPECS] = {
 };
 // clang-format on
 
-/* The matrices that can have adapters, with those. */
+/* The matrices that can have adapters, each with its A and B. */
 typedef struct {
     ParamKind matrix, a, b;
     const char* name;  // as PEFT's target_modules names it
@@ -242,7 +242,7 @@ typedef struct {
     bool joined;           // follows the tensor before it without a gap
     size_t offset;         // of its first element in the arena
     size_t rows, cols;     // row-major
-    size_t vector_offset;  // of a tensor that is no matrix: as `offset`, in an arena of these tensors alone
+    size_t vector_offset;  // for a tensor that is no matrix: its offset in an arena of such tensors alone
     char name[80];         // Hugging Face's, or PEFT's
 } Param;
 
@@ -325,7 +325,7 @@ static inline ParamTable param_table_open(const ModelConfig* c, int ranks) {
     return t;
 }
 
-/* Ends a table, and lays out the arena of vectors: each takes what it takes of the first arena, with its gap. */
+/* Ends a table, and lays out the arena of vectors: each vector takes as much room there as in the first arena, gap included. */
 static inline void param_table_close(ParamTable* t) {
     t->elements = round_up(t->elements, bucket_align(t));
     for (int i = 0; i < t->count; i++) {
@@ -366,7 +366,7 @@ static inline ParamTable param_table_for(const ModelConfig* c, int ranks) {
     return t;
 }
 
-/* The table for one rank, and for those who only want the names and shapes. */
+/* Builds the table for one rank, or for code that only needs the names and shapes. */
 static inline ParamTable param_table(const ModelConfig* c) { return param_table_for(c, 1); }
 
 /* Makes the table of the tensors that a run trains: all of param_table_for(), or with LoRA the adapters alone. Gradients,
@@ -406,9 +406,9 @@ static inline const Param* param_at(const ParamTable* t, ParamKind kind, int lay
 /* Returns the offset of a tensor that the table has. */
 static inline size_t param_offset(const ParamTable* t, ParamKind kind, int layer) { return param_at(t, kind, layer)->offset; }
 
-/* Fills w with elements [first, first + n) of a fresh parameter, the table's `ordinal`-th; first is even. Norms are 1, matrices
- * N(0, 0.02), and N(0, 0.02 / sqrt(2L)) where they end a residual branch; adapters are what PEFT draws: A small, and B zero, so
- * that they begin without effect. C, CUDA and Python give the same bits. */
+/* Fills w with elements [first, first + n) of a fresh parameter, the table's `ordinal`-th; first is even. Norms are 1,
+ * matrices N(0, 0.02), and N(0, 0.02 / sqrt(2L)) where they end a residual branch; adapters start as PEFT draws them: A
+ * small and B zero, so they have no effect at first. C, CUDA and Python give the same bits. */
 static inline void param_init(float* w, const Param* p, size_t first, size_t n, uint32_t ordinal, const ModelConfig* c,
                               uint64_t seed) {
     switch (param_specs[p->kind].init) {

@@ -1,17 +1,17 @@
 /* crossentropy.cuh -- softmax and negative log-likelihood of each row of logits on the GPU and, in the same launch, the
  * gradient, which overwrites the logits. The oracle is crossentropy.h, where the formulas stand.
  *
- * One pass finds maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Without gradient
- * one kernel takes any V: one wave of blocks, each row after row, always with the next vectors' loads in flight. With gradient
- * crossentropy_fused_cuda() uses the first of these kernels that can take the row:
+ * One pass finds maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Without gradient,
+ * one kernel takes any V. It is one wave of blocks. Each block takes row after row, always with the next vectors' loads in
+ * flight. With gradient crossentropy_fused_cuda() uses the first of these kernels that can take the row:
  *   held     keeps the row in a block's registers, CE_PACKS vectors a thread: up to 32,768 elements of 16 bits.
  *   row      runs one wave of blocks, each row after row, and keeps a row in registers and shared memory together. As soon as a
  *            part of the row is no longer needed, it loads the next row's part in its place (cp.async): memory always has work.
  *            From sm_80 on, up to what shared memory holds: 131,072 elements of 16 bits on an H100, 94,208 on an A100.
  *   looped   takes any V on any card: reads the row twice, the second time backwards, since its end is still in the L2 cache.
  * 16-bit builds compute 2^(x log2(e) - max log2(e)): one multiply-add and the hardware's 2^x.
- * The caller has checked that -1 <= target < V. A row whose target is -1 takes the same way as the others, with a gradient of
- * factor 0, and then its loss is 0. Elements from V to the pitch are neither read nor written.
+ * The caller has checked that -1 <= target < V. A row whose target is -1 is computed like the others, with a factor of 0 for
+ * its gradient; its loss becomes 0. Elements from V to the pitch are neither read nor written.
  */
 #ifndef LLMC_CROSSENTROPY_CUH
 #define LLMC_CROSSENTROPY_CUH
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(CE_BLOCK_PACKS / CE_PACKS, CE_HELD_BLOCKS)
                              size_t pitch) {
     constexpr int W = VECTOR<floatX>;
     __shared__ SoftmaxSum shared[32];
-    // a warp has CE_PACKS * 32 neighboring vectors: distances that the compiler knows
+    // a warp has CE_PACKS * 32 neighboring vectors, so the compiler knows their distances
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first = (warp * 32 * CE_PACKS + lane) * W, stride = 32 * W, full = V / W * W;
     floatX* row = logits + blockIdx.x * pitch;
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(CE_LOOP_THREADS)
     store_tail<W>(row, threadIdx.x, V, tail, g);
 }
 
-/* Staying vectors that a thread reads together: before sm_90 the registers are one too few for two. */
+/* CE_STAY vectors that a thread reads at a time: before sm_90, two would take one register too many. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int CE_AT_ONCE = 1;
 #else

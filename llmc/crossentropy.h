@@ -17,8 +17,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Returns the loss of a row with a target and writes *sum, the sum of e^(logit - max). Stores these exponentials in `keep` (V),
- * which may be `row`, unless it is NULL. */
+/* Returns the loss of a row with a target and writes *sum, the sum of e^(logit - max). Unless `keep` (V) is NULL, stores
+ * these exponentials there; `keep` may be `row`. */
 LLMC_INLINE float crossentropy_row(const float* row, float* keep, float* sum, int32_t target, size_t V) {
     const float target_logit = row[target];
     vf lane_max = vf_set(-INFINITY), lane_sum = vf_set(0.0f);

@@ -67,7 +67,7 @@ static inline void embedding_forward_cuda(floatX* out, const floatX* table, cons
 //
 // The list is cut into tiles of whole rounds of SORT_KEYS keys, a block a tile, at most SORT_TILES tiles. That is few enough
 // for each block to add up the counts of all tiles itself, so no scan kernel is needed. The scatter of one digit also counts
-// the next one. A sort by d digits takes d + 1 launches; of a single tile one launch, whose block does all digits.
+// the next one. A sort by d digits takes d + 1 launches. A single tile takes one launch, whose block sorts by all digits.
 
 enum {
     SORT_BITS = 9,  // two digits for a vocabulary of up to 2^18

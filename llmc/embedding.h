@@ -19,7 +19,7 @@ static inline void embedding_forward(float* out, const float* table, const int32
     }
 }
 
-/* Adds to dtable (V, C; NULL: frozen, nothing is to do) from dout (N, C) and tokens (N). */
+/* Adds to dtable (V, C; NULL: frozen, does nothing) from dout (N, C) and tokens (N). */
 static inline void embedding_backward(float* dtable, const float* dout, const int32_t* tokens, size_t N, int C) {
     enum { CHUNK = 64 };  // columns of a thread: whole cache lines, so threads share none
     if (!dtable) { return; }

@@ -1,7 +1,7 @@
 /* crc.h -- computes CRC-32C (Castagnoli, RFC 3720 section 12.1; polynomial 0x1EDC6F41, reflected), the checksum of our files.
  *
  * It finds every error burst of up to 32 bits and misses other damage with a probability of 2^-32. It guards against bad
- * disks and incomplete copies, not against an adversary. It uses the SSE4.2 instruction if the compiler targets it, else
+ * disks and incomplete copies, not against an adversary. It uses the SSE4.2 instruction if the compiler targets it, otherwise
  * tables, eight bytes a step ("slicing by 8").
  */
 #ifndef LLMC_CRC_H
@@ -14,7 +14,7 @@
 #define LLMC_CRC_INSTRUCTION 1
 #endif
 
-#define CRC_POLYNOMIAL 0x82F63B78u  // reflected: the coefficient of x^0 is the highest bit, x^32 left out
+#define CRC_POLYNOMIAL 0x82F63B78u  // reflected: the coefficient of x^0 is the highest bit, and x^32 is left out
 
 typedef struct {
     uint32_t value;  // of the bytes so far, complemented

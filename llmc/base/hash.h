@@ -2,8 +2,8 @@
  *
  * Whoever writes a file knows this code, but not the seed of the process that reads it, so no file can make its keys collide
  * (Crosby and Wallach, "Denial of Service via Algorithmic Complexity Attacks", 2003). The result of a look-up does not depend
- * on the seed. One step is a 64 x 64 -> 128 bit product with both halves folded together, as in wyhash: unlike a 64-bit
- * product, a flip of the top bit goes into bits that depend on the seed.
+ * on the seed. One step multiplies 64 x 64 -> 128 bits and folds both halves together, as in wyhash. Unlike in a 64-bit
+ * product, a flip of the top bit then changes bits that depend on the seed.
  */
 #ifndef LLMC_HASH_H
 #define LLMC_HASH_H
@@ -52,8 +52,8 @@ static inline uint64_t load_short(const char* s, size_t n) {
     return u[0] | (uint64_t)u[n >> 1] << (8 * (n >> 1)) | (uint64_t)u[n - 1] << (8 * (n - 1));
 }
 
-/* Returns the key of n >= 1 bytes: up to 8 bytes are their own key, longer ones are hashed. Keys of equal length are equal only
- * if the bytes are (up to 8), or hardly ever (longer). */
+/* Returns the key of n >= 1 bytes: up to 8 bytes are their own key, longer ones are hashed. For texts of equal length, keys
+ * are equal only if the bytes are (up to 8 bytes), or hardly ever otherwise (longer texts). */
 static inline uint64_t hash_key(HashSeed seed, const char* s, size_t n) {
     if (n <= 8) { return load_short(s, n); }
     uint64_t h = 0;

@@ -35,7 +35,7 @@ LLMC_HOST_DEVICE static inline Philox philox(uint64_t seed, RandPurpose purpose,
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
 #ifdef __CUDA_ARCH__
-        asm("" : "+r"(c0), "+r"(c2));  // hides that they were halves; else nvcc makes products of 64-bit factors
+        asm("" : "+r"(c0), "+r"(c2));  // hides that they are halves; otherwise nvcc multiplies 64-bit factors
 #endif
         uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
         c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
@@ -77,7 +77,7 @@ static inline void rand_normal(float* x, size_t first, size_t n, double std, uin
     }
 }
 
-/* The same for numbers that are evenly spread in [-bound, bound). Draw i makes elements 2i and 2i+1. */
+/* Does the same for numbers that are evenly distributed in [-bound, bound). Draw i makes elements 2i and 2i+1. */
 static inline void rand_even(float* x, size_t first, size_t n, double bound, uint64_t seed, uint32_t tensor) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) {

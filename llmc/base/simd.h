@@ -117,8 +117,8 @@ LLMC_INLINE void simd_transpose_4x4(float* dst, size_t dst_row, const float* src
     *(v4_anywhere*)(dst + 3 * dst_row) = LLMC_SHUFFLE(ab23, cd23, 2, 3, 6, 7);
 }
 
-/* Writes the transpose of src (rows, cols) to dst (cols, rows). From one row to the next are dst_row floats in dst, src_row
- * in src. */
+/* Writes the transpose of src (rows, cols) to dst (cols, rows). Rows are dst_row floats apart in dst, and src_row floats
+ * apart in src. */
 static inline void simd_transpose(float* dst, size_t dst_row, const float* src, size_t src_row, size_t rows, size_t cols) {
     enum { STRIP = 16 };  // columns at a time: one cache line of each row of src
     for (size_t c0 = 0; c0 < cols; c0 += STRIP) {

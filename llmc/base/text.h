@@ -4,7 +4,7 @@
 #ifndef LLMC_TEXT_H
 #define LLMC_TEXT_H
 
-#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
+#include "llmc/base/utils.h"  // first, since it enables the functions beyond C11
 
 // ---------------------------------------------------------------------------------------------------------------------
 // text in messages
@@ -36,7 +36,8 @@ static inline const char* show_text(char* out, size_t cap, const char* s, size_t
     return out;
 }
 
-/* Prints text at a terminal: newlines and what it may get as they are, what it would obey as \xNN, as messages show it. */
+/* Prints text at a terminal. Newlines and harmless characters stay as they are; what the terminal would obey becomes \xNN,
+ * as in messages. */
 static inline void print_escaped(FILE* f, const char* s, size_t n) {
     for (size_t i = 0; i < n;) {
         const size_t length = s[i] == '\n' ? 1 : plain_char_length(s + i, n - i);
@@ -46,8 +47,8 @@ static inline void print_escaped(FILE* f, const char* s, size_t n) {
     }
 }
 
-/* printf() for a line with names of files and what else the user gave: a terminal gets nothing that it would obey, a pipe or
- * file gets the bytes as they are. Returns the number of bytes before escaping. */
+/* printf() for a line with names of files or other text from the user. At a terminal, characters that the terminal would
+ * obey are escaped; a pipe or file gets the bytes as they are. Returns the number of bytes before escaping. */
 LLMC_PRINTF(2, 3) static int print_names(FILE* f, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);

@@ -42,11 +42,11 @@ LLMC_HOST_DEVICE static inline UpdateVerdict update_verdict(double loss, double 
                                                   : UPDATE_APPLIED;
 }
 
-/* Returns the factor that makes sums over a step's tokens, weighted with 1 / tokens, means over its trained targets: exactly 1
- * if these are all. It is known only at the end of the step, and so one factor for all its micro-batches and ranks. */
+/* Returns the factor that turns sums over a step's tokens, weighted with 1 / tokens, into means over its trained targets. It
+ * is exactly 1 if all tokens are trained. It is known only at the end of the step, so all micro-batches and ranks share it. */
 LLMC_HOST_DEVICE static inline double trained_factor(const Hyperparameters* h, double trained) { return h->tokens / trained; }
 
-/* Returns the factor that brings the gradient's norm down to max_norm (0: no limit), as PyTorch's clip_grad_norm_ has it. */
+/* Returns the factor that brings the gradient's norm down to max_norm (0: no limit), as PyTorch's clip_grad_norm_ does. */
 LLMC_HOST_DEVICE static inline double clip_factor(double norm, double max_norm) {
     return max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1.0;
 }

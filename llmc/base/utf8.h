@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Returns the length in bytes (1 to 4) of the UTF-8 character at s and sets *c to its code point; may read n >= 1 bytes.
- * Returns 0 and sets *c to UINT32_MAX if no character starts there. */
+/* Returns the length in bytes (1 to 4) of the UTF-8 character at s and sets *c to its code point; reads at most n >= 1
+ * bytes. Returns 0 and sets *c to UINT32_MAX if no character starts there. */
 static inline int utf8_decode(const uint8_t* s, size_t n, uint32_t* c) {
     uint32_t a = s[0];
     if (a < 0x80) {
@@ -56,8 +56,8 @@ static inline size_t utf8_encode(char* out, int code) {
     return len;
 }
 
-/* Returns the length of the character at s if a terminal may get it as it is, else 0: terminals obey control characters (C0
- * and DEL, but a tab is harmless; C1, U+0080 to U+009F), and some of them also bytes 80 to 9F that are no UTF-8. */
+/* Returns the length of the character at s if a terminal may get it as it is, otherwise 0. Terminals obey control characters
+ * (C0 and DEL, but a tab is harmless; C1, U+0080 to U+009F). Some also obey bytes 80 to 9F that are not UTF-8. */
 static inline size_t plain_char_length(const char* s, size_t n) {
     uint32_t c;
     const size_t length = n > 0 ? (size_t)utf8_decode((const uint8_t*)s, n, &c) : 0;

@@ -4,8 +4,8 @@
  * another file (resume) and a fuzzer can continue. A program that cannot continue calls die(): a message on stderr, exit 1.
  * Wrong usage (flags) calls die_usage(): exit 2. A message reads "FILE: FIELD is FOUND, wanted WANTED" and may have a
  * second line "\n  hint: ...". `assert` is for our own bugs, never for a user's file.
- * Valid C11 and C++17. Mutable globals on the host serve hooks and signal handlers, which get no argument of ours: the messages
- * of a rank here, and those in file_sums.h, watched.h, owner.h, together.h and signals.h.
+ * Valid C11 and C++17. Mutable globals on the host exist only for hooks and signal handlers, which get no argument of ours: the
+ * globals for a rank's messages here, and those in file_sums.h, watched.h, owner.h, together.h and signals.h.
  */
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H
@@ -119,8 +119,8 @@ LLMC_PRINTF(2, 3) static bool fail(Error* e, const char* fmt, ...) {
     return false;
 }
 
-static char message_rank[32];                   // "rank 3: ": who speaks, in a run of several ranks; "": nobody else does
-static void (*message_last)(const char* text);  // passes the error that ends this rank on to the others; NULL: there are none
+static char message_rank[32];                   // "rank 3: ", in a run of several ranks; "": there is only one
+static void (*message_last)(const char* text);  // passes the error that ends this rank on to the others; NULL: no others
 
 /* Prints one line and at most one hint line on stderr. */
 static inline void print_message(const char* kind, const char* text) {
@@ -190,7 +190,7 @@ static inline char* xstrdup(const char* s) {
     return (char*)memcpy(xmalloc(n), s, n);
 }
 
-/* Opens a stream that writes to memory; xclose_memory() makes *text, for free(), and *length valid. */
+/* Opens a stream that writes to memory; xclose_memory() makes *text and *length valid, and the caller frees *text. */
 static inline FILE* xopen_memory(char** text, size_t* length) {
     FILE* f = open_memstream(text, length);
     if (!f) { die("out of memory: could not open a stream"); }
@@ -239,8 +239,8 @@ static inline const char* file_kind(mode_t mode) {
                             : "a device";
 }
 
-/* Opens a regular file, or a link to one, for reading and sets *size to its bytes. Anything else is an error, which says that
- * `wanted` was wanted. Returns -1 on an error. */
+/* Opens a regular file, or a link to one, for reading and sets *size to its bytes. Anything else is an error; its message
+ * names `wanted`. Returns -1 on an error. */
 static inline int open_to_read(const char* path, const char* wanted, uint64_t* size, Error* e) {
     struct stat st;
     const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // do not hang on a pipe without a writer
@@ -260,7 +260,7 @@ static inline int open_to_read(const char* path, const char* wanted, uint64_t* s
     return fd;
 }
 
-/* The same for a stream. Returns NULL on an error. */
+/* Does the same and returns a stream. Returns NULL on an error. */
 static inline FILE* open_input(const char* path, uint64_t* size, Error* e) {
     const int fd = open_to_read(path, "a regular file", size, e);
     FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
@@ -295,8 +295,8 @@ static inline bool read_at(int fd, uint64_t offset, void* dst, size_t bytes, con
     return true;
 }
 
-/* Reads a whole file and adds a NUL, which *size does not count. Returns memory for free(), or NULL on an error. Refuses
- * files above `max` bytes. */
+/* Reads a whole file and adds a NUL, which *size does not count. Returns memory that the caller frees, or NULL on an error.
+ * Refuses files above `max` bytes. */
 static inline char* read_file(const char* path, size_t* size, uint64_t max, Error* e) {
     uint64_t bytes = 0;
     FILE* f = open_input(path, &bytes, e);
@@ -320,9 +320,9 @@ static inline char* read_file(const char* path, size_t* size, uint64_t max, Erro
     return data;
 }
 
-/* Opens /dev/null for each of stdin, stdout and stderr that the parent closed, the wrong way round: reading and writing there
- * still fail. Without this, a file that the program opens could get such a number, and output would end up in it. Call it
- * first of all. */
+/* Opens /dev/null for each of stdin, stdout and stderr that the parent closed. It opens them in the wrong direction, so
+ * reading and writing there still fail. Without this, a file that the program opens could get such a number, and output
+ * would end up in it. Call it first of all. */
 static inline void keep_standard_files(void) {
     for (int fd = 0; fd <= 2; fd++) {
         if (fcntl(fd, F_GETFD) >= 0) { continue; }

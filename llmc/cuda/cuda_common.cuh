@@ -295,8 +295,8 @@ __device__ __forceinline__ void store2(T* p, float x, float y) {
     store_vec(p, v);
 }
 
-/* Returns the elements from one row of `width` to the next: a multiple of 16 bytes, in wide rows of whole cache lines, so that
- * a warp's 512 bytes are four lines and not parts of five. */
+/* Returns the elements from one row of `width` to the next: a multiple of 16 bytes, in wide rows a multiple of a cache line.
+ * A warp's 512 bytes then are four lines and not parts of five. */
 template <typename T>
 static inline size_t row_pitch(size_t width) {
     return round_up(width, (width * sizeof(T) > 1024 ? 128 : 16) / sizeof(T));

@@ -26,15 +26,15 @@ __host__ __device__ __forceinline__ __nv_bfloat16 bfloat16_of(uint32_t bits) {
     return __nv_bfloat16(raw);
 }
 
-/* Returns the bits of x, to which less than 2^16 may be added. Any NaN becomes one whose upper half survives the addition,
- * which would turn 0x7fffffff, CUDA's own NaN, into -0 and 0x7f800001 into infinity. NUMBER: x is known to be no NaN. */
+/* Returns bits of x to which less than 2^16 may be added. A NaN becomes a NaN whose upper half survives the addition.
+ * Without this, 0x7fffffff, CUDA's own NaN, would become -0, and 0x7f800001 infinity. NUMBER: x is known to be no NaN. */
 template <bool NUMBER = false>
 __host__ __device__ __forceinline__ uint32_t bits_to_round(float x) {
     return !NUMBER && isnan(x) ? 0x7fff0000u : float_bits(x);
 }
 
-/* Round to bfloat16, which is then the upper half: to nearest, ties away from zero; and up with a probability equal to the
- * fraction cut off, else down. `random` has 16 bits. */
+/* Round to bfloat16, which is the upper half of the result. The first rounds to nearest, ties away from zero; the second
+ * rounds up with a probability equal to the fraction cut off, otherwise down. `random` has 16 bits. */
 template <bool NUMBER = false>
 __host__ __device__ __forceinline__ uint32_t nearest_upper(float x) {
     return bits_to_round<NUMBER>(x) + 0x8000u;

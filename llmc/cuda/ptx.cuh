@@ -22,7 +22,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-/* Return 1 / x and 1 / sqrt(x) for a normal number x, with errors of about 2^-23 of it. */
+/* Return 1 / x and 1 / sqrt(x) for a normal number x, with relative errors of about 2^-23. */
 __device__ __forceinline__ float reciprocal_fast(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -251,8 +251,8 @@ __device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c
 #endif
 }
 
-/* Does the same in each block of the cluster whose bit is set in `blocks`: the box goes to the same place in the shared memory
- * of each, and each one's barrier at the same place hears of the bytes. */
+/* Does the same in each block of the cluster whose bit is set in `blocks`. The box goes to the same place in each block's
+ * shared memory, and the barrier at the same place in each block counts the bytes. */
 __device__ __forceinline__ void copy_box_4d_to(uint32_t blocks, uint32_t dst, const void* map, int c0, int c1, int c2, int c3,
                                                uint32_t barrier) {
 #if PTX_HAS_SM90A
@@ -273,8 +273,8 @@ __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32
 #endif
 }
 
-/* Makes this thread's writes to shared memory, and its reads, visible to TMA and wgmma: for other threads, after the barrier
- * that follows. */
+/* Makes this thread's reads and writes of shared memory visible to TMA and wgmma. If another thread issues these, a barrier
+ * must follow. */
 __device__ __forceinline__ void fence_async_readers() {
 #if PTX_HAS_SM90A
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -325,14 +325,14 @@ __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
 #endif
 }
 
-/* Sets a flag, behind all that this thread wrote, or has seen written. */
+/* Sets a flag after all writes that this thread made or has seen. */
 __device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) {
 #if PTX_HAS_SM90A
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(n) : "memory");
 #endif
 }
 
-/* Adds four floats to those in memory, at a multiple of 16 bytes, without waiting for them. */
+/* Adds four floats to four floats in memory, at a multiple of 16 bytes, without waiting. */
 __device__ __forceinline__ void add_in_memory(float* to, float4 x) {
 #if PTX_HAS_SM90A
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
@@ -340,7 +340,8 @@ __device__ __forceinline__ void add_in_memory(float* to, float4 x) {
 #endif
 }
 
-/* Set the registers that each thread of the calling warpgroup may use from here on; others can take those given up. */
+/* Set the registers that each thread of the calling warpgroup may use from here on; other warpgroups can take the registers
+ * given up. */
 template <int N>
 __device__ __forceinline__ void registers_lower() {
 #if PTX_HAS_SM90A

@@ -1,18 +1,19 @@
 /* quotient.cuh -- quotients and square roots in fp32, rounded to nearest as IEEE 754 says, without branches.
  *
  * A card divides in software: it corrects an approximate reciprocal, or root, by the remainder, which a fused multiply-add
- * computes without an error. In __fdiv_rn and __fsqrt_rn a test comes first, with a branch to longer code for numbers whose
- * remainder is denormal or whose quotient is. Here are the corrections alone,
+ * computes without an error. __fdiv_rn and __fsqrt_rn first test for numbers whose remainder or quotient is denormal, and
+ * branch to longer code for them. The functions here have the corrections alone,
  *
  *   r = approximate 1 / d          1 / d   = r + r (1 - r d)
  *   q = x (1 / d)                  x / d   = q + (x - q d) (1 / d)
  *   r = approximate 1 / sqrt(x)    sqrt(x) = s + (x - s^2) r / 2, s = x r
  *
- * so the caller sees to the range. Infinity, NaN and quotients that are too large give infinity or NaN.
+ * so the caller must keep to the range. Infinity, NaN and quotients that are too large give infinity or NaN.
  *
  * One correction of q is enough if 1 / d is rounded to nearest itself (P. Markstein, "Computation of elementary functions on
- * the IBM RISC System/6000 processor", 1990). It is for every r within a unit in its last place, but for the d whose mantissa
- * is all ones. This d, and some roots, need the r that cards do have. dev/test/cuda/test_kernels.cu compares every mantissa.
+ * the IBM RISC System/6000 processor", 1990). It is so for every r within a unit in its last place, except for the d whose
+ * mantissa is all ones. This d, and some roots, rely on the r that cards really compute. dev/test/cuda/test_kernels.cu compares
+ * every mantissa.
  */
 #ifndef LLMC_QUOTIENT_CUH
 #define LLMC_QUOTIENT_CUH
@@ -31,7 +32,7 @@ __device__ __forceinline__ float quotient_of(float x, float d, float inverse) {
     return __fmaf_rn(too_large_by, -inverse, q);
 }
 
-/* Returns the square root of x >= 2^-101; of a smaller normal number, nearly. */
+/* Returns the square root of x >= 2^-101; for a smaller normal number the result is only nearly rounded. */
 __device__ __forceinline__ float root_of(float x) {
     const float r = inverse_root_fast(x), s = __fmul_rn(x, r);
     return __fmaf_rn(__fmaf_rn(-s, s, x), __fmul_rn(0.5f, r), s);

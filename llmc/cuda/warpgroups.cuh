@@ -91,8 +91,8 @@ __device__ __forceinline__ char* wgmma_tiles(char* smem) { return smem + (0u - s
 // ---------------------------------------------------------------------------------------------------------------------
 // on the host
 
-/* Shows by its size of shared memory whether the loaded code is that for sm_90a: a GPU of compute capability 9.0 may also have
- * loaded PTX without these instructions. */
+/* A kernel whose size of shared memory shows whether the code for sm_90a was loaded: a GPU of compute capability 9.0 may
+ * also have loaded PTX without these instructions. */
 constexpr int PROBE_BYTES = 4096;
 __global__ static void wgmma_probe_kernel(int* out) {
 #if PTX_HAS_SM90A

@@ -29,8 +29,8 @@ static inline void agree_first(Team* team, void* value, size_t bytes) {
     free(all);
 }
 
-/* Returns whether all ranks are well. If not, *e becomes the error of the first that is not, with its number; on that rank it
- * stays as it is. */
+/* Returns whether all ranks are well. If not, *e becomes the error of the first rank that is not, with its number; on that
+ * rank *e stays as it is. */
 static inline bool agree_ok(Team* team, bool ok, Error* e) {
     if (!team) { return ok; }
     const int ranks = team->run.ranks;

@@ -105,7 +105,7 @@ static inline size_t shard_left(const Buckets* list, size_t at) {
 static inline int shard_owner(const Buckets* list, size_t at, size_t* local) {
     const Bucket* b = bucket_at(list, at);
     const size_t count = b->count / (size_t)list->ranks, in_piece = at - b->first;
-    *local = b->first / (size_t)list->ranks + in_piece % count;  // the rank owns as much of each piece before
+    *local = b->first / (size_t)list->ranks + in_piece % count;  // a rank owns the same part of each piece before
     return (int)(in_piece / count);
 }
 

@@ -8,9 +8,9 @@
  * When a rank fails, the others normally learn it from their connection to each other (dist/team.h), say so, and end with
  * status 1. Ranks left after LAUNCH_TERM_SECONDS, such as ranks that wait for one that never came, get SIGTERM. Ranks left
  * LAUNCH_KILL_SECONDS later get SIGKILL. The parent's status is the status of the rank that failed first: 128 + N for signal N.
- * The parent reports a signal, because a killed rank cannot. If a rank ended with 1 and another is then seen to have failed
- * otherwise, the other counts. The connections of a dying process close at once, but a large process takes seconds to give back
- * its memory, and the parent sees its end only then.
+ * The parent reports a signal, because a killed rank cannot. If a rank ended with 1 and the parent then sees that another one
+ * failed otherwise, the other one's status counts. The connections of a dying process close at once, but a large process takes
+ * seconds to give back its memory, and the parent sees its end only then.
  *
  * When the parent dies, also by SIGKILL, the kernel kills the ranks (PR_SET_PDEATHSIG). Each rank also has the read end of a
  * pipe whose only writer is the parent. poll() reports POLLHUP there when the parent is gone; see launch_parent_fd().
@@ -51,7 +51,7 @@ static inline int launch_parent_fd(void) {
     const long fd = text && *text ? strtol(text, &end, 10) : -1;
     struct stat st;
     if (fd < 0 || fd > 1 << 20 || *end || fstat((int)fd, &st) != 0 || !S_ISFIFO(st.st_mode)) { return -1; }
-    fcntl((int)fd, F_SETFD, FD_CLOEXEC);  // what the rank itself starts has no use for it
+    fcntl((int)fd, F_SETFD, FD_CLOEXEC);  // programs that the rank starts do not need it
     return (int)fd;
 }
 
@@ -65,8 +65,8 @@ typedef struct {
     uint64_t token;
     char program[PATH_CAP];
     sigset_t before, awaited;  // the signals that were blocked before, and those that launch_wait() takes
-    sigset_t asked;            // those that came for the ranks, whose death by one is no news
-    int failed, status;        // the rank whose status is ours, -1: none; and that status
+    sigset_t asked;            // signals that went to the ranks: death by one of them is no news
+    int failed, status;        // the rank whose status the parent returns (-1: none), and that status
     bool signalled;            // the ranks got `next` after a failure
     int next;                  // the signal for the ranks that are left at `deadline`; 0: none
     double deadline;
@@ -79,8 +79,8 @@ static inline void launch_end_with(pid_t parent) {
     if (getppid() != parent) { _exit(1); }
 }
 
-/* Returns a port of 127.0.0.1 that is free now; 0: none was found. The kernel gives none of this range to anyone who did not
- * ask for it, so it most likely stays free until rank 0 listens there. */
+/* Returns a port of 127.0.0.1 that is free now; 0: none was found. The kernel gives a port of this range only to a process
+ * that asks for it. So the port most likely stays free until rank 0 listens there. */
 static inline int launch_free_port(uint64_t random) {
     const int ports = RANKS_PORT_LAST - RANKS_PORT_FIRST + 1;
     for (int i = 0; i < ports; i++) {
@@ -98,8 +98,7 @@ static inline int launch_free_port(uint64_t random) {
     return 0;
 }
 
-/* Finds this program's path, by which tools such as top show a process; /proc/self/exe if another file has taken that path by
- * now. */
+/* Finds this program's path, which tools such as top show; /proc/self/exe if another file has taken that path by now. */
 static inline void launch_program(char* path /* PATH_CAP */) {
     static const char self[] = "/proc/self/exe";
     struct stat ours, found;
@@ -121,7 +120,7 @@ LLMC_NORETURN static inline void launch_become(const Launch* l, int rank, char**
     char token[32];
     snprintf(token, sizeof token, "%016llx", (unsigned long long)l->token);
     launch_end_with(l->parent);
-    // without them all this copy would take itself for a parent
+    // without all of them, this copy would act as a parent
     const bool set = launch_set("LLAMA3_RANK", rank) && launch_set("LLAMA3_RANKS", l->count) &&
                      launch_set("LLAMA3_LOCAL_RANK", rank) && launch_set("LLAMA3_LOCAL_RANKS", l->count) &&
                      setenv("LLAMA3_ADDRESS", "127.0.0.1", 1) == 0 && launch_set("LLAMA3_PORT", l->port) &&
@@ -233,9 +232,9 @@ static inline void launch_wait(Launch* l) {
     }
 }
 
-/* Starts `count` ranks, waits until all have ended, and returns the status for main() to return soon: the ranks' signals stay
- * blocked here. -1: they could not be started, by the error. To be called once, in a process with one thread
- * that has not called CUDA. */
+/* Starts `count` ranks, waits until all have ended, and returns the status for main() to return. main() should return soon,
+ * because the ranks' signals stay blocked here. -1: they could not be started, and the error says why. Call it once, in a
+ * process with one thread that has not called CUDA. */
 static inline int launch_ranks(int count, int argc, char** argv, Error* e) {
     Launch l;
     (void)argc;  // argv ends with NULL

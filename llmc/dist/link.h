@@ -38,8 +38,8 @@ typedef struct {
 
 typedef struct {
     int fd;              // -1: none
-    double heard;        // when the last message came, before that: when the connection was made; now_seconds()
-    unsigned char* out;  // what is still to be sent, (out_size) bytes, the first `sent` of them gone
+    double heard;        // time of the last message or, before the first one, of the connection; now_seconds()
+    unsigned char* out;  // (out_size) bytes to send; the first `sent` of them are gone
     size_t sent, out_size, out_cap;
     Message in;  // the message that is being read, in_size bytes of it
     size_t in_size;
@@ -122,8 +122,8 @@ static inline int link_socket(const struct addrinfo* a) {
     return socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
 }
 
-/* Listens on the first of these addresses that is of this host, and writes it to `numeric` in digits. Returns the socket, or -1
- * with the cause in errno. */
+/* Listens on the first of these addresses that belongs to this host, and writes it to `numeric` in digits. Returns the
+ * socket, or -1 with the cause in errno. */
 static inline int link_listen_one(const struct addrinfo* a, char* numeric, size_t cap) {
     const int on = 1;
     int cause = 0;

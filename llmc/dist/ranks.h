@@ -11,8 +11,8 @@
  *   srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS (else SLURM_NTASKS), SLURM_LOCALID, SLURM_NODEID,
  *               SLURM_STEP_TASKS_PER_NODE (else SLURM_TASKS_PER_NODE), SLURM_STEP_NODELIST, SLURM_JOB_ID, SLURM_STEP_ID
  *
- * The first launcher of this list whose variables are set counts, because one may start the next one below it. mpirun starts
- * its daemons with srun, and the daemons' children inherit their SLURM_PROCID. An empty variable counts as missing.
+ * The first launcher of this list whose variables are set counts, because a launcher may start another one of the list below
+ * it: mpirun starts its daemons with srun, and the daemons' children inherit SLURM_PROCID. An empty variable counts as missing.
  *
  * Slurm sets SLURM_PROCID and SLURM_NTASKS also in the shell of sbatch and salloc, where only one process runs. So they count
  * only in a step that srun started. SLURM_STEP_ID shows that: in these shells it is missing, or one of the reserved numbers
@@ -117,13 +117,13 @@ static inline bool ranks_number(RanksVariable variable, const RankVariables* v, 
     return true;
 }
 
-/* Returns a hash of the run's name: the same for all its ranks, another for another run if the launcher names it. */
+/* Returns a hash of the run's name: the same for all its ranks, and different for another run if the launcher names runs. */
 static inline uint64_t ranks_run_hash(RanksVariable variable, const RankVariables* v) {
     uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
     for (int i = 0; i < 3 && v->run[i]; i++) {
         const char* text = ranks_text(variable, v->run[i]);
         for (const char* p = text ? text : ""; *p; p++) { hash = (hash ^ (uint8_t)*p) * 0x100000001B3u; }
-        hash = (hash ^ 0xFF) * 0x100000001B3u;  // no byte of a text in UTF-8, so that "1", "23" differs from "12", "3"
+        hash = (hash ^ 0xFF) * 0x100000001B3u;  // this byte is never in UTF-8 text, so "1", "23" differs from "12", "3"
     }
     return hash;
 }
@@ -260,7 +260,7 @@ static inline bool ranks_find_token(Ranks* r, RanksVariable variable, const Rank
 }
 
 /* Finds who this process is. `port` is --port; 0: not given. Without a launcher it is rank 0 of 1, launcher NULL, and
- * has no port. Fails on variables that are missing, wrong or contradict each other, by their names. */
+ * has no port. Fails if variables are missing, wrong or contradict each other, and names them. */
 static inline bool ranks_find(Ranks* r, RanksVariable variable, int port, Error* e) {
     memset(r, 0, sizeof *r);
     r->ranks = r->local_ranks = 1;

@@ -14,8 +14,8 @@
  *   pieces  (B, parts, T / parts, heads / parts)     piece (b, p) is for member p
  *   heads   (B, T, heads / parts)                    piece (b, p) came from member p: its tokens are the p-th of row b
  *
- * The way back is the same in reverse. Below, in an AttentionShape T is the tokens of a part, and NH and NKV are
- * all heads; NKV = 0 is a row of attention's output.
+ * The way back is the same in reverse. Below, T of an AttentionShape counts the tokens of a part, and NH and NKV count all
+ * heads. NKV = 0 means a row of attention's output.
  */
 #ifndef LLMC_SEQUENCE_H
 #define LLMC_SEQUENCE_H

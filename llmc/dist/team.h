@@ -50,7 +50,7 @@ static inline void team_list_missing(const Team* t, char* out, size_t cap) {
     snprintf(out + used, cap - used, " of %d", t->run.ranks);
 }
 
-/* Says after a while what is waited for: on rank 0, and once on each host where rank 0 does not answer. */
+/* Prints after a while what this rank waits for: on rank 0, and once on each host where rank 0 does not answer. */
 static inline void team_tell_waiting(const Team* t) {
     char text[512], missing[128];
     if (t->run.rank == 0) {
@@ -81,9 +81,9 @@ static inline bool team_is_heard(const Team* t, double waited, double timeout) {
     return zero->joined || (zero->link.fd >= 0 && waited < TEAM_PATIENCE * timeout);
 }
 
-/* Waits until all have joined, or something is wrong: then rank 0 stays for a while, to report the error to ranks that come
- * late. Rank 0 decides how long a joined rank waits for the others. A rank that is connected, but has no answer yet, waits
- * longer: rank 0 listens, but still reads its files. */
+/* Waits until all have joined, or something is wrong: then rank 0 stays for a while, to report the error to ranks that come late.
+ * Rank 0 decides how long a joined rank waits for the others. A rank that is connected but has no answer yet waits longer:
+ * rank 0 may listen while it still reads its files. */
 static inline void team_wait_for_all(Team* t, double timeout) {
     const bool zero = t->run.rank == 0;
     const double begin = now_seconds();
@@ -136,7 +136,7 @@ static inline bool team_join(Team* t, double timeout, Error* e) {
 // opening and closing
 
 static inline void team_wake(Team* t) {
-    if (write(t->wake[1], "", 1) < 0) { return; }  // it is full: the thread will wake
+    if (write(t->wake[1], "", 1) < 0) { return; }  // the pipe is full: the thread will wake anyway
 }
 
 /* Sets the times that users get: a beat every 2 s, 20 s of silence, 60 s alone behind. No parent is watched. */
@@ -219,7 +219,8 @@ static inline bool team_open(Team* t, const Ranks* r, const TeamField* fields, i
     return ok;
 }
 
-/* Says where this rank is. Costs nothing; for the training thread, at each step, bucket (of fewer than 65,536) and phase. */
+/* Says where this rank is. Costs nothing. The training thread calls it at each step, bucket (of fewer than 65,536) and
+ * phase. */
 static inline void team_at(Team* t, TeamPhase phase, uint64_t step, int bucket) {
     __atomic_store_n(&t->place, step << 24 | (uint64_t)(bucket & 0xFFFF) << 8 | (uint64_t)phase, __ATOMIC_RELAXED);
 }
@@ -248,8 +249,8 @@ static inline bool team_gather(Team* t, const void* mine, size_t bytes, void* al
 /* Waits until all ranks are here. */
 static inline bool team_barrier(Team* t, Error* e) { return team_gather(t, NULL, 0, NULL, e); }
 
-/* Reports to all other ranks that this one ends, and why. They end; on other hosts they print the first line of `cause` with
- * this rank's name. For the training thread, which prints the error itself and ends the process. Takes two seconds at most. */
+/* Reports to all other ranks that this one ends, and why. They end; on other hosts they print the first line of `cause` with this
+ * rank's name. The training thread calls it, prints the error itself and ends the process. Takes two seconds at most. */
 static inline void team_fail(Team* t, const char* cause) {
     const int length = (int)strcspn(cause, "\n");
     if (!t->open) { return; }
@@ -263,7 +264,7 @@ static inline void team_fail(Team* t, const char* cause) {
     team_free(t);
 }
 
-/* The clean end, on all ranks: a barrier, after which they may go. Does nothing if the team is not open. */
+/* Ends the team cleanly on all ranks: a barrier, after which they may end. Does nothing if the team is not open. */
 static inline void team_close(Team* t) {
     Error e = NO_ERROR;
     if (!t->open) { return; }

@@ -1,7 +1,7 @@
 /* team_hello.h -- the ranks of a team (team.h) say who they are, and rank 0 takes or refuses them.
  *
- * Rank 0 drops a connection that says no hello with the token of the run. A rank whose fields differ from rank 0's joins all
- * the same, so that it gets the reason for the end together with all others.
+ * Rank 0 drops a connection that does not say hello with the token of the run. A rank whose fields differ from rank 0's joins
+ * all the same, so that it gets the reason for the end together with all others.
  */
 #ifndef LLMC_TEAM_HELLO_H
 #define LLMC_TEAM_HELLO_H
@@ -64,7 +64,7 @@ static inline void team_compare_field(Team* t, const TeamMember* m, const unsign
     team_compare(t, m, name, value, ours->value);
 }
 
-/* Takes a message of one that has not joined. Returns false if it makes no sense. */
+/* Takes a message from a rank that has not joined. Returns false if it makes no sense. */
 static inline bool team_take_hello(Team* t, TeamMember* m) {
     const Message* in = &m->link.in;
     if (in->kind == TEAM_HELLO && !m->greeted) {

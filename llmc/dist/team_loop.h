@@ -82,7 +82,7 @@ static inline bool team_take(Team* t, TeamMember* m) {
     return m->joined ? team_take_from_member(t, m) : team_take_hello(t, m);
 }
 
-/* Closes a connection. A member's connection ends the run, unless the run is at its end. */
+/* Closes a connection. Losing a member ends the run, unless the run is at its end. */
 static inline void team_lose(Team* t, TeamMember* m, const char* how) {
     link_close(&m->link);
     if (m->joined && !t->ended) { team_blame(t, (int)(m - t->members), how); }

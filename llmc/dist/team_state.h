@@ -28,7 +28,7 @@ enum {
     TEAM_STRANGERS = 64,      // connections that have not said hello
     TEAM_LINGER_SECONDS = 2,  // to pass on why the run ends
     TEAM_CONNECT_SECONDS = 3,
-    TEAM_PATIENCE = 12,  // so many times as long a rank waits whose connection rank 0 has, but does not answer
+    TEAM_PATIENCE = 12,  // a rank that is connected, but gets no answer, waits this many times as long
     TEAM_END_SECONDS = 5,
 };
 
@@ -94,7 +94,7 @@ typedef struct {
     int wake[2];     // a pipe: a byte ends the thread's poll()
     uint64_t place;  // where the training thread is; atomic
 
-    // between the training thread and the other, under the mutex
+    // shared by the training thread and the other, under the mutex
     pthread_mutex_t mutex;
     pthread_cond_t given;  // `asked` is false again
     bool asked;            // the training thread waits in a collective
@@ -148,7 +148,7 @@ static inline void team_seen(char* out, size_t cap, uint64_t place) {
     }
 }
 
-/* Records that the run ends, for what member `rank` did. */
+/* Records that the run ends because of member `rank`. */
 static inline void team_blame(Team* t, int rank, const char* what) {
     const TeamMember* m = &t->members[rank];
     char seen[64];

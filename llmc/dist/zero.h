@@ -32,8 +32,8 @@ enum { GRADIENT_BLOCKS = 2 };  // blocks whose gradients have room: one computes
 /* Parts of the ring; block l's is PART_BLOCK + l % GRADIENT_BLOCKS. */
 typedef enum { PART_ENDS, PART_LAST_NORM, PART_BLOCK, GRADIENT_PARTS = PART_BLOCK + GRADIENT_BLOCKS } GradientPart;
 
-/* The arena, by what takes turns: the embedding's bucket, blocks of `block` elements each, the bucket of final norm and
- * head. */
+/* The parts of the arena that take turns: the embedding's bucket, blocks of `block` elements each, the bucket of final norm
+ * and head. */
 typedef struct {
     size_t first_block, block, end, elements;
     bool tied;

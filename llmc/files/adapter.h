@@ -24,7 +24,7 @@ static const double LORA_LEAST_ALPHA = 1e-6;
 /* The contents of adapter_config.json. */
 typedef struct {
     LoraConfig lora;
-    double dropout;       // of its training, which we do not do
+    double dropout;       // used in its training; we apply none
     char base[PATH_CAP];  // the base model's folder, or its name on the hub
 } AdapterConfig;
 

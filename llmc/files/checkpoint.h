@@ -10,13 +10,13 @@
  *
  * Invariants:
  *   1. A folder gets the name step_N only when it is complete and flushed to disk. It is built as step_N.tmp: write, fsync and
- *      list each file; trainer_state.json, which holds the list, last; fsync the folder; rename it; fsync OUT. The list comes
- *      from the writers, not from reading the folder, and must pass the reader's own checks before the rename. Removal
+ *      list each file; then write trainer_state.json, which holds the list; fsync the folder; rename it; fsync OUT. The list
+ *      comes from the writers, not from reading the folder, and must pass the reader's own checks before the rename. Removal
  *      renames to .tmp first. So a process may die at any moment.
  *      With several ranks, rank 0 makes the folder. Then each rank writes and flushes its own state, and sends rank 0 the
  *      file's size and checksum. Then rank 0 continues (save.h).
- *   2. Resuming trusts nothing. It first compares the sizes and checksums of all files, trainer_state.json included. If
- *      the newest checkpoint is damaged, it warns and takes the one before. Loading the model alone does not open the
+ *   2. Resuming trusts nothing. A run that resumes first compares the sizes and checksums of all files, trainer_state.json
+ *      included. If the newest checkpoint is damaged, it warns and takes the one before. Loading the model alone does not open the
  *      optimizer state; it checks the weights' checksums while it reads them.
  *      The newest checkpoint is the highest step of the run that wrote last. When a run is set back to step N, the log
  *      says so first (log_history.h); then all later steps get the name .set_back. If the process dies between the two,
@@ -86,7 +86,7 @@ static inline bool out_keep(int* fd, const char* out, Error* e) {
     warn("%s: it, or .lock in it, was moved or removed while this run uses it: it is made again", out);
     Error cause = NO_ERROR;
     if (out_lock(fd, out, &cause)) { return true; }
-    cause.msg[strcspn(cause.msg, "\n")] = 0;  // its hint is for a run that begins
+    cause.msg[strcspn(cause.msg, "\n")] = 0;  // drops its hint, which is for a run that begins
     return fail(e, "%s", cause.msg);
 }
 
@@ -171,7 +171,8 @@ static inline void checkpoint_drop(const Checkpoint* k, const char* name) {
     if (path_join(path, k->tmp, name, &ignored)) { unlink(path); }
 }
 
-/* checkpoint_add() for a file that a run can do without, if it was written. If it cannot be read, only warns and removes it. */
+/* Does checkpoint_add() for a file that a run can do without, if it was written. If it cannot be read, only warns and
+ * removes it. */
 static inline void checkpoint_add_optional(Checkpoint* k, const char* name) {
     char path[PATH_CAP];
     struct stat st;
@@ -194,7 +195,7 @@ static inline bool checkpoint_adapter(Checkpoint* k, const ModelConfig* c, const
     return adapter_save(k->tmp, &c->lora, base, adapters, source, ctx, &k->sums, e) && checkpoint_add(k, ADAPTER_CONFIG, e);
 }
 
-/* Writes the optimizer state of this process's rank, what it owns. Other ranks do so after checkpoint_join(). */
+/* Writes the optimizer state that this process's rank owns. Other ranks do so after checkpoint_join(). */
 static inline bool checkpoint_state(Checkpoint* k, int rank, const ParamTable* t, const ArenaRanges* own,
                                     const StateSlot* slots, int num_slots, Error* e) {
     return state_save(k->tmp, rank, t, own, slots, num_slots, &k->sums, e);
@@ -254,7 +255,7 @@ static inline bool checkpoint_seal(Checkpoint* k, int ranks, const char* path, E
         char original[PATH_CAP];
         ok = path_join(original, k->tmp, "original", e) && sync_directory(original, e);
     }
-    if (ok) { qsort(k->sums.items, k->sums.count, sizeof(FileSum), file_sums_compare); }  // same bytes whatever came first
+    if (ok) { qsort(k->sums.items, k->sums.count, sizeof(FileSum), file_sums_compare); }  // the same bytes whatever came first
     return ok;
 }
 
@@ -311,8 +312,8 @@ static inline int checkpoint_compare_newest(const void* a, const void* b) {
     return x > y ? -1 : x < y;
 }
 
-/* Lists the steps of all checkpoint folders in OUT, newest first. *steps is for free(), NULL if there are none. A missing
- * OUT holds none. */
+/* Lists the steps of all checkpoint folders in OUT, newest first. The caller frees *steps, which is NULL if there are none.
+ * A missing OUT holds none. */
 static inline bool checkpoint_list(const char* out, uint64_t** steps, size_t* count, Error* e) {
     *steps = NULL;
     *count = 0;
@@ -543,7 +544,7 @@ static inline bool checkpoint_remove_stale(const char* out, Error* e) {
     return ok;
 }
 
-/* A checkpoint as pruning sees it. One that cannot be read is not timed and has no loss. */
+/* A checkpoint as pruning sees it. An unreadable one counts as not timed and without a loss. */
 typedef struct {
     uint64_t step;
     bool timed;   // later ones replace it
@@ -566,7 +567,8 @@ static inline CheckpointWorth checkpoint_worth(const char* out, uint64_t step) {
     return worth;
 }
 
-/* Reads the worth of the checkpoints up to and including step `last`, the newest first. The caller frees *worths. */
+/* Reads what pruning needs to know of the checkpoints up to and including step `last`, the newest first. The caller frees
+ * *worths. */
 static inline bool checkpoint_worths(const char* out, uint64_t last, CheckpointWorth** worths, size_t* count, Error* e) {
     uint64_t* steps = NULL;
     size_t all = 0;
@@ -603,10 +605,10 @@ static inline uint64_t checkpoint_best(const char* out, uint64_t last, double* l
     return best;
 }
 
-/* Deletes old checkpoints once step `written` is saved: timed ones, and all but the newest `keep` of the others up to and
- * including `written` (0: all), but neither a step that is a multiple of `major_every` (0: none) nor the one with the lowest
- * validation loss. Does not touch later steps, which a run that was set back may have left. Only warns if a folder cannot be
- * removed. */
+/* Deletes old checkpoints once step `written` is saved: timed ones, and all but the newest `keep` (0: all) of the others up
+ * to and including `written`. It never deletes a step that is a multiple of `major_every` (0: none), nor the step with the
+ * lowest validation loss. Does not touch later steps, which a run that was set back may have left. Only warns if a folder
+ * cannot be removed. */
 static inline void checkpoint_prune(const char* out, int keep, uint64_t major_every, uint64_t written) {
     CheckpointWorth* worths = NULL;
     size_t count = 0;
@@ -630,7 +632,7 @@ static inline void checkpoint_prune(const char* out, int keep, uint64_t major_ev
         bool ok = remove_tree(tmp, &e) &&
                   (rename(dir, tmp) == 0 || fail(&e, "%s: cannot rename to %s: %s", dir, tmp, strerror(errno)));
         LLMC_FAULT_POINT("pruned");
-        // the new name reaches the disk before a file goes: else a power cut may leave half a folder under the old name
+        // the new name reaches the disk before a file goes: otherwise a power cut may leave half a folder under the old name
         ok = ok && sync_directory(out, &e) && remove_tree(tmp, &e);
         if (!ok) { warn("%s: the old checkpoint stays", e.msg); }
     }

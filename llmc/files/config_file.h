@@ -353,8 +353,8 @@ static inline const char* config_meant(const char* key, size_t len) {
     return meant;
 }
 
-/* Warns of what a config.json that config_read() accepts may have lost: a field under a name one edit away, and rope_theta
- * beside RoPE type llama3. Either makes it another model. */
+/* Warns of fields that an accepted config.json may have lost: a field whose name is one edit off, and rope_theta beside RoPE
+ * type llama3. Either changes the model. */
 static inline void config_warn(const ModelConfig* c, const char* path) {
     Json j;
     Error ignored = NO_ERROR;

@@ -22,7 +22,8 @@
  *   If a and b were both odd, P would always be an even permutation; 8 rounds leave a pattern in a shard of 8 rows.
  *
  * P needs no table: a shard of 10^9 rows opens, or resumes anywhere, within a millisecond, in 2 MB of memory for the process.
- * It costs 1 microsecond a row (one core of a 2-core machine; reading a row of 1,024 tokens from the page cache: 3).
+ * It costs 1 microsecond a row on one core of a 2-core machine, where reading a row of 1,024 tokens from the page cache costs
+ * 3.
  *
  * One number holds the whole position: `row` counts the rows given out so far, over all ranks and epochs (epoch = row /
  * rows_per_epoch). Each dataloader_next() advances by num_ranks * B rows; rank r gets the B rows from row + r * B on. A
@@ -32,8 +33,8 @@
  * started, batches are read on demand. The dataloader_next() that asks for a batch reports the thread's errors.
  *
  * Opening checks every shard's header. A token outside the vocabulary is found when its row is read, or by dataloader_scan(),
- * which reads everything. A shard that is gone or whose size changed is an error when its row is read; the position stays,
- * and reading works again once the file does.
+ * which reads everything. If a shard is gone or its size has changed, reading its row is an error. The position stays, so
+ * reading works again once the file is back.
  */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -80,7 +81,7 @@ typedef struct {
     uint64_t row;             // the next row for rank 0; see above
     ReadRow read_row;         // where its rows come from (mix.h); NULL: from the shards
     void* read_ctx;
-    int32_t* starts;  // (B, T) of the last batch, of documents that do not attend to each other; NULL: none
+    int32_t* starts;  // (B, T) of the last batch, if its documents do not attend to each other; otherwise NULL
 
     // the reader; belongs to the thread while ahead == AHEAD_ASKED
     int64_t vocab_limit;    // ids must be below
@@ -515,7 +516,7 @@ static inline bool dataloader_scan(const DataLoader* d, TokenFileProgress progre
 
 enum {
     FINGERPRINT_BLOCK = 4096,   // bytes
-    FINGERPRINT_BLOCKS = 1024,  // most blocks read in all, but two of each shard
+    FINGERPRINT_BLOCKS = 1024,  // most blocks read in all; each shard gives at least two
 };
 
 /* Adds one shard to the two checksums: name (its name without folders, size, header) and content (its sampled blocks). */
@@ -543,10 +544,10 @@ static bool dataloader_add_print(const DataLoader* d, const DataShard* s, Crc* n
     return ok;
 }
 
-/* Returns in *fingerprint a number that differs for other data: in the high half a CRC-32C of each shard's name without
- * folders, its size and header; in the low half one of its first block, its last and some spread evenly between them. So
- * moving the files changes nothing, and the cost does not grow with them. A change between the blocks shows only in files
- * that carry a checksum in their header (tokenfile.h). */
+/* Returns in *fingerprint a number that differs for other data. The high half is a CRC-32C of each shard's name without
+ * folders, its size and header. The low half is a CRC-32C of each shard's first block, its last one and some spread evenly
+ * between them. So moving the files changes nothing, and the cost does not grow with them. A change between the blocks shows
+ * only in files that carry a checksum in their header (tokenfile.h). */
 static inline bool dataloader_fingerprint(const DataLoader* d, uint64_t* fingerprint, Error* e) {
     Crc name, content;
     crc_begin(&name);
@@ -577,7 +578,7 @@ static void dataloader_ask(DataLoader* d, uint64_t first) {
     pthread_mutex_unlock(&d->mutex);
 }
 
-/* Reads this rank's next B rows into inputs x, targets y and, if they are there, d->starts, and advances by num_ranks * B
+/* Reads this rank's next B rows into inputs x, targets y and, unless it is NULL, d->starts, and advances by num_ranks * B
  * rows. On an error (a token outside the vocabulary, a file that vanished or shrank) the position stays. */
 static inline bool dataloader_next(DataLoader* d, int32_t* x /* (B, T) */, int32_t* y /* (B, T) */, Error* e) {
     uint64_t first = d->row + (uint64_t)d->rank * (uint64_t)d->B, step = (uint64_t)d->num_ranks * (uint64_t)d->B;

@@ -52,7 +52,7 @@ static inline uint32_t file_sums_weights(const FileSums* sums) {
     uint32_t crc = 0;
     for (size_t i = 0; i < sums->count; i++) {
         const FileSum* s = &sums->items[i];
-        const bool adapters = strcmp(s->name, "adapter_model.safetensors") == 0;  // a checkpoint has these or a model
+        const bool adapters = strcmp(s->name, "adapter_model.safetensors") == 0;  // it holds either adapters or a model
         if (adapters || fnmatch("model*.safetensors", s->name, 0) == 0) { crc = crc_shift(crc, s->size) ^ s->crc; }
     }
     return crc;

@@ -8,7 +8,7 @@
 
 typedef struct {
     const char* what;     // "a gzip archive"; NULL: unknown
-    const char* to_text;  // a command that prints the text of a file named after it; NULL: no text, or text already
+    const char* to_text;  // a command that prints the text of the file named after it; NULL: no text, or text already
     bool is_text;
     bool to_lines;  // the command prints a JSON object a line
 } FileKind;
@@ -75,8 +75,8 @@ static inline FileKind file_kind_of(const char* head, size_t n) {
 /* Names the kind of file that starts with these n bytes, or returns NULL. */
 static inline const char* file_looks_like(const char* head, size_t n) { return file_kind_of(head, n).what; }
 
-/* The same for what is to be read as a text: it may be UTF-16 without a mark, and a JSON array of objects is one value there,
- * not a document a line. */
+/* Does the same for a file that will be read as text. It may be UTF-16 without a mark. A JSON array of objects is one value
+ * there, not a document a line. */
 static inline FileKind text_kind_of(const char* head, size_t n) {
     const FileKind array = {"a JSON array", "jq -c '.[]'", false, true}, found = file_kind_of(head, n);
     const FileKind utf16 = {"UTF-16 text", utf16_order(head, size_min(n, 4096)), false, false};

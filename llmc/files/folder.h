@@ -18,7 +18,7 @@ static inline bool folder_next(DIR* d, const char* path, struct dirent** entry, 
     return true;
 }
 
-/* Returns whether `dir` has an entry of this name, be it a broken link: opening that gives the right error. */
+/* Returns whether `dir` has an entry of this name, even a broken link: opening it gives the right error. */
 static inline bool folder_has(const char* dir, const char* name) {
     char path[PATH_CAP];
     struct stat st;
@@ -37,7 +37,7 @@ static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
     }
 }
 
-/* Makes a folder, if it is not there, and flushes the one that it is in. */
+/* Makes a folder unless it exists, and flushes its parent. */
 static inline bool make_directory(const char* path, Error* e) {
     char parent[PATH_CAP];
     if (mkdir(path, 0777) != 0) { return errno == EEXIST || fail(e, "%s: cannot make the folder: %s", path, strerror(errno)); }

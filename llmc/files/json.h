@@ -615,7 +615,7 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
 /* Writes a C string in quotes, as json_write_string(). */
 static inline void json_write_text(FILE* f, const char* text) { json_write_string(f, text, strlen(text)); }
 
-/* Writes a value that was read; of an array or object only null. */
+/* Writes a value that was read; an array or object becomes null. */
 static inline void json_write_value(FILE* f, const Json* j, const JsonNode* n) {
     switch (n->type) {
         case JSON_STRING: json_write_string(f, j->text + n->at, n->length); break;

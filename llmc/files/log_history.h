@@ -74,7 +74,7 @@ static inline bool log_history_read(LogHistory* h, const char* out, uint64_t ste
         const size_t length = strlen(line);
         const bool whole = length > 0 && line[length - 1] == '\n';
         if (!line[CAP - 1] && line[CAP - 2] != '\n') { ok = log_line_too_long(path, ftello(f) - LOG_LINE_MAX, e); }
-        // nearly all lines are steps, which matter nothing here
+        // nearly all lines are steps, which do not matter here
         if (!whole || strncmp(line, "{\"event\":\"step\"", 15) == 0) { continue; }
         if (!json_parse(&j, xstrdup(line), length, path, &ignored)) { continue; }
         log_history_event(h, &j, step);

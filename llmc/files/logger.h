@@ -52,8 +52,8 @@ static inline void logger_close(Logger* g) {
     logger_none(g);
 }
 
-/* Returns whether a run resumed at `step` cuts this line off: it is of a later step, or the end of the run that now continues.
- * A line that is not ours stays; one that there is no memory to read is an error. */
+/* Returns whether a run resumed at `step` cuts this line off: a line of a later step, or the end of the run that now
+ * continues. A line that is not ours stays. If memory is too short to read a line, that is an error. */
 static inline bool logger_is_later(const char* line, size_t length, int64_t step, bool* later, Error* e) {
     Json j;
     Error cause = NO_ERROR;
@@ -97,7 +97,7 @@ static inline bool logger_find_cut(const Logger* g, char* buffer, int64_t step, 
     }
 }
 
-/* Opens OUT/log.jsonl: emptied for a new run (resume_step -1), else cut back to resume_step. */
+/* Opens OUT/log.jsonl: emptied for a new run (resume_step -1), otherwise cut back to resume_step. */
 static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, Error* e) {
     logger_none(g);
     off_t keep = 0;
@@ -114,7 +114,7 @@ static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, 
     return ok;
 }
 
-/* Opens the log again if its file was moved or removed: the lines to come would be lost. */
+/* Opens the log again if its file was moved or removed; otherwise later lines would be lost. */
 static inline bool logger_reopen(Logger* g, Error* e) {
     if (g->fd < 0 || is_open_file(g->fd, g->path)) { return true; }
     close(g->fd);
@@ -259,7 +259,7 @@ static inline void log_sources(FILE* f, const SourceLosses* sources) {
     fputc(']', f);
 }
 
-/* Logs shares of counts (NUM_QUANTISED), of the kinds that have some; nothing if there are none. */
+/* Logs the shares of counts (NUM_QUANTISED), for the kinds that have any; nothing if there are none. */
 static inline void log_quantised(FILE* f, const QuantiseCounts* counts) {
     if (counts[QUANTISED_WEIGHT].values == 0) { return; }
     log_key(f, "quantised");

@@ -66,7 +66,7 @@ static inline bool matmul_plans_choice(MatmulChoice* c, const Json* j, const Jso
     return true;
 }
 
-/* Checks that the file is a plan file and was made with our setup; if only the setup is another, *elsewhere becomes true. */
+/* Checks that the file is a plan file and was made with our setup; if only the setup differs, *elsewhere becomes true. */
 static inline bool matmul_plans_fit(const Json* j, const MatmulSetup* here, bool* elsewhere, Error* e) {
     const JsonNode* root = json_root(j);
     const char *format = "", *gpu = "";
@@ -93,8 +93,8 @@ static inline bool matmul_plans_fit(const Json* j, const MatmulSetup* here, bool
            json_wanted(j, root, "compute", e, "%lld (with or without TF32, as this run)", (long long)here->compute);
 }
 
-/* Reads the choices of a file made with our setup; fails if there are more than `max`. *count is 0 after a failure. *elsewhere:
- * it failed since the file was made on another card, or by another cuBLASLt or setting. */
+/* Reads the choices of a file made with our setup; fails if there are more than `max`. *count is 0 after a failure.
+ * *elsewhere: it failed because the file was made on another card, or with another cuBLASLt or setting. */
 static inline bool matmul_plans_read(const char* path, const MatmulSetup* here, MatmulChoice* choices, int max, int* count,
                                      bool* elsewhere, Error* e) {
     Json j;

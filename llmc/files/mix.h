@@ -3,9 +3,9 @@
  *
  *   mix     = part {"," part}        part = pattern [":" weight]        weight: a number above 0; only their ratios count
  *
- * A part that names files counts as written: a file "a:0.5" is no file "a" with a weight, and a comma in a file's name or in a
- * pattern that matches files ends no part. A single part needs no weight, and dataloader.h reads it; of several, each needs
- * one.
+ * A part that names existing files is taken literally. So if a file "a:0.5" exists, it is not a file "a" with a weight. A comma
+ * in a file's name, or in a pattern that matches files, does not end a part. A single part needs no weight, and dataloader.h
+ * reads it. If there are several parts, each one needs a weight.
  *
  * A block is MIX_BLOCK rows of the stream. Source s gives the same number of rows to each block, share[s]: its weight's part
  * of MIX_BLOCK, rounded down, and one more for the largest remainders until the shares add up. If two remainders differ by less
@@ -19,10 +19,10 @@
  *
  *   position = k * share[s] + (rows of s in block k before row n)
  *
- * so any row is found with the table of one block: no more than the number of rows is saved to resume. An epoch of the mix is
- * as many rows as the epochs of all sources together.
+ * so the table of one block finds any row, and a checkpoint saves only the number of rows. An epoch of the mix has as many rows
+ * as the epochs of all sources together.
  *
- * The mix is a stream as dataloader.h has them, with its ranks, its batches and its thread; only the rows come from elsewhere.
+ * The mix is a stream of dataloader.h, with its ranks, its batches and its thread; only the rows come from elsewhere.
  */
 #ifndef LLMC_MIX_H
 #define LLMC_MIX_H
@@ -55,7 +55,7 @@ typedef struct {
     MixPart parts[MIX_MOST];
     int share[MIX_MOST];  // rows of a block
     uint64_t seed;
-    DataLoader* sources;  // (count); of a single source, the stream itself
+    DataLoader* sources;  // (count); a single source is the stream itself
     DataLoader* stream;   // what the training run reads
 
     // for several sources
@@ -67,7 +67,7 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // the text
 
-/* Returns the first n bytes of a text, for free(). */
+/* Returns a copy of the first n bytes of a text; the caller frees it. */
 static char* mix_copy(const char* text, size_t n) {
     char* copy = (char*)memcpy(xmalloc(n + 1), text, n);
     copy[n] = 0;
@@ -92,8 +92,8 @@ static size_t mix_last(const char* text, size_t n, char c) {
     return at > 0 ? at - 1 : n;
 }
 
-/* Returns the length of the part that a text begins with: up to the last comma (or the end) before which, without a weight or
- * with one, it names files; else up to the first comma. */
+/* Returns the length of the part that a text begins with. The part ends at the last comma, or the end of the text, before
+ * which it names files, with a weight or without. If it never names files, it ends at the first comma. */
 static size_t mix_part_length(const char* text) {
     for (size_t n = strlen(text), comma = 0;; n = comma) {
         const size_t colon = mix_last(text, n, ':');
@@ -203,7 +203,7 @@ static inline void mix_table(const Mix* m, MixBlock* t, uint64_t block) {
     t->block = block;
 }
 
-/* Returns the source of row `row` of the stream, and in *position which of its own rows that is. */
+/* Returns the source of row `row` of the stream, and sets *position to the row's place among that source's rows. */
 static inline int mix_locate(const Mix* m, MixBlock* t, uint64_t row, uint64_t* position) {
     const uint64_t block = row / MIX_BLOCK, i = row % MIX_BLOCK;
     mix_table(m, t, block);
@@ -234,7 +234,8 @@ static bool mix_read_row(void* mix, uint64_t row, int32_t* out, Error* e) {
     return dataloader_read_row(&m->sources[s], position, out, e);
 }
 
-/* Adds what is known of source s to what the stream says of its data. All sources must come from one tokenizer. */
+/* Checks source s against the sources before it, and passes its vocabulary and tokenizer on to the stream. All sources must
+ * come from one tokenizer. */
 static bool mix_add_source(Mix* m, int s, Error* e) {
     const DataLoader* d = &m->sources[s];
     DataLoader* all = m->stream;
@@ -299,8 +300,8 @@ static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, cons
 }
 
 /* Opens the training data that `text` names, and over it `stream`, which gives rank `rank` of num_ranks its B rows of T tokens
- * a batch. The rule holds for each source by itself. Fails as dataloader_open() does, and on a text or weights that make
- * no mix. Do not move mix and stream in memory. */
+ * a batch. `rule`, by which rows are made, applies to each source by itself. Fails as dataloader_open() does, and on a text
+ * or weights that make no mix. Do not move mix and stream in memory. */
 static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, int B, int T, int rank, int num_ranks, uint64_t seed,
                             const RowRule* rule, Error* e) {
     memset(stream, 0, sizeof *stream);
@@ -352,7 +353,7 @@ static inline bool mix_fingerprint(const Mix* m, uint64_t* fingerprint, Error* e
 // ---------------------------------------------------------------------------------------------------------------------
 // the stream
 
-/* dataloader_next() for several sources: `taken` then has the source of each row. */
+/* Does dataloader_next() for several sources: `taken` then has the source of each row. */
 static inline bool mix_next(Mix* m, int32_t* x /* (B, T) */, int32_t* y /* (B, T) */, Error* e) {
     const DataLoader* d = m->stream;
     const uint64_t first = d->row + (uint64_t)d->rank * (uint64_t)d->B;

@@ -315,8 +315,8 @@ static inline bool model_read(const ModelFiles* m, const ParamTable* t, const Fi
     return ok;
 }
 
-/* Does that with the weights of a folder. `c` and `t` come from model_check(); the files are checked against them again, since
- * they may have changed. */
+/* Does the same with the weights of a folder. `c` and `t` come from model_check(); the files are checked against them again,
+ * since they may have changed. */
 static inline bool model_load_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const FileSums* wanted,
                                    uint32_t* crc, TensorSink sink, void* ctx, Error* e) {
     ModelFiles m;

@@ -47,7 +47,7 @@ static inline size_t state_part(const Param* p, ArenaRange range, size_t* first)
     return end > begin ? end - begin : 0;
 }
 
-/* Returns the first of the ranges that ends behind element `at` of the arena; their number if none does. */
+/* Returns the first of the ranges that ends after element `at` of the arena; their number if none does. */
 static inline size_t state_range_at(const ArenaRanges* own, size_t at) {
     size_t below = 0, above = own->count;
     while (below < above) {
@@ -151,7 +151,7 @@ static inline int state_compare_names(const void* a, const void* b) {
     return strcmp((*(const Param* const*)a)->name, (*(const Param* const*)b)->name);
 }
 
-/* Lists the parameters by name, for state_find(): the files of many ranks hold many parts. The list is for free(). */
+/* Lists the parameters by name, for state_find(): the files of many ranks hold many parts. The caller frees the list. */
 static inline const Param** state_names(const ParamTable* t) {
     const Param** names = (const Param**)xmalloc((size_t)t->count * sizeof(Param*));
     for (int i = 0; i < t->count; i++) { names[i] = &t->items[i]; }

@@ -14,7 +14,7 @@
 
 #include <sys/file.h>
 
-/* Checks that what has this name, if anything, is a regular file. */
+/* Checks that a file of this name, if there is one, is a regular file. */
 static inline bool is_replaceable(const char* path, Error* e) {
     struct stat st;
     if (lstat(path, &st) != 0) { return errno == ENOENT || fail(e, "%s: cannot tell what it is: %s", path, strerror(errno)); }
@@ -123,8 +123,8 @@ static inline int open_locked(const char* path, int flags, bool* busy, Error* e)
     }
 }
 
-/* Makes a temporary file of this name and locks it. Replaces one that a killed process left; fails if a living one has it. The
- * lock ends with the last descriptor of the file. Returns NULL on an error. */
+/* Makes a temporary file of this name and locks it. Replaces a file that a killed process left; fails if a living process
+ * has it. The lock ends with the last descriptor of the file. Returns NULL on an error. */
 static inline FILE* create_temporary(const char* path, Error* e) {
     for (;;) {
         bool busy = false;
@@ -149,7 +149,7 @@ static inline FILE* create_temporary(const char* path, Error* e) {
             close(fd);
             return NULL;
         }
-        // ours was taken for a dead one's before it was locked, or this one is a dead one's: again
+        // another process took our file for a dead process's before we locked it, or this file is a dead process's: try again
         if (!made) { unlink(path); }
         close(fd);
     }

@@ -1,20 +1,20 @@
 /* rows.h -- which tokens of a token file make up a row of T tokens, for data with documents or a mask. dataloader.h asks for
  * row r; a plain file read across its documents needs none of this.
  *
- * A document begins at a BOS token, and at the file's first. A piece is what a row takes of a document: the whole, or of one
- * longer than T its tokens 0 ... T-1, T ... 2T-1 and so on. The target of a token is the file's next token, also where that is
- * the BOS of the next document, which says "end"; -1 if the mask says that it is not trained, or if there is none. A piece
- * without a trained target is dropped.
+ * A document begins at a BOS token, and at the file's first. A piece is what a row takes of a document: the whole document, or
+ * of a document longer than T its tokens 0 ... T-1, T ... 2T-1 and so on. The target of a token is the file's next token, even
+ * if that is the BOS of the next document, which says "end". It is -1 if the mask says that it is not trained, or if there is
+ * no next token. A piece without a trained target is dropped.
  *
  *   cross   rows begin at the multiples of T, whatever the documents; the row is its only piece
  *   pack    pieces are packed into rows; what is left of a row is padding: token 0, target -1
  *   mask    as pack, and attention stays inside a piece: starts[t] is the row's index of the first token of t's piece.
  *           The padding counts as a piece
  *
- * Packing is best fit in a bounded window. Rows that have room are open, at most ROWS_WINDOW of them, without a mask one.
- * Each piece, in the file's order, goes into the open row with the least room that is enough, among equals the oldest. If no
- * row has enough, a new one is opened, and if there are too many, the one with the least room is closed before. A full row
- * closes at once, and the others, by age, at the end. The row that closes first is row 0.
+ * Packing is best fit in a bounded window. Rows that have room are open: at most ROWS_WINDOW of them, or one if the data has no
+ * mask. Each piece, in the file's order, goes into the open row with the least room that is enough; among equals, into the
+ * oldest. If no row has enough, a new one is opened. If too many would then be open, the row with the least room is closed
+ * first. A full row closes at once, and the others, by age, at the end. The row that closes first is row 0.
  *
  * The index has 8 bytes a piece, and a number for every 64th row. It is made when the loader opens, in one pass over the file's
  * tokens (cross: over its mask).
@@ -28,7 +28,7 @@
 typedef enum { DOCUMENTS_AUTO, DOCUMENTS_CROSS, DOCUMENTS_PACK, DOCUMENTS_MASK } Documents;
 static const char* const documents_names[] = {"auto", "cross", "pack", "mask"};
 
-/* Returns how data is read, with a mask or without: what auto stands for there, or `d` itself. */
+/* Returns how data is read, with a mask or without: `d` itself, or what `auto` stands for in that case. */
 static inline Documents documents_of(Documents d, bool masked) {
     return d != DOCUMENTS_AUTO ? d : masked ? DOCUMENTS_MASK : DOCUMENTS_CROSS;
 }
@@ -38,7 +38,7 @@ typedef struct {
     Documents documents;   // see documents_of()
     int32_t bos;           // what documents begin with; -1: unknown
     uint64_t fingerprint;  // of the tokenizer that has this BOS; 0: unknown
-    bool certain;          // data that does not name its tokenizer is of this one
+    bool certain;          // data that does not name its tokenizer counts as made with this one
     TokenFileProgress progress;
     void* progress_ctx;
 } RowRule;
@@ -48,7 +48,7 @@ typedef struct {
     uint64_t rows, documents;
     uint64_t trained;  // targets
     uint64_t padding;  // tokens
-    uint64_t cut;      // answers (targets in a row that are trained) of which a row's end cuts off the rest
+    uint64_t cut;      // answers (trained targets in a row) that a row's end cuts off
     uint64_t bytes;    // of the index
     double seconds;    // that it took to make
 } RowCounts;
@@ -162,7 +162,7 @@ static void rows_place(RowMaker* m, uint64_t start, size_t length) {
     if (row->room == 0) { rows_close(m, i); }
 }
 
-/* Counts the trained ones among the tokens from `from` up to, but without, `to`. */
+/* Counts the trained tokens in [from, to). */
 static bool rows_count_trained(RowMaker* m, uint64_t from, uint64_t to, uint64_t* count, Error* e) {
     const uint64_t mask = tokenfile_mask_at(m->h), end = tokenfile_bytes(m->h) - mask;
     *count = m->h->masked || from >= to ? 0 : to - from;
@@ -194,7 +194,7 @@ static bool rows_add_piece(RowMaker* m, uint64_t start, size_t length, bool goes
     return true;
 }
 
-/* Takes the document of the tokens from `start` up to, but without, `end`. */
+/* Takes the document of tokens [start, end). */
 static bool rows_add_document(RowMaker* m, uint64_t start, uint64_t end, Error* e) {
     bool ok = true;
     m->index->counts.documents++;
@@ -315,7 +315,8 @@ static bool rows_read_piece(FILE* f, const TokenFileHeader* h, uint64_t first, s
     return true;
 }
 
-/* Reads row r: tokens x, targets y and the starts of the documents, each (T). `mask`: the mode is mask, else starts are 0. */
+/* Reads row r: tokens x, targets y and the starts of the documents, each (T). `mask`: the mode is mask; otherwise starts are
+ * 0. */
 static inline bool rows_read(const RowIndex* index, FILE* f, const TokenFileHeader* h, uint64_t r, size_t T, bool mask,
                              int64_t limit, int32_t* x, int32_t* y, int32_t* starts, unsigned char* scratch, const char* path,
                              Error* e) {

@@ -12,8 +12,8 @@
  *   word 9    CRC-32C of all bytes behind the header (crc.h); only tokenfile_scan() reads the whole file to check it
  *   the rest  zero
  * A mask follows the tokens: one bit for each, the lowest bit of a byte first, the last byte filled up with zeros. A token
- * whose bit is 1 is trained as a target: the loss counts how well it was foretold. Without a mask every token is.
- * Invariant: the file is exactly 1024 + tokens * width bytes long; with a mask, tokens / 8 more, rounded up.
+ * whose bit is 1 is trained as a target: the loss counts how well it was predicted. Without a mask every token is. Invariant:
+ * the file is exactly 1024 + tokens * width bytes long; with a mask, tokens / 8 more, rounded up.
  */
 #ifndef LLMC_TOKENFILE_H
 #define LLMC_TOKENFILE_H

@@ -54,7 +54,7 @@ typedef struct {
     RunId run;                // this run
     RunId parent_run;         // the run that it branched off from; "": none
     uint64_t parent_step;     // and the step where
-    bool not_finite;          // the last step's loss or gradient was not finite: resumed only where it is named
+    bool not_finite;          // the last step's loss or gradient was not finite: resumed only if it is named explicitly
     bool timed;               // written by --checkpoint-minutes: any later checkpoint replaces it
     int world_size;           // ranks, one state file each
     double loss_scale;        // of FP16 training; 1 otherwise

@@ -1,5 +1,5 @@
-/* debug.cuh -- names the first tensor on the GPU that is not finite: for runs that diverge, and for --debug. Of weights and of
- * sums of gradients it looks at what this rank holds: its shards (ZeRO 2 and 3), or all.
+/* debug.cuh -- names the first tensor on the GPU that is not finite: for runs that diverge, and for --debug. It looks at the
+ * weights and the sums of gradients that this rank holds: its shards (ZeRO 2 and 3), or all.
  */
 #ifndef LLMC_DEBUG_CUH
 #define LLMC_DEBUG_CUH
@@ -36,7 +36,7 @@ static inline bool debug_name(const NamedTensor* list, int count, void* scratch,
     return false;
 }
 
-/* The same of the tensors of an arena. */
+/* Does the same for the tensors of an arena. */
 static inline bool debug_name_params(const ParamTable* t, const floatX* arena, void* scratch, cudaStream_t stream,
                                      char name[TENSOR_TEXT]) {
     for (int i = 0; i < t->count; i++) {

@@ -74,8 +74,8 @@
 
 enum { SUM_BLOCKS = 264, SUM_THREADS = 256, JOIN_SECONDS = 120 };
 
-/* The connections of a run's ranks: of all; if sums have two levels, of those on this host, and of those with this one's place
- * on each host. */
+/* The connections of a run's ranks: one of all ranks. If sums have two levels, also one of the ranks on this host, and one
+ * of the ranks at this rank's place on each host. */
 typedef struct {
     NcclGroup *all, *inside, *across;
     int hosts;  // 1: sums have one level
@@ -158,7 +158,7 @@ static inline void ordered_sum_cuda(float* out, double* partials, const void* pa
     }
 }
 
-/* Replaces the sums of a step by those over the ranks, added in rank order. */
+/* Replaces the sums of a step by the sums over the ranks, added in rank order. */
 __global__ void add_states_kernel(StepState* s, const StepState* states, int ranks) {
     s->loss_sum = s->trained = s->norm_square = 0;
     for (int i = 0; i < MIX_MOST; i++) { s->sources.sum[i] = s->sources.tokens[i] = 0; }
@@ -190,7 +190,7 @@ static inline cudaEvent_t* exchange_events(const Exchange* x) {
 }
 
 /* Connects the GPUs of the `count` ranks first, first + step, ...; this rank is one. All ranks call this, each for its own
- * group, which `first` invites. End *group with nccl_leave() and free(). Fails on all ranks if one cannot. */
+ * group, to which rank `first` invites. End *group with nccl_leave() and free(). Fails on all ranks if one cannot. */
 static inline bool exchange_join_some(NcclGroup** group, Team* team, int first, int step, int count, Error* e) {
     const int rank = team->run.rank;
     NcclId id, *all = (NcclId*)xcalloc((size_t)team->run.ranks, sizeof *all);
@@ -275,7 +275,7 @@ static inline void exchange_unlink(Exchange* x) {
     free(x->links.all);
 }
 
-/* Takes memory that is exchanged. */
+/* Allocates memory for data that is exchanged. */
 static inline cudaError_t exchange_alloc(const Exchange* x, void** memory, size_t bytes) {
     return nccl_alloc(x->links.all, memory, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
@@ -329,8 +329,8 @@ static inline void exchange_await_sent(const Exchange* x, int part) {
 }
 
 /* Sends the gradients of a layer to their owners: of the embedding (-1), a block, or final norm and head (the number of
- * layers). Without a ring only the `last` micro-step sends, which completes them. In a ring each micro-step sends its own, and
- * the owners add all but the `first` one's to their sums. */
+ * layers). Without a ring only the `last` micro-step sends, which completes them. In a ring each micro-step sends its own
+ * gradients: in the `first` one they overwrite the owners' sums, in later ones they are added. */
 static inline void exchange_send_layer(Exchange* x, const Gradients* g, int layer, bool first, bool last) {
     for (int i = 0; (g->in_ring || last) && i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
@@ -380,7 +380,8 @@ static inline void exchange_finish(Exchange* x, StepState* state, float* norms) 
 // weights to all
 
 /* Gathers the weights (bucket's count) of a bucket, whose shards the compute streams of their owners have updated. Call
- * exchange_gathered() after it, and after the 8-bit copies of these weights: who waits for a layer then waits for both. */
+ * exchange_gathered() after it, and after the 8-bit copies of these weights: a stream that waits for a layer then waits for
+ * both. */
 static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks;

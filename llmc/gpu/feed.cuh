@@ -1,6 +1,6 @@
-/* feed.cuh -- brings batches of tokens to the GPU. The host reads them into pinned memory, a stream of the feed's own copies
- * them to the device while the GPU computes, and the model's stream puts them in place in its own order. Training and
- * validation share one feed.
+/* feed.cuh -- brings batches of tokens to the GPU. The host reads them into pinned memory. The feed's own stream copies them to
+ * the device while the GPU computes. The model's stream then puts them in place in its own order. Training and validation share
+ * one feed.
  */
 #ifndef LLMC_FEED_CUH
 #define LLMC_FEED_CUH
@@ -16,9 +16,9 @@ typedef struct {
     int parts;   // T counts the tokens of one of so many parts of a row (--seq-parallel); starts cover whole rows
     int32_t* x;  // (B, T) on the device: the model's tokens and targets
     int32_t* y;
-    int32_t* starts;           // (B, T parts) on the device: where each token's document starts in its row; NULL: a row is one
+    int32_t* starts;           // (B, T parts) on the device: where each token's document starts in its row, or NULL (one a row)
     int32_t* starts_room;      // what it points to, if data has documents; else NULL
-    int32_t* sources;          // (B) of each row, if the data has several
+    int32_t* sources;          // (B) the source of each row, if the data has several
     int32_t* host[IN_FLIGHT];  // (2, B, T), (B) and, with starts_room, (B, T parts) pinned: x, y, sources, starts
     int32_t* device[IN_FLIGHT];  // the same on the device
     cudaEvent_t copied[IN_FLIGHT], consumed[IN_FLIGHT];
@@ -50,7 +50,8 @@ static inline size_t feed_slot(size_t B, size_t T, size_t starts) { return 2 * B
 /* Returns the starts of a batch. */
 static inline size_t feed_starts(const Feed* f) { return (size_t)f->B * f->T * f->parts; }
 
-/* Lays out the buffers of a feed of batches (B, T), T of one of `parts` parts of a row; with `documents` rows hold some. */
+/* Lays out the buffers of a feed of batches (B, T), where T is the length of one of `parts` parts of a row. documents: rows
+ * may hold several documents */
 static inline void feed_lay_out(Feed* f, int B, int T, int parts, bool documents, Arena* device, Arena* pinned) {
     const size_t N = (size_t)B * T, starts = documents ? N * parts : 0, slot = feed_slot(B, T, starts);
     f->B = B;

@@ -15,10 +15,10 @@
  * the gradient covers the chunks so far, in their order. A head that is also the embedding stays in 16 bits as the embedding.
  *
  * Several GPUs: every rank makes the copies itself, from gathered weights. The exchange stream makes them after a gather and
- * before the event that announces it: who may read the weights may read their copies, and what may be overwritten holds for
- * both (exchange.cuh). ZeRO 1 and 2 keep copies of all blocks, made once an update (fp8_follow()). ZeRO 3 keeps copies of the
- * gathered blocks alone, one a slot (fp8_follow_slot()); the head's are made as in ZeRO 1. All ranks have the same weights and
- * scales, so they make the same copies.
+ * before the event that announces it. So a stream that may read the weights may read their copies, and one rule says when both
+ * may be overwritten (exchange.cuh). ZeRO 1 and 2 keep copies of all blocks, made once an update (fp8_follow()). ZeRO 3 keeps
+ * copies of the gathered blocks alone, one a slot (fp8_follow_slot()); the head's are made as in ZeRO 1. All ranks have the
+ * same weights and scales, so they make the same copies.
  *
  * Counts: each rank counts the values that it quantises, and rank 0 logs its own counts. With several GPUs the exchange stream
  * counts weights in a buffer of its own. fp8_take_counts() copies it at the update, where both streams are synchronized: a step
@@ -63,8 +63,8 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
 
-/* Refuses, before anything asks for a card, a model that --fp8 (`head`: and --fp8-head) does not take. tokens: of a rank's
- * micro-batch, which the flags `words` set */
+/* Refuses a model that --fp8 (`head`: and --fp8-head) does not take, before anything asks for a card. tokens: of a rank's
+ * micro-batch; words: the flags that set them */
 static inline void fp8_check(const ModelConfig* c, bool head, size_t tokens, const char* words) {
     if (!IS_BF16) { die_usage("--fp8: this is a build for %s, wanted PRECISION=BF16", PRECISION_NAME); }
     if (c->lora.rank > 0) { die_usage("--fp8: the run trains adapters (--lora), wanted one that trains all weights"); }
@@ -100,7 +100,8 @@ static inline void fp8_check_device(const Device* d) {
     }
 }
 
-/* Lays out the copies of all weights in `weights`, or if blocks are `gathered` of those that are; and the buffer of one operand
+/* Lays out the copies in `weights`, of all weights or, if blocks are `gathered`, of the gathered ones; and the buffer of one
+ * operand
  * in `workspace`, to `train` also the buffer of two transposes. table: all weights   N: rows of a block   chunk: rows of the
  * head; 0: the head stays in 16 bits */
 static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspace, const ModelConfig* c,
@@ -142,7 +143,7 @@ static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspac
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
 
-/* Returns a product's copies of block l; of the head l is 0. */
+/* Returns a product's copies for block l; for the head, l is 0. */
 static inline QuantisedWeights fp8_copies(const Fp8* f, int product, int l) {
     QuantisedWeights w = f->of[product];
     const size_t at = (size_t)(l % f->blocks), R = (size_t)w.R, C = (size_t)w.C;
@@ -152,7 +153,7 @@ static inline QuantisedWeights fp8_copies(const Fp8* f, int product, int l) {
     return w;
 }
 
-/* Returns the copies of a product of block l, of the head (l = 0). */
+/* Returns the copies of a product of block l (the head: l = 0), with the places for its largest values. */
 static inline Fp8Copies fp8_copies_of(const Fp8* f, LinearKind product, int l) {
     Fp8Copies c;
     memset(&c, 0, sizeof c);
@@ -187,8 +188,8 @@ static inline void fp8_quantise_head(const Fp8* f, const WeightArena* a, Profile
     if (f->of[LINEAR_HEAD].rows) { fp8_quantise_product(f, LINEAR_HEAD, weight_at(a, f->head, &run), 0, 1, profiler, stream); }
 }
 
-/* Makes the copies of all weights, except those that are made as blocks are gathered; nothing without --fp8. To be called when
- * weights are loaded or drawn, and with one GPU after the update. */
+/* Makes the copies of all weights, except those that are made as blocks are gathered; nothing without --fp8. Call it when
+ * weights are loaded or drawn and, with one GPU, after the update. */
 static inline void fp8_refresh(const Fp8* f, const Queue* q, const WeightArena* a) {
     if (!f->of[0].rows) { return; }
     if (f->several) { CUDA_CHECK(cudaMemsetAsync(f->counts, 0, sizeof *f->counts, q->stream)); }
@@ -196,7 +197,8 @@ static inline void fp8_refresh(const Fp8* f, const Queue* q, const WeightArena* 
     fp8_quantise_head(f, a, q->profiler, q->stream);
 }
 
-/* Behind the gather of a bucket's weights: with its last piece makes the copies of a block, or of the head. */
+/* Call it after the gather of a bucket's weights: with the bucket's last piece it makes the copies of a block, or of the
+ * head. */
 static inline void fp8_follow(const Fp8* f, const Exchange* x, int bucket, const WeightArena* a) {
     const Bucket* b = &x->buckets.items[bucket];
     const bool last = bucket + 1 == x->buckets.count || b[1].layer != b->layer;
@@ -207,7 +209,7 @@ static inline void fp8_follow(const Fp8* f, const Exchange* x, int bucket, const
     fp8_quantise_weights(f, block, b->layer, 1, x->profiler, x->stream);
 }
 
-/* Behind the gathers of block l into `slot`, slot l % GATHER_SLOTS: makes its copies. */
+/* Call it after the gathers of block l into `slot`, which is l % GATHER_SLOTS: makes the block's copies. */
 static inline void fp8_follow_slot(const Fp8* f, const Exchange* x, int l, const floatX* slot) {
     if (f->of[0].rows) { fp8_quantise_weights(f, slot, l, 1, x->profiler, x->stream); }
 }

@@ -50,7 +50,8 @@ static inline size_t gradients_bytes(bool fp32) { return fp32 ? sizeof(float) : 
 /* Returns the elements of the norms' gradients. The gap after a norm has a gradient as well: zero. */
 static inline size_t norm_rows_size(const Gradients* g) { return g->trained.vector_elements; }
 
-/* Returns the elements of the bucket of the head, or of an embedding that is tied to it, and its first in *first. */
+/* Returns the elements of the bucket of the head, or of an embedding that is tied to it, and sets *first to its first
+ * element. */
 static inline size_t head_bucket(const Gradients* g, size_t* first) {
     *first = g->config.tied ? 0 : param_offset(&g->trained, P_FINAL_NORM, -1);
     return (g->config.tied ? g->trained.items[1].offset : g->trained.elements) - *first;
@@ -100,7 +101,7 @@ static inline void gradients_lay_out_all(Gradients* g, Arena* a) {
     g->apart = take<float>(a, g->apart_size);
 }
 
-/* The same of the ring. */
+/* Does the same for the ring. */
 static inline void gradients_lay_out_ring(Gradients* g, Arena* a) {
     size_t first = 0;
     const size_t head = head_bucket(g, &first) * gradients_bytes(g->fp32 || g->fp32_head), own = gradients_bytes(g->fp32);
@@ -141,7 +142,8 @@ static inline void gradients_zero(const Gradients* g, bool first, cudaStream_t s
     if (!g->in_ring && first && !c->tied && c->lora.rank == 0) { gradients_zero_elements(g, 0, V, stream); }
 }
 
-/* Before the embedding's gradient, whose place in the ring held the head's until that was sent: zeroes its bucket. */
+/* Zeroes the embedding's bucket in the ring, before its gradient is computed: the place held the head's gradient until that
+ * was sent. */
 static inline void gradients_zero_embedding(const Gradients* g, cudaStream_t stream) {
     if (g->in_ring && !g->config.tied) { gradients_zero_elements(g, 0, g->ring.first_block, stream); }
 }

@@ -10,8 +10,8 @@
  *   dx   dy: a scale for each token                W: its transposed copy, a scale for each input
  *   dW   dy: its transpose, one scale              x: its transpose, one scale
  *
- * x and dy are quantised just before their product: by the norm or the SwiGLU that writes them, else in one pass. All products
- * share one buffer for them. Values that are computed again have the same bits.
+ * x and dy are quantised just before their product: by the norm or the SwiGLU that writes them, otherwise in one pass. All
+ * products share one buffer for them. Values that are computed again have the same bits.
  *
  * dW sums over the tokens, so it cannot apply a scale of one token: each factor has one scale, by its largest value. The kernel
  * that quantises a tensor's rows also stores this value in `largest`; for x it does so in the forward pass. dx makes the
@@ -19,10 +19,10 @@
  * makes the transpose of x from its 16 bits (3 bytes a value), with the scale that the forward pass has left. Both transposes
  * share one buffer.
  *
- * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as others do. dx sums over twice the
- * feed-forward width, and dW over all tokens: they are not fast. On an H200 (dev/results/nvidia-h200-kernels.md) the products
- * of a 1B model run at 1.87 times BF16's speed if all are fast, at 1.66 if none is, with scales for each row; the products of
- * dW with one scale each, not fast, run at 1.77.
+ * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as other programs do. dx sums over
+ * twice the feed-forward width, and dW over all tokens: they are not fast. On an H200 (dev/results/nvidia-h200-kernels.md) the
+ * products of a 1B model run at 1.87 times BF16's speed if all are fast, and at 1.66 if none is, with scales for each row. The
+ * products of dW, with one scale for each factor and not fast, run at 1.77.
  */
 #ifndef LLMC_GPU_LINEAR_CUH
 #define LLMC_GPU_LINEAR_CUH
@@ -77,8 +77,8 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // 8 bits
 
-/* Returns the shared buffer for rows of `width` of a kind of tensor, which leave their largest value in `largest`, and the
- * counts of the kind, or NULL. */
+/* Returns the shared buffer for rows of `width` of a kind of tensor, with `largest`, the place for their largest value, and
+ * the place for the kind's counts, or NULL. */
 static inline QuantisedRows fp8_rows(const Queue* q, QuantisedKind kind, size_t width, uint32_t* largest) {
     return {q->quantised.data, q->quantised.scale, quantised_pitch(width), largest, quantised_format(kind)};
 }

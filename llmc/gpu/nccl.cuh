@@ -5,8 +5,8 @@
  * caller asks: `if (nccl.AlltoAll)`. The library stays loaded to the end of the program, since it has threads.
  *
  * Types and constants come from nccl.h. Without it, or with one older than 2.19, LLMC_NCCL is 0: nccl_open() then fails and
- * says why, and nothing else is defined. A newer nccl.h than the library is fine: a ncclConfig_t holds its own size,
- * and a setting that an older library refuses is given to newer ones alone.
+ * says why, and nothing else is defined. A newer nccl.h than the library is fine: a ncclConfig_t holds its own size, and a
+ * setting that an older library refuses is given only to newer libraries.
  *
  * NCCL's rules for its callers (its user guide, and the sources of 2.28):
  * - All ranks make the same calls with the same sizes in the same order on each communicator.
@@ -14,10 +14,11 @@
  *   another's memory it registers nothing symmetric and still succeeds; the collectives then run as usual.
  * - With NCCL_WIN_COLL_SYMMETRIC a collective's buffers lie at the same offset of the window on all ranks.
  * - Policy NCCL_CTA_POLICY_ZERO lets copy engines move the data of AllGather, AlltoAll, Gather and Scatter, if both buffers are
- *   in symmetric windows and all ranks on one host. Otherwise, and in all that reduces, NCCL launches its kernels as usual.
+ *   in symmetric windows and all ranks on one host. Otherwise, and in collectives that add, NCCL launches its kernels as usual.
  *   On two H200s a step of 1B was no longer with it, and NCCL took 0.43 GiB less (dev/results).
  * - The first call of a kind allocates and connects: it is made before a stream is captured.
- * - CommDestroy and CommAbort wait until each graph that captured a call of the communicator is destroyed: it goes first.
+ * - CommDestroy and CommAbort wait until each graph that captured a call of the communicator is destroyed: destroy the graphs
+ *   first.
  * - Replays and other calls of one communicator follow one another: on one stream, or with events between.
  */
 #ifndef LLMC_NCCL_CUH
@@ -133,7 +134,7 @@ static inline NcclVersion nccl_version_text(int version) {
 
 /* Loads the library. If a file exists but cannot be loaded, the error has the loader's reason. */
 static inline void* nccl_load(Error* e) {
-    setenv("NCCL_NVLS_ENABLE", "0", 0);  // what only moves bytes has no use for NVLink's multicast
+    setenv("NCCL_NVLS_ENABLE", "0", 0);  // ranks only move bytes: NVLink's multicast, which adds, has no use here
     static const char* const places[][2] = {{"", "libnccl.so.2"},
                                             {"NCCL_HOME", "lib/libnccl.so.2"},
                                             {"NCCL_HOME", "lib64/libnccl.so.2"},
@@ -222,7 +223,7 @@ typedef struct {
 static inline void nccl_must(const NcclGroup* g, ncclResult_t result, const char* what) {
     enum { NCCL_SECONDS = 60 };
     Error e = NO_ERROR;
-    // also where the call succeeded: NCCL 2.28 says so of a window that it still registers
+    // even if the call succeeded: NCCL 2.28 also succeeds while it still registers a window
     must(nccl_ok(&g->api, result, g->comm, what, &e) && nccl_wait(&g->api, g->comm, NCCL_SECONDS, what, &e), &e);
 }
 

@@ -54,7 +54,7 @@ static void optimizer_update(const Optimizer* o, const Queue* q, const WeightAre
                          sizeof(floatX) * (a->master_kind == MASTER_FP32 ? 1 : 2);
     Op op(q->profiler, q->stream, "optimizer", 0, (double)r.elements.count * moved);
     OptimizerTensors<Grad> t;
-    t.params = r.weights - r.elements.first;  // as if all lay there
+    t.params = r.weights - r.elements.first;  // as if all weights lay there
     t.grads = (const Grad*)r.grads;
     t.grads_first = r.of_grads.first;
     t.grads_end = r.of_grads.first + r.of_grads.count;

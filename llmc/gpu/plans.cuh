@@ -23,7 +23,7 @@ static inline MatmulSetup matmul_setup(const MatmulContext* c) {
     return s;
 }
 
-/* Lists the choices of all plans, for free(). */
+/* Lists the choices of all plans; the caller frees the list. */
 static inline MatmulChoice* matmul_choices(const MatmulContext* c) {
     MatmulChoice* choices = (MatmulChoice*)xcalloc(MATMUL_MAX_PLANS, sizeof *choices);
     for (int i = 0; i < c->num_plans; i++) {
@@ -34,7 +34,7 @@ static inline MatmulChoice* matmul_choices(const MatmulContext* c) {
     return choices;
 }
 
-/* Gives the plans made so far the algorithms of `count` choices, where one is for them. */
+/* Gives each plan made so far its algorithm, if one of the `count` choices is for it. */
 static inline void matmul_adopt(MatmulContext* c, MatmulChoice* choices, int count) {
     MatmulContext other = *c;
     other.saved = choices;
@@ -79,7 +79,7 @@ static inline void device_load_plans(MatmulContext* matmul, const char* path, bo
     if (warns) { warn("%s: cuBLASLt chooses again, so the bits may differ", e.msg); }
 }
 
-/* Warns, once the products of a training step have been made, if the plan file lacks some: it is a file of other shapes. */
+/* Warns, once the products of a training step have been made, if the plan file lacks some: the file is for other shapes. */
 static inline void device_check_plans(const MatmulContext* matmul, const char* path) {
     if (matmul->num_unsaved == 0) { return; }
     warn(

@@ -26,7 +26,7 @@ typedef struct {
     cudaStream_t stream;  // the step's
 } Profiler;
 
-/* Makes a profiler of the steps on this stream, for free(). */
+/* Makes a profiler of the steps on this stream; the caller frees it. */
 static inline Profiler* profiler_new(cudaStream_t stream) {
     Profiler* p = (Profiler*)xcalloc(1, sizeof *p);
     p->stream = stream;

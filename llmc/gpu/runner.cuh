@@ -10,11 +10,11 @@
 #include "llmc/step_state.cuh"        // defines: StepState, step_begin_cuda
 #include "llmc/train/step.h"          // defines: Recipe, Metrics
 
-/* A micro-step by its place in its step: the first overwrites gradients, the last of several ranks exchanges them. */
+/* A micro-step by its place in its step: the first overwrites gradients; with several ranks, the last exchanges them. */
 typedef unsigned MicroKind;
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_KINDS = 4 };
 
-/* Returns the kind of a step's micro-step k. A process that is alone has no last one. */
+/* Returns the kind of a step's micro-step k. A single process has no MICRO_LAST. */
 static inline MicroKind micro_kind(const Recipe* recipe, int k) {
     return (k == 0 ? MICRO_FIRST : 0u) | (recipe->team && k == recipe->accumulate - 1 ? MICRO_LAST : 0u);
 }

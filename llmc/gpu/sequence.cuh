@@ -1,6 +1,6 @@
-/* sequence.cuh -- attention over rows of which each rank of a group computes a part (--seq-parallel; dist/sequence.h has the
- * layouts and the oracle). Before attention the ranks exchange parts of rows for heads, after it heads for parts of rows; the
- * gradients go the opposite way. One exchange sends (parts - 1) / parts of the data:
+/* sequence.cuh -- attention over rows that a group of ranks shares: each computes a part (--seq-parallel; dist/sequence.h has
+ * the layouts and the oracle). Before attention the ranks exchange parts of rows for heads, after it heads for parts of rows;
+ * the gradients go the opposite way. One exchange sends (parts - 1) / parts of the data:
  *
  *   forward    qkv of the own tokens -> q, k, v of the own heads, RoPE (qkv.cuh), attention -> its output for the own tokens
  *   backward   its gradient for the own tokens -> for the own heads, attention backward -> dqkv for the own tokens
@@ -125,8 +125,8 @@ static inline void sequence_turn(const Sequence* p, cudaStream_t compute) {
     CUDA_CHECK(cudaStreamWaitEvent(compute, p->turn[1]));
 }
 
-/* Exchanges pieces (B, parts, T, heads / parts) for heads (B, T parts, heads / parts), which have the same size, or heads for
- * pieces: block p of each row goes to member p, and what comes from there takes its place. s: of a part */
+/* Exchanges pieces (B, parts, T, heads / parts) for heads (B, T parts, heads / parts), or heads for pieces; both have the
+ * same size. Block p of each row goes to member p, and the block that member p sends takes its place. s: the shape of a part */
 static inline void sequence_exchange(const Queue* q, const Sequence* p, floatX* to, const floatX* from, AttentionShape s) {
     const size_t block = (size_t)s.T * pitch_of(heads_width(s) / p->parts), row = block * p->parts;
     sequence_turn(p, q->stream);

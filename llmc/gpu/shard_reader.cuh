@@ -39,7 +39,7 @@ static inline bool shard_reader_piece(const ShardReader* c, bool exact, const Pa
     if (a->rank == 0) {
         copy_out_staged(a, dst, n);
     } else {
-        CUDA_CHECK(cudaStreamSynchronize(a->stream));  // never far ahead of who writes
+        CUDA_CHECK(cudaStreamSynchronize(a->stream));  // never far ahead of the writer
     }
     return true;
 }

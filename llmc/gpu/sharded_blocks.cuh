@@ -1,6 +1,6 @@
 /* sharded_blocks.cuh -- ZeRO 3: the weights of the blocks lie in shards, 1 / ranks on each rank. A block is gathered before its
- * use. Embedding, final norm and head stay whole on every rank: every micro-step begins and ends with them, and of 70B they
- * are 2.1 of 70.6 billion weights (3.9 GiB in 16 bits).
+ * use. Embedding, final norm and head stay whole on every rank: every micro-step begins and ends with them, and in 70B they are
+ * 2.1 of 70.6 billion weights (3.9 GiB in 16 bits).
  *
  * dist/zero.h decides which block is gathered when, exchange.cuh says which stream waits for what. The forward pass gathers the
  * same way as the backward pass there, without sends. In a captured graph all events belong to the graph: a pass begins with no
@@ -88,7 +88,7 @@ static inline void sharded_queue(ShardedBlocks* g, const Exchange* x, const Weig
     CUDA_CHECK(cudaEventRecord(g->there[slot], x->stream));
 }
 
-/* Returns the weights of block l, for what is queued from now on, and lets the next ones come. */
+/* Returns the weights of block l, for what is queued from now on, and queues the gathers of the next blocks. */
 static inline const floatX* sharded_block(ShardedBlocks* g, const Exchange* x, const WeightArena* a, const Fp8* fp8, int l) {
     int list[GATHER_SLOTS];
     const int count = gather_ring_next(&g->ring, l, list);

@@ -78,7 +78,7 @@ static inline void weights_lay_out_state(WeightArena* a, size_t elements, Arena*
     a->v = take<char>(v, elements * moment_bytes(a->bf16_moments));
 }
 
-/* Makes the events; the buffers are the model's to lay out. */
+/* Makes the events; the model lays out the buffers. */
 static inline void weights_open(WeightArena* a, cudaStream_t stream) {
     a->stream = stream;
     for (int i = 0; i < WEIGHTS_STAGED; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&a->staged[i], cudaEventDisableTiming)); }
@@ -117,7 +117,7 @@ static inline floatX* weight_at(const WeightArena* a, size_t at, size_t* run) {
     return here ? a->own + (local - a->blocks_first / (size_t)a->blocks.ranks) : NULL;
 }
 
-/* Returns where a weight lies that is trained, by this rank. */
+/* Returns where a weight that this rank trains lies. */
 static inline floatX* trained_at(const WeightArena* a, size_t at) {
     size_t run = 0;
     return a->trained == a->params ? weight_at(a, at, &run) : a->trained + at;
