@@ -12,9 +12,9 @@
  *     (m, n) (m, k) (k, n)    (n, m) (n, k)  (k, m)
  *
  *                    ours: op(A), op(B)      cuBLAS' first factor = our B      its second = our A
- *   forward          x, W transposed         W  by columns (C, OC), transposed x    by columns (C, N)
- *   backward input   dout, W                 W  by columns (C, OC)             dout by columns (OC, N)
- *   backward weight  dout transposed, x      x  by columns (C, N)              dout by columns (OC, N), transposed
+ *   forward:         x, W transposed         W  by columns (C, OC), transposed x    by columns (C, N)
+ *   backward input:  dout, W                 W  by columns (C, OC)             dout by columns (OC, N)
+ *   backward weight: dout transposed, x      x  by columns (C, N)              dout by columns (OC, N), transposed
  *
  * matmul_plan() exchanges the layouts. matmul_candidates(), matmul_product() and matmul_launch() exchange alignments, scales
  * and pointers in the same way.

@@ -10,8 +10,8 @@
  * direction. So a block has the time of a whole block to arrive. The gathers take the slots of blocks whose last use has been
  * queued already.
  *
- *   forward    at block l     slots hold l and l + 1 (on its way), and l + 2 takes the place of l - 1
- *   backward   at block l     slots hold l and l - 1 (on its way), and l - 2 takes the place of l + 1
+ *   forward at block l:      slots hold l and l + 1 (on its way), and l + 2 takes the place of l - 1
+ *   backward at block l:     slots hold l and l - 1 (on its way), and l - 2 takes the place of l + 1
  *   the turn                  the last three blocks of the forward pass are the first of the backward pass: they have arrived
  *
  * A micro-step of L blocks gathers 2 L - 3. The order of calls on the host alone decides: every rank queues the same gathers in

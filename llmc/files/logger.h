@@ -3,10 +3,10 @@
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
  *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": the reason, if the step was;
- *       "trained": the step's trained targets, if some are not trained. With several sources, "sources": the loss on each one's tokens
- *       in the order of --train, null for one without a row)
+ *       "trained": the step's trained targets, if some are not trained. With several sources, "sources": the loss on each
+ *       source's tokens in the order of --train, null for a source without a row)
  *       with --fp8 "quantised":{"weight":[0.0001,0.02],..}: for each kind of tensor in 8 bits, the share of a sample that
- *       became zero, and the share with fewer bits (subnormals)
+ *       became zero, and the share with fewer bits (subnormals).
  *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
  *   {"event":"slowest","step":..,"rank":..,"host":"..","busy_ms":..,"others_ms":..}   with several ranks (run/loop/slowest.h)
@@ -275,8 +275,8 @@ static inline void log_quantised(FILE* f, const QuantiseCounts* counts) {
     fputc('}', f);
 }
 
-/* Logs one optimizer step: `step` counts from 1, `ms` is its whole time, `seconds` the time since the process began, `tokens`
- * those trained on since the run began, `quantised` the counts of --fp8, `skipped` the reason for a skipped update or NULL. */
+/* Logs one optimizer step: `step` counts from 1, and `ms` is its whole time. seconds: the time since the process began. tokens:
+ * counted since the run began. quantised: the counts of --fp8. skipped: the reason for a skipped update, or NULL. */
 static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
                             double seconds, int64_t tokens, int64_t trained, const SourceLosses* sources,
                             const QuantiseCounts quantised[NUM_QUANTISED], const char* skipped, Error* e) {

@@ -2,8 +2,8 @@
  * the layouts and the oracle). Before attention the ranks exchange parts of rows for heads, after it heads for parts of rows;
  * the gradients go the opposite way. One exchange sends (parts - 1) / parts of the data:
  *
- *   forward    qkv of the own tokens -> q, k, v of the own heads, RoPE (qkv.cuh), attention -> its output for the own tokens
- *   backward   its gradient for the own tokens -> for the own heads, attention backward -> dqkv for the own tokens
+ *   forward:   qkv of the own tokens -> q, k, v of the own heads, RoPE (qkv.cuh), attention -> its output for the own tokens
+ *   backward:  its gradient for the own tokens -> for the own heads, attention backward -> dqkv for the own tokens
  *
  * Forward keeps qkv and lse as attention wants them, and the output as the next product wants it. So backward exchanges the
  * output once more, unless a recomputed block has just left it. Packing is a pass of its own. Received data needs no unpacking,

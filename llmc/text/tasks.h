@@ -1,14 +1,15 @@
 /* tasks.h -- multiple-choice questions for --tasks: reads and encodes them, gives them out as rows of a batch, scores them.
  *
  * A file has one question a line, {"ctx": text, "choices": [texts], "label": index of the right one}. The model's answer is
- * the choice with the highest log-likelihood after the context: `acc` counts right answers; `acc_norm` those by likelihood
- * divided by the characters of the choice. The first of equal choices wins. The rules are lm-eval's, so the scores are, too:
+ * the choice with the highest log-likelihood after the context: `acc` counts right answers; `acc_norm` counts
+ * right answers by likelihood divided by the characters of the choice. The first of equal choices wins. The rules are
+ * lm-eval's, so the scores are, too:
  *
- *   context and " " + choice are encoded together and split at the length of the encoded context
- *   white space at the context's end goes to the choice
- *   BOS comes first if the tokenizer adds it and the context does not begin with its name; an empty context is BOS alone
- *   names of special tokens are those tokens
- *   what is longer than a row loses tokens on the left
+ *   context and " " + choice are encoded together and split at the length of the encoded context;
+ *   white space at the context's end goes to the choice;
+ *   BOS comes first if the tokenizer adds it and the context does not begin with its name; an empty context is BOS alone;
+ *   names of special tokens become these tokens;
+ *   a question longer than a row loses tokens on the left.
  *
  * A row holds one choice: T inputs and targets, padded on the right, where no token that counts sees the padding.
  */

@@ -698,7 +698,7 @@ static inline int compare_added_names(const void* a, const void* b) {
     return bytes ? bytes : x->len != y->len ? (x->len > y->len) - (x->len < y->len) : (x->id > y->id) - (x->id < y->id);
 }
 
-/* Lists the names of the added tokens from the flags. Of two tokens with one name, the first has it. */
+/* Lists the names of the added tokens from the flags. If two tokens have one name, the first keeps it. */
 static inline void tokenizer_list_added(Tokenizer* t) {
     AddedName* all = (AddedName*)xmalloc((size_t)t->vocab_size * sizeof(AddedName));
     size_t count = 0;

@@ -1,11 +1,11 @@
 /* scheduler.h -- the learning rate of every step, the same in the C, CUDA and Python trainers.
  *
  * Steps count from 0; `f` is the final rate as a fraction of the peak rate:
- *   step < warmup    lr * (step + 1) / warmup
- *   cosine           lr * (f + (1 - f) * (1 + cos(pi * p)) / 2)     p = (step - warmup) / (steps - warmup), in [0, 1]
- *   linear           lr * (1 - (1 - f) * p)
- *   constant         lr
- *   wsd              lr, then over the last fifth of all steps lr * (f + (1 - f) * (1 - sqrt(q))), q from 0 to 1
+ *   step < warmup:   lr * (step + 1) / warmup
+ *   cosine:          lr * (f + (1 - f) * (1 + cos(pi * p)) / 2)     p = (step - warmup) / (steps - warmup), in [0, 1]
+ *   linear:          lr * (1 - (1 - f) * p)
+ *   constant:        lr
+ *   wsd:             lr, then over the last fifth of all steps lr * (f + (1 - f) * (1 - sqrt(q))), q from 0 to 1
  * The decay of wsd is from Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024).
  * All of it is computed in double; the caller rounds.
  */

@@ -80,7 +80,7 @@ def test_each_new_best_is_written_with_checkpoint_best(work):
     text = train(work, *FLAGS, "--lr", 0, "--steps", 7, "--checkpoint-best", "--out", "b")
     assert kept(work / "b") == ["step_00000002", "step_00000007"] and "best    b/step_00000002" in text
     text = train(work, *FLAGS, "--lr", 1e-3, "--steps", 6, "--checkpoint-best", "--keep", 1, "--out", "c")
-    assert kept(work / "c") == ["step_00000006"] and "best    c/step_00000006" in text  # the last best one replaced the others
+    assert kept(work / "c") == ["step_00000006"] and "best    c/step_00000006" in text  # each replaced the last one
     assert last_event(work / "c")["reason"] == "done"
 
 

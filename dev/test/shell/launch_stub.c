@@ -11,7 +11,7 @@
  *     sleep      sleeps                                kill:N     gets signal N. late-kill:N: a moment later
  *     stay       ignores SIGTERM                       watch      sees by the pipe that its parent is gone: DIR/gone.RANK
  *     slow       ends 1.5 s after SIGTERM: DIR/done.RANK
- *     count      writes a line for each signal to DIR/came.RANK; exits when DIR/end is there
+ *     count      writes a line for each signal to DIR/came.RANK; exits when DIR/end exists
  *
  * With LATE set, a new process waits for the death of its parent before it does anything. With IGNORE_CHILDREN set, SIGCHLD is
  * ignored when the parent begins.

@@ -303,7 +303,7 @@ static void one_of_many_hosts_gets_the_folder(void) {
             char byte;
             o.settle_seconds = 2;
             close(start[1]);
-            if (!freopen("/dev/null", "w", stdout) || read(start[0], &byte, 1) != 0) { _exit(3); }  // all children start at once
+            if (!freopen("/dev/null", "w", stdout) || read(start[0], &byte, 1) != 0) { _exit(3); }  // all start at once
             const bool taken = owner_take(&o, out, false, &e);
             if (taken) { owner_stop(&o); }
             _exit(taken ? 10 : 11);

@@ -1,7 +1,7 @@
 /* options.h -- the command line of the trainers: one table of flags.
  *
- * options.def is the only list. The fields of `Options`, the parser, the ranges, --help, the printed configuration and the
- * JSON in the log and in checkpoints are all generated from it, so no flag can be missing in one of them.
+ * options.def is the only list. From it come the fields of `Options`, the parser, the ranges, --help, the printed
+ * configuration, and the JSON in the log and in checkpoints. So no flag can be missing in one of them.
  *
  * Grammar: --name value or --name=value. '_' and '-' are the same inside a name. llm.c's letters are aliases (-b 4). There
  * are no positional arguments; @FILE stands for the flags of a file (flag_file.h). A switch stands alone (--chat) or takes

@@ -1,17 +1,17 @@
 /* training.h -- the functions that the training loop (train.h) calls:
  *
- *   training_open      prints the plan, locks --out, creates the model; false if there is nothing to train
- *   training_stops     says whether the run ends before its last step
- *   training_due       says which work is due once the queued steps are done
- *   training_report    writes the line of a step to the screen and the log
- *   training_evaluate  the validation loss and the answers to --tasks
+ *   training_open:     prints the plan, locks --out, creates the model; false if there is nothing to train
+ *   training_stops:    says whether the run ends before its last step
+ *   training_due:      says which work is due once the queued steps are done
+ *   training_report:   writes the line of a step to the screen and the log
+ *   training_evaluate: the validation loss and the answers to --tasks
  *   training_sample, training_checkpoint
- *   training_close     the last checkpoint and the summary
+ *   training_close:    the last checkpoint and the summary
  *
  * Four things end a run early: --patience, a signal, an error that is not the model's (data or log that cannot be read or
- * written), and a loss or gradient norm that is not finite, ten steps in a row. In each case the run
- * finishes the queued steps, saves the last whole step, and then prints the cause. From the first step that is not finite until
- * the next one that is, checkpoints say so in trainer_state.json, and none is pruned.
+ * written), and a loss or gradient norm that is not finite, ten steps in a row. In each case the run finishes the queued
+ * steps, saves the last whole step, and then prints the cause. From the first step that is not finite until the next finite
+ * one, checkpoints say so in trainer_state.json, and none is pruned.
  */
 #ifndef LLMC_TRAINING_H
 #define LLMC_TRAINING_H
