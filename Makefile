@@ -136,7 +136,7 @@ EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) -isy
 EMULATED_FLAGS = -std=c++17 $(EMULATED_OPT) $(MARCH) $(if $(filter 1,$(OPENMP)),-fopenmp) -fno-strict-aliasing -ffp-contract=fast \
                  -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(EMULATED_INCLUDES)
 EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o)
-EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_kernels_cu test_attention_cu
+EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_determinism_cu test_kernels_cu test_attention_cu
 
 emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/emulated/libnccl.so.2
 

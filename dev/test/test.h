@@ -18,18 +18,14 @@ static int tests_passed, tests_failed, tests_skipped, checks_failed;
         }                                                         \
     } while (0)
 
-#define RUN(test)                                                  \
-    do {                                                           \
-        checks_failed = 0;                                         \
-        test();                                                    \
-        printf("%s %s\n", checks_failed ? "FAIL" : "ok  ", #test); \
-        fflush(stdout);                                            \
-        if (checks_failed) {                                       \
-            tests_failed++;                                        \
-        } else {                                                   \
-            tests_passed++;                                        \
-        }                                                          \
-    } while (0)
+static inline void test_run(const char* name, void (*test)(void)) {
+    checks_failed = 0;
+    test();
+    printf("%s %s\n", checks_failed ? "FAIL" : "ok  ", name);
+    fflush(stdout);
+    checks_failed ? tests_failed++ : tests_passed++;
+}
+#define RUN(test) test_run(#test, test)
 
 #define SKIP(name, reason)                     \
     do {                                       \

@@ -90,11 +90,7 @@ int main(int argc, char** argv) {
             SKIP(test.name, "no GPU here");
             continue;
         }
-        checks_failed = 0;
-        test.run();
-        printf("%s %s\n", checks_failed ? "FAIL" : "ok  ", test.name);
-        fflush(stdout);
-        checks_failed ? tests_failed++ : tests_passed++;
+        test_run(test.name, test.run);
     }
     return test_summary();
 }

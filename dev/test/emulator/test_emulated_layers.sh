@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_emulated_layers.sh -- tests the kernels of the CUDA layers against their oracles, and test_llama3cu against PyTorch. All
-# run on the emulated card (dev/test/emulator), built for several architectures. `make test-emulated` builds the programs and
-# runs this. Times and memory are not tested, since the emulator's are no card's.
+# test_emulated_layers.sh -- tests the kernels of the CUDA layers against their oracles, test_llama3cu against PyTorch, and the
+# smallest trials of test_determinism_cu. All run on the emulated card (dev/test/emulator), built for several architectures.
+# `make test-emulated` builds the programs and runs this. Times and memory are not tested, since the emulator's are no card's.
 . dev/test/lib.sh
 emulated=build/emulated
 
@@ -43,4 +43,8 @@ for pair in FP32_90:mha_odd FP32_90:gqa2_untied_rope8 FP32_90:documents FP32_90:
             BF16_90:tied_gqa4_rope32 BF16_90:lora_some BF16_90:fp8 BF16_90:fp8_head; do
     emulated "${pair%%:*}" test_llama3cu "dev/test/pairs/${pair#*:}" "dev/test/pairs/${pair#*:}.state.safetensors"
 done
+
+# a step's gaps between tensors, and what a run sums in fp32; the other trials are too large here
+for variant in FP32_90 BF16_90; do emulated $variant test_determinism_cu gaps_between_tensors_stay_zero; done
+emulated BF16_90 test_determinism_cu a_run_sums_in_fp32
 summary

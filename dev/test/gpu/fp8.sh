@@ -1,5 +1,5 @@
-# fp8.sh -- tests of test_gpu.sh: runs with --fp8. Kernels and products are in test_kernels_cu, gradients and equal bits in
-# test_llama3cu.
+# fp8.sh -- tests of test_gpu.sh: runs with --fp8. Kernels and products are in test_kernels_cu, gradients in
+# test_llama3cu, equal bits of steps in test_determinism_cu.
 
 # has_hopper: succeeds on a card of compute capability 9.0, else says why not
 has_hopper() {

@@ -165,10 +165,10 @@ build_one() {
 build_all() {
     targets=
     for v in bf16 fp32 fp16; do targets="$targets $v:test_llama3cu $v:train_llama3cu"; done
-    for v in bf16 fp32; do targets="$targets $v:build/test_kernels_cu $v:build/test_attention_cu"; done
+    for v in bf16 fp32; do targets="$targets $v:build/test_kernels_cu $v:build/test_attention_cu $v:build/test_determinism_cu"; done
     if in_all; then
         for v in bf16_ptx80 fp16_ptx75; do targets="$targets $v:test_llama3cu $v:build/test_kernels_cu $v:build/test_attention_cu"; done
-        targets="$targets bf16_illegal:train_llama3cu fp16:build/test_kernels_cu fp16:build/test_attention_cu bf16:build/test_wgmma_cu fp16:build/test_wgmma_cu"
+        targets="$targets bf16_illegal:train_llama3cu fp16:build/test_kernels_cu fp16:build/test_attention_cu fp16:build/test_determinism_cu bf16:build/test_wgmma_cu fp16:build/test_wgmma_cu"
     fi
     running=0 pids=
     for target in $targets; do

@@ -21,7 +21,7 @@ program() {
     return $p_status
 }
 
-# committed LIMIT VARIANT: only the committed pairs, without the tests of memory and of equal bits
+# committed LIMIT VARIANT: the committed pairs, each with a limit of its own
 committed() {
     for pair in mha_odd gqa2_untied_rope8 tied_gqa4_rope32 documents fp8 lora_all lora_some; do
         program "$1" "$2" test_llama3cu "dev/test/pairs/$pair" "dev/test/pairs/$pair.state.safetensors" || return 1

@@ -23,6 +23,11 @@ tests() {
     full "test_llama3cu, FP16" program 240 fp16 test_llama3cu
     for v in fp32 bf16 fp16 bf16_ptx80 fp16_ptx75; do full "test_attention, $v" program 150 $v test_attention_cu; done
 
+    lane determinism
+    quick "steps repeat their bits, FP32" program 240 fp32 test_determinism_cu
+    quick "steps repeat their bits, BF16" program 240 bf16 test_determinism_cu
+    full "steps repeat their bits, FP16" program 240 fp16 test_determinism_cu
+
     lane kernels
     quick "every layer against its oracle, fp32" program 120 fp32 test_kernels_cu
     quick "every layer against its oracle, bf16" program 120 bf16 test_kernels_cu

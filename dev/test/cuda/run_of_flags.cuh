@@ -1,0 +1,95 @@
+/* run_of_flags.cuh -- what the tests of the CUDA trainer share: the session, the layout and the model of a run, made from flags
+ * by the trainer's own functions. The includer defines TESTING, which leaves the trainer's main out.
+ */
+#ifndef TEST_RUN_OF_FLAGS_CUH
+#define TEST_RUN_OF_FLAGS_CUH
+
+#include "train_llama3.cu"
+
+/* Makes the session of one process that trains `config` with these flags, separated by spaces, without samples. */
+static Session* session_of(const ModelConfig* config, const char* flags) {
+    enum { MOST_WORDS = 32 };
+    Session* s = (Session*)xcalloc(1, sizeof *s);
+    char* words = xstrdup(flags);
+    char* argv[MOST_WORDS] = {(char*)"", (char*)"--sample-tokens=0"};
+    int argc = 2;
+    Error e = NO_ERROR;
+    for (char* word = strtok(words, " "); word && argc < MOST_WORDS; word = strtok(NULL, " ")) { argv[argc++] = word; }
+    if (options_parse(&s->options, argc, argv, ON_GPU, &e) != OPTIONS_OK) { die("%s: %s", flags, e.msg); }
+    free(words);  // no text is among the flags
+    s->job = JOB_TRAIN;
+    s->ranks = 1;
+    s->config = *config;
+    must(plan_make(&s->plan, &s->options, 1, 0, &e), &e);
+    return s;
+}
+
+/* What memory holds before a run. compute-sanitizer's initcheck knows only memory that nothing was written to: with the
+ * environment variable NO_FILL it is left alone. */
+static int fill_of(int fill) { return getenv("NO_FILL") ? NO_FILL : fill; }
+
+/* The same for gradients, whose arena must be zero between its tensors: a step has to overwrite them. */
+static void fill_gradients(Llama* m, int fill) {
+    if (fill_of(fill) == NO_FILL) { return; }
+    for (int i = 0; i < m->trained.count; i++) {
+        const Param* p = &m->trained.items[i];
+        const Gradient g = grad_at(m, p->kind, p->layer);
+        CUDA_CHECK(cudaMemsetAsync(g.data, fill, param_size(p) * (g.fp32 ? sizeof(float) : sizeof(floatX)), m->queue.stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
+}
+
+static MatmulContext* test_matmul(void) {
+    static MatmulContext* context = matmul_create(NULL, false);
+    return context;
+}
+
+/* Makes a session's model. fp32_head: the head's gradient is in fp32 alone, as in a run whose sums are long for it only.
+ * fill: the byte that activations, workspace and gradients hold at first */
+static Llama* model_of(const Session* s, bool fp32_head, int fill) {
+    Layout layout = layout_of(s, &s->options);
+    layout.fp32_head = layout.fp32_head || fp32_head;
+    Llama* m = (Llama*)xmalloc(sizeof *m);
+    *m = llama_create(&s->config, &layout, test_matmul(), fill_of(fill));
+    fill_gradients(m, fill);
+    return m;
+}
+
+/* Large enough that a small gradient of a 16-bit build is no denormal; the test divides by it. */
+static const float test_loss_scale = IS_FP16 ? 1024.0f : 1.0f;
+
+/* As trainer_prepare() does once the weights are there: makes 8-bit copies, and begins at step 0. */
+static void start_run(Llama* m, TrainerState* run) {
+    fp8_refresh(&m->fp8, &m->queue, &m->weights);
+    run->loss_scale = test_loss_scale;
+    runner_restore(&m->runner, run);
+}
+
+/* Returns whether this card has scales for each row of a factor: only there --fp8 runs. */
+static bool has_fp8(void) {
+    return IS_BF16 && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+           device_attribute(cudaDevAttrComputeCapabilityMinor) == 0 && matmul_has_row_scales();
+}
+
+/* Copies one parameter's gradient to `out`, host memory. Returns the number of its elements; 0: there is no such parameter. */
+static size_t read_gradient(const Llama* m, const char* name, float* out) {
+    for (int i = 0; i < m->trained.count; i++) {
+        const Param* p = &m->trained.items[i];
+        const size_t n = param_size(p);
+        if (strcmp(p->name, name) != 0) { continue; }
+        const Gradient g = grad_at(m, p->kind, p->layer);
+        if (g.fp32) {
+            copy_out(out, g.data, n * sizeof(float), m->queue.stream);
+        } else {
+            floatX* host = (floatX*)xmalloc(n * sizeof(floatX));
+            copy_out(host, g.data, n * sizeof(floatX), m->queue.stream);
+            for (size_t k = 0; k < n; k++) { out[k] = to_float(host[k]); }
+            free(host);
+        }
+        for (size_t k = 0; k < n; k++) { out[k] /= test_loss_scale; }
+        return n;
+    }
+    return 0;
+}
+
+#endif
