@@ -133,7 +133,7 @@ class Side:
                         begin = time.monotonic()
                     if len(ms) > warm + 4 and sum(ms[warm:]) >= seconds * 1e3:
                         break
-            finally:  # an interrupted benchmark leaves no trainer behind
+            finally:  # an interrupted benchmark leaves no trainer running
                 end, ended = time.monotonic(), p.poll()
                 if ended is None:
                     os.killpg(p.pid, signal.SIGKILL)
@@ -225,8 +225,8 @@ def torch_way(a, step_args, mode, gpus):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as p:
         try:
             screen, _ = p.communicate(timeout=a.torch_seconds)
-        except BaseException as end:  # an interrupted benchmark leaves no worker behind
-            p.terminate()  # it ends its workers, which are in sessions of their own
+        except BaseException as end:  # an interrupted benchmark leaves no worker running
+            p.terminate()  # torchrun ends its workers, which have their own sessions
             try:
                 p.communicate(timeout=40)
             except subprocess.TimeoutExpired:

@@ -89,7 +89,7 @@ static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
     launch(out, b.x, b.w, s.N, s.width(), s.K, 0, NULL, NULL, MatmulRope());
 }
 
-/* out: gate_up, backward its gradient, or qkv; gate_up: what backward reads */
+/* out: gate_up, its gradient (backward), or qkv; gate_up: read by backward */
 template <MatmulSplit SPLIT>
 static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
     if (s.pass == GATE_UP) {

@@ -437,7 +437,7 @@ static void dataloader_open_batches(DataLoader* d, int B, int T, int rank, int n
 
 /* Opens every file that `pattern` names (a path or a glob pattern) and checks all headers. B, T > 0, 0 <= rank < num_ranks.
  * Starts at row 0. Fails without a file, and on a folder, a damaged header, or a size that contradicts the header. Shards may
- * not differ in token width, mask, vocabulary or tokenizer. Each shard needs a row, and all together need a batch for all ranks.
+ * not differ in token width, mask, vocabulary or tokenizer. Each shard needs a row, and all together a batch for all ranks.
  * With documents the data needs a BOS. Do not move the loader in memory until it is closed. */
 static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks, uint64_t seed,
                                    bool shuffle, const RowRule* rule, Error* e) {

@@ -204,7 +204,7 @@ class Lab:
         with open(os.path.join(self.good, "low.bin"), "wb") as f:
             f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack("<%dH" % len(ids), *ids))
         test = os.path.join(lab.ROOT, "dev/test")
-        os.makedirs(os.path.join(self.good, "words"))  # a folder of their own: the trainer takes the tokenizer beside its data
+        os.makedirs(os.path.join(self.good, "words"))  # a separate folder: the trainer takes the tokenizer beside its data
         with tarfile.open(os.path.join(test, "fuzz/corpus/tokenizer.tar")) as seeds:
             for name, source in (("ranks.model", "ranks.model"), ("tokenizer.json", "llama3.json")):
                 with open(os.path.join(self.good, "words", name), "wb") as f:
@@ -294,7 +294,7 @@ class Lab:
             bad("slow" if result.status == "hang" else "crash", "status %s %s" % (result.status, result.err))
         if result.bad_form():
             bad("form", result.err)
-        diverged = hostile and " is not finite, first in " in result.err  # a learning rate of 1e308 was read, and trained with
+        diverged = hostile and " is not finite, first in " in result.err  # the run trained with a learning rate of 1e308
         if result.status == 1 and os.path.basename(path) not in result.err and not diverged:
             bad("unnamed", result.err)
         if cpu > 2:

@@ -39,7 +39,7 @@ enum { READ, WRITE, OPEN, CLOSE, FSYNC, RENAME, UNLINK, MKDIR, LIST, STAT, TRUNC
 static const char* const class_names[CLASSES] = {"read", "write", "open",     "close", "fsync", "rename", "unlink", "mkdir",
                                                  "list", "stat",  "truncate", "lock",  "seek",  "mmap",   "malloc"};
 
-// what the first arguments of a call name
+// how the first arguments of a call name its files
 typedef enum { NOTHING, FD, PATH, AT_PATH, PATHS, AT_PATHS } Names;
 static const struct {
     int number, class;

@@ -1,4 +1,4 @@
-/* uniform.cuh -- fills tensors on the GPU with uniform numbers, for tests and timings that need no data of their own. */
+/* uniform.cuh -- fills tensors on the GPU with uniform numbers, for tests and timings that need no special data. */
 #ifndef LLMC_UNIFORM_CUH
 #define LLMC_UNIFORM_CUH
 

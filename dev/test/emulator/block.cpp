@@ -190,7 +190,7 @@ static void thread_main(void) {
     emulator_switch(&threads[self].at, scheduler);
 }
 
-/* Gives a thread a stack, on which it begins. */
+/* Gives a thread the stack on which it begins. */
 static void begin_thread(Thread* t) {
     static char* const stacks = (char*)mmap(NULL, (size_t)MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -120,7 +120,7 @@ static bool transfer(ncclComm_t comm, const Message& m) {
     return move(comm, m, m.at, m.bytes);
 }
 
-/* Exchanges messages with the other ranks. A thread of its own sends them. */
+/* Exchanges messages with the other ranks. A second thread sends them. */
 static void exchange(ncclComm_t comm, const std::vector<Message>& messages) {
     const auto transfer_all = [&](bool send) {
         return std::all_of(messages.begin(), messages.end(), [&](auto& m) { return m.send != send || transfer(comm, m); });
@@ -193,7 +193,7 @@ const char* ncclGetLastError(ncclComm_t comm) {
 // ---------------------------------------------------------------------------------------------------------------------
 // joining and leaving
 
-/* The address at which a rank listens to another: a name that is in no file system. */
+/* The address at which a rank listens to another: a name outside of any file system. */
 static struct sockaddr_un address_of(const ncclUniqueId& id, int from, int to) {
     struct sockaddr_un address = {AF_UNIX, ""};
     snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "%.60s.%d.%d", id.internal, from, to);

@@ -40,7 +40,7 @@ typedef std::shared_ptr<Work> WorkPtr;
 
 struct Graph {
     std::vector<WorkPtr> works;  // each after the works it waits for
-    WorkPtr begin;               // stands for what was queued before the launch
+    WorkPtr begin;               // stands for the work queued before the launch
 };
 
 struct Stream {
@@ -279,7 +279,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (!e->work) { return cudaSuccess; }
     if (e->work->graph != s->graph) {
         if (s->graph || !e->work->graph) { return result(cudaErrorStreamCaptureIsolation); }
-        capture(s, e->work->graph);  // the capture goes on in this stream, too
+        capture(s, e->work->graph);  // the graph captures this stream, too
     }
     s->joined.push_back(e->work);
     return cudaSuccess;

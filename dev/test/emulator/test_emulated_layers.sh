@@ -24,7 +24,7 @@ for test in crossentropy_plans_agree crossentropy_shows_what_is_not_finite swigl
     emulated FP16_75 test_kernels_cu $test
 done
 
-# attention by each of its kernels: Hopper's products, those of older cards with and without asynchronous copies, plain loops
+# attention by each of its kernels: Hopper's products, older cards' products with and without asynchronous copies, plain loops
 emulated FP32_90 test_attention_cu plain scores_in_the_hundreds
 for kernel in BF16_90:wgmma BF16_80:mma FP16_75:mma; do
     for test in scores_in_the_hundreds documents_with_scores_in_the_hundreds; do

@@ -118,7 +118,7 @@ plans_are_kept() {
 # The limit: at this learning rate most steps are smaller than a unit of their weight. Over 20 steps, in which the loss falls by
 # 1.04, the losses are at most 3.2e-3 apart; with weights rounded to nearest, 2.6e-2.
 none="--master none --moments bf16"
-no_master_is_near() { # losses are near those of fp32 master weights
+no_master_is_near() { # losses are near the losses with fp32 master weights
     token_file "$tmp/few.bin" 6000 4
     few="--train $tmp/few.bin --lr 3e-4 --warmup 0 --schedule constant"
     cu BF16 with_master $few && cu BF16 without_master $few $none &&

@@ -2,7 +2,7 @@
  * checkpoints. Edits cut, change, exchange or remove files, put links or folders in their place, and rename checkpoints. The
  * checkpoint that is found must be whole; every newer checkpoint must be damaged or belong to a run that was set back. Nothing
  * outside the folder may change. The bits of the first byte (below) choose what else is done. */
-#define FILE_SUM_PIECE 256  // small buffers: allocating is what takes the time
+#define FILE_SUM_PIECE 256  // small buffers: allocating takes most of the time
 #define TENSOR_READ_PIECE 64
 #define LOG_LINE_MAX 1024
 #include "fuzz.h"
@@ -102,7 +102,7 @@ static char* with_checksum(char* text, size_t* size) {
 
 typedef enum { EDIT_BYTE, EDIT_CUT, EDIT_REPLACE, EDIT_REMOVE, EDIT_SWAP, EDIT_LINK, EDIT_FOLDER, EDIT_RENAME, NUM_EDITS } Edit;
 
-/* Makes one edit from four bytes and those after them. Returns how many bytes it used. */
+/* Makes one edit from four bytes, and for some edits from more. Returns how many bytes it used. */
 static size_t edit(const uint8_t* data, size_t size) {
     static const char* const folders[] = {"step_00000002", "step_00000009",     "step_00000002.tmp",
                                           "step_12",       "step_00000003.tmp", "step_00000001.old.tmp"};

@@ -7,7 +7,7 @@
 #include "fuzz.h"
 #include "llmc/text/tokenizer.h"
 
-/* Returns whether every byte has a token of its own, so that any text comes back whole. */
+/* Returns whether every byte has its own token, so that any text comes back whole. */
 static inline bool has_all_bytes(const Tokenizer* t) {
     for (int b = 0; b < 256; b++) {
         const char byte = (char)b;

@@ -161,7 +161,7 @@ build_one() {
     echo $? >"$build_log.done"
 }
 
-# Builds all targets in this order, as many in parallel as there are cores.
+# Builds all targets in this order, one for each core in parallel.
 build_all() {
     targets=
     for v in bf16 fp32 fp16; do targets="$targets $v:test_llama3cu $v:train_llama3cu"; done

@@ -23,7 +23,7 @@ adapters_train_as_on_the_cpu() {
     [ -s "$tmp/lora_gpu.txt" ] && cmp "$tmp/lora_gpu.txt" "$tmp/lora_cpu.txt"
 }
 
-# 20 steps in 16 bits follow those of fp32
+# 20 steps in 16 bits stay near the same steps in fp32
 adapters_train_alike_in_16_bits() {
     lora_base || return 1
     flags="--model $tmp/lora_base/step_00000030 --train $tmp/data_train.bin --lora 8 --batch 4 --seq 256 --steps 20 --lr 5e-3 --warmup 5"

@@ -140,7 +140,7 @@ if [ "$precision" = BF16 ]; then
         check "each has copies of $size" grep -q "^memory  fp8 weights  *$size$" "$tmp/stdout"
     done
     expect "--fp8-head is planned" 0 "timed   nothing: " fp8 --fp8-head --model llama3.2-1b --seq 2048 --batch 16
-    # 128,256 x 2,048 weights more, and their scales; its rows and transposes fit into those of the blocks
+    # 128,256 x 2,048 weights more, and their scales; the blocks' room for rows and transposes also holds the head's
     check "its copies are in the table" grep -q "^memory  fp8 weights  *2.30 GiB$" "$tmp/stdout"
     check "its rows and transposes share room" grep -q "^memory  workspace, estimated  *2.17 GiB$" "$tmp/stdout"
     expect "--fp8-head needs --fp8" 2 "error: --fp8-head: the blocks' products are not in FP8, wanted --fp8 as well" \

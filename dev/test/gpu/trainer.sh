@@ -384,7 +384,7 @@ timed_checkpoints_change_no_bit() {
         same_end "$d/on" "$d/off" 1500 && same_steps "$d/on/log.jsonl" "$d/off/log.jsonl"
 }
 
-# a model that is wide enough for kernels which compute SwiGLU and RoPE with their products
+# a model wide enough for kernels that compute SwiGLU and RoPE with their products
 joined_layers_have_one_result() {
     has_hopper || return
     d=$tmp/joined flags="--model d12 --train $tmp/data_train.bin --batch 4 --seq 1024 --steps 6 --warmup 2"

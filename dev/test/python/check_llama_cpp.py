@@ -114,7 +114,7 @@ def main():
     lines.append((good, f"greedy   {happened}"))
     screen = run(TRAINER, "--model", clean, "--eval", "--val", data, "--batch", 1, "--seq", a.seq, "--val-batches", a.rows)
     ours = float(screen.decode().split("loss ")[1].split()[0])
-    # Q8_0 token by token: llama-cpp-python 0.3.36 crashed on Q8_0 products of several rows, on a CPU with AMX
+    # Q8_0 runs token by token: on a CPU with AMX llama-cpp-python 0.3.36 crashed on Q8_0 products of several rows
     for name, limit, m in (("F32", 1e-3, model), ("Q8_0", 1e-2, open_model(small, 2 * a.seq, 1))):
         theirs = loss_of(m, data, a.seq, a.rows)
         lines.append((abs(theirs / ours - 1) <= limit,

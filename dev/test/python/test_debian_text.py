@@ -1,4 +1,4 @@
-"""Tests dev/data/debian_text.py on made-up packages, without a network: an apt-get of the test's own copies them."""
+"""Tests dev/data/debian_text.py on made-up packages, without a network: the test's own apt-get copies the packages."""
 import gzip
 import hashlib
 import json

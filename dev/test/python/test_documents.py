@@ -153,7 +153,7 @@ def test_a_mean_of_each_micro_batch_is_found(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name, old, new", [
-    ("llmc/crossentropy.h", r"memset\(row, 0, .*\);", ""),  # a gradient where there is no target
+    ("llmc/crossentropy.h", r"memset\(row, 0, .*\);", ""),  # a gradient without a target
     ("llmc/files/rows.h", r"(?<=mask_first\)\) \{ )y\[i\] = -1;", ""),  # a mask that is not read
     ("llmc/files/rows.h", r"best < 0 \|\| m->open\[i\].room < m->open\[best\].room", "best < 0"),  # the first row that fits
     ("train_llama3.c", r"m->starts = recipe->data.starts;", "m->starts = NULL;")])  # documents that see each other

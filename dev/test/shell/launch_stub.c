@@ -151,7 +151,7 @@ static void take_port(void) {
     close(fd);
 }
 
-/* Runs a command as the leader of a session with a terminal, and shows what it prints there. Returns its status. */
+/* Runs a command as the leader of a session with a terminal, and copies its output to stdout. Returns its status. */
 static int at_terminal(const char* folder, char** command) {
     char press[PATH_CAP], text[4096];
     snprintf(press, sizeof press, "%s/press", folder);

@@ -98,7 +98,7 @@ resume back/step_00000004 --out back >/dev/null 2>&1
 check "set back to an earlier checkpoint" same_checkpoint first8 back/step_00000008
 check "a log that was set back has every step once" test "$(grep -c '"event":"step"' back/log.jsonl)" -eq 8
 
-# someone put a link, or a file, in the place of a checkpoint that the run is about to write
+# someone put a link, or a file, where the run is about to write a checkpoint
 for place in link file; do
     rm -rf placed elsewhere && cp -r back0 placed && mv placed/step_00000008 elsewhere
     if [ $place = link ]; then ln -s ../elsewhere placed/step_00000008; else echo mine >placed/step_00000008; fi
@@ -577,7 +577,7 @@ expect "tokenize: a folder for the token file" 1 "wanted the name of a file" "$b
 expect "tokenize: makes the folder it writes into" 0 "new/folder/x_val.bin" \
     "$bin/tokenize" --val-fraction 0.1 -o new/folder/x.bin text.txt
 
-# ./tokenize reads streams like files, and refuses what is no text by name, with the command that converts it
+# ./tokenize reads streams like files. It refuses other formats than text by name, with the command that converts them
 tokens="$bin/tokenize --threads 1"
 $tokens -o whole.bin text.txt >/dev/null
 for input in '-' '/dev/stdin' '/dev/fd/0'; do

@@ -24,7 +24,8 @@ fresh() {
 # run WORD...: runs one rank a word
 run() { "$stub" run "$folder" "$@"; }
 
-# begin COMMAND...: runs the command in the background, as process $pid in a group of its own, until its $all ranks are ready
+# begin COMMAND...: starts the command in the background, as process $pid in its own group, and waits until its $all ranks are
+# ready
 begin() {
     setsid "$@" >"$tmp/out" 2>"$tmp/err" </dev/null &
     pid=$!
@@ -47,7 +48,7 @@ has() {
     for has_file in "$folder/$3".*; do [ "$(grep -cx "$2" "$has_file")" -eq "$1" ] || return 1; done
 }
 
-# let_end: tells ranks that count signals to exit, and waits for the end
+# let_end: lets ranks that count signals exit, and waits for the end
 let_end() {
     : >"$folder/end"
     finish

@@ -343,7 +343,7 @@ check "and nothing is written, either" test ! -e x
 # --- two hosts: network namespaces with a cable between them -------------------------------------------------------------------
 
 host_a=llmc_a_$$ host_b=llmc_b_$$
-end_hosts() { # ends what still runs on them
+end_hosts() { # ends the processes that still run on them
     for host in $host_a $host_b; do ip netns pids $host 2>/dev/null; done | xargs -r kill -9
 }
 cut_hosts() { end_hosts; ip netns del $host_a 2>/dev/null; ip netns del $host_b 2>/dev/null; }
@@ -353,7 +353,7 @@ make_hosts() {
         ip -n $host_a addr add 10.83.0.1/24 dev cable && ip -n $host_b addr add 10.83.0.2/24 dev cable &&
         for host in $host_a $host_b; do ip -n $host link set lo up && ip -n $host link set cable up; done
 }
-# on_host RANK FLAGS...: one rank of two, each on a host of its own
+# on_host RANK FLAGS...: one rank of two, each on its own host
 on_host() {
     rank=$1 host=$host_a
     shift

@@ -146,7 +146,7 @@ static void rope_spellings_that_disagree_are_refused_by_name(void) {
     REFUSED(",\"rope_scaling\":{\"type\":\"default\",\"rope_type\":\"llama3\"," L3 "}", "rope_scaling.type is \"default\"");
 }
 
-/* Returns what config_warn() prints of a small Llama's config.json with these members added at the end. */
+/* Returns the output of config_warn() on a small Llama's config.json with these members added at the end. */
 static const char* warnings_of(const char* more) {
     static char text[2048];
     ModelConfig c;

@@ -445,7 +445,7 @@ static bool sparse_files_work(void) {
     return ok;
 }
 
-/* Reads 2^31 + 1,000,000 tokens of two bytes: beyond 4 GiB, and beyond what word 2 of the header can count. */
+/* Reads 2^31 + 1,000,000 tokens of two bytes: beyond 4 GiB, and beyond the largest count of the header's word 2. */
 static void more_than_2_to_the_31_tokens_are_read(void) {
     remove_files();
     const int long_T = 1 << 20;
@@ -513,7 +513,7 @@ static void the_fingerprint_tells_data_by_content_not_by_folder(void) {
 
 static void the_fingerprint_reads_the_ends_of_a_large_file(void) {
     remove_files();
-    const uint64_t n = 1 << 23;  // 16 MiB: 4 times what is read
+    const uint64_t n = 1 << 23;  // 16 MiB: 4 times the bytes that are read
     const uint64_t ends[] = {0, n - 1};
     Kind kind = {2, 100, 9};
     CHECK(write_sparse("a.bin", kind, n, NULL, 0), "write");

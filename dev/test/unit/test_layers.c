@@ -309,7 +309,7 @@ static void plain_products_of_a_small_example_are_right(void) {
     CHECK(memcmp(dw, dw_want, sizeof dw) == 0, "dw is %g %g %g %g %g %g", dw[0], dw[1], dw[2], dw[3], dw[4], dw[5]);
 }
 
-/* Returns want - base: what a gradient added. */
+/* Returns want - base, the gradient that was added. */
 static double* added(const float* want, const float* base, size_t n) {
     double* d = widened(want, n);
     for (size_t i = 0; i < n; i++) { d[i] -= (double)base[i]; }
@@ -337,7 +337,7 @@ static void matmul_and_its_gradients_are_the_plain_loops_at_every_edge(void) {
             use_threads(t);
             float* got[5] = {floats(on), floats(on), copied(res, on), floats(in), copied(dw0, wn)};
             const size_t count[5] = {on, on, on, in, wn};
-            memset(got[0], 0xff, on * sizeof(float));  // NaN: shows what is not overwritten
+            memset(got[0], 0xff, on * sizeof(float));  // NaN: shows elements that are not overwritten
             memset(got[3], 0xff, in * sizeof(float));
             matmul_forward(got[0], packed, x, w, NULL, N, C, OC);
             matmul_forward(got[1], packed, x, w, res, N, C, OC);

@@ -49,7 +49,7 @@ static const char* owner_host(void) {
     return f.there ? f.host : "nobody";
 }
 
-/* Counts what lies in the folder. */
+/* Counts the files of the folder. */
 static int count_files(void) {
     struct dirent* entry = NULL;
     Error e = NO_ERROR;

@@ -635,7 +635,7 @@ static const char* what_came(int fd) {
     return text;
 }
 
-/* Adds `n` as if `seconds` had passed since the start, and since the last line if there is one. */
+/* Adds `n` as if `seconds` had passed since the start, and since the last line, if any. */
 static void later(Progress* p, double seconds, uint64_t n) {
     const double now = now_seconds();
     p->start = now - seconds;

@@ -51,8 +51,8 @@ static void check_layout(const char* name, const ParamTable* t) {
           t->elements);
 }
 
-/* Checks that the pieces tile the arena, that each is of one bucket, aligned and bounded, and that there are as few as can
- * be. */
+/* Checks that the pieces tile the arena, and that each is of one bucket, aligned and bounded. No smaller number of pieces would
+ * do. */
 static void check_pieces(const char* name, const ModelConfig* c, const ParamTable* t, const Buckets* list) {
     const size_t unit = (size_t)PARAM_ALIGN * (size_t)t->ranks, most = bucket_most / unit * unit;
     size_t at = 0;

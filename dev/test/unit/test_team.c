@@ -25,7 +25,7 @@ typedef struct {
     int parent[2];                 // the pipe of the parent; -1: none
     int ready[2], go[2];           // pipes: one gets a byte from each child that has opened its team, the other a byte for each
                                    // child that may continue
-    bool apart;                    // each rank is the first of a host of its own, so that each prints why the run ends
+    bool apart;                    // each rank is the first rank of a host, so that each prints why the run ends
     int odd;                       // the rank that behaves differently; -1: none
     void (*body)(Team*, int odd);  // a child's work between opening and closing
     int count;
@@ -36,7 +36,7 @@ static char host[TEAM_HOST];
 
 static void nap(double seconds) { poll(NULL, 0, (int)(1e3 * seconds)); }
 
-/* A port of loopback that is free, outside of the range from which the system gives ports to others. */
+/* Returns a free port of loopback, outside of the range from which the system gives ports to programs. */
 static int free_port(void) {
     static int next;
     for (;;) {
@@ -449,7 +449,7 @@ static void a_rank_0_that_reads_its_files_is_waited_for(void) {
     g.reads = 3;
     start(&g, 0);
     close(connect_to(&g));  // now it listens
-    g.timeout = 0.5;        // rank 1 would not wait longer for one that does not
+    g.timeout = 0.5;        // rank 1 would not wait longer for a rank 0 that does not listen
     start(&g, 1);
     expect_success(&g.child[1]);
     expect_success(&g.child[0]);
@@ -494,7 +494,7 @@ static void a_rank_of_another_build_is_refused_on_every_rank(void) {
     set_fields(&g, "BF16, CUDA 12.8");
     start(&g, 3);
     set_fields(&g, "BF16, CUDA 12.6");
-    nap(0.5);  // a rank that comes later hears of it, too
+    nap(0.5);  // rank 2 comes later and hears of the error, too
     start(&g, 2);
     for (int i = 0; i < 4; i++) {
         expect_error(&g.child[i], "rank 3 on host %s: build is \"BF16, CUDA 12.8\", but rank 0 has \"BF16, CUDA 12.6\"", host);
@@ -567,7 +567,7 @@ static void a_port_that_is_taken_and_an_address_elsewhere_are_named(void) {
     g.timeout = 0.5;
     g.silent = 0.5;
     start(&g, 0);
-    start(&g, 1);  // what listens there says nothing
+    start(&g, 1);  // the test's own socket listens there and says nothing
     expect_error(&g.child[0], "port %d of 127.0.0.1 is taken by another program\n  hint: choose another one with --port",
                  g.run.port);
     expect_error(&g.child[1], "rank 0 did not answer at 127.0.0.1, port %d, within 6 s: what listens there says nothing",
@@ -852,7 +852,7 @@ static void ranks_end_with_the_process_that_started_them(void) {
         this_group = &g;
         CHECK(pipe(g.parent) == 0, "pipe");
         start_all(&g);
-        if (ranks == 3) { kill(g.child[0].pid, SIGKILL), nap(1); }  // the others still look for it
+        if (ranks == 3) { kill(g.child[0].pid, SIGKILL), nap(1); }  // the others still try to reach rank 0
         if (ranks < 3) { await_ready(&g, 2 * ranks); }
         close(g.parent[1]);
         g.parent[1] = -1;

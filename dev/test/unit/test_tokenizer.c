@@ -5,7 +5,7 @@
 #endif
 #include <stdio.h>
 
-static FILE* (*memory_stream)(char** text, size_t* length) = open_memstream;  // a test puts one that fails here
+static FILE* (*memory_stream)(char** text, size_t* length) = open_memstream;  // a test replaces it by one that fails
 #define open_memstream memory_stream
 
 #include "dev/test/test.h"

@@ -38,8 +38,8 @@ struct AdamWCase {
     size_t end_of(size_t k) const { return k + 1 < stretches.size() ? stretches[k + 1].first : n; }
 };
 
-/* Builds one block, C wide. If PARAM_ALIGN does not divide C, there are gaps after norms and matrices. The tensor outside the
- * window has separate gradients, as all norms have. */
+/* Builds one block, C wide. If PARAM_ALIGN does not divide C, gaps follow norms and matrices. The tensor outside the window has
+ * separate gradients, as all norms have. */
 template <typename Grad>
 static AdamWCase adamw_case(int C, GradWindow window) {
     ModelConfig config;

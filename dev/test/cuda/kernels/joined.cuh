@@ -7,7 +7,7 @@
 #include "matmul.cuh"
 #include "rope.cuh"
 
-#ifndef PRECISION_FP32  // which has no products of our own
+#ifndef PRECISION_FP32  // FP32 has no such products
 /* Counts in `taken` (rows, columns) how often each tile is taken. */
 __global__ static void place_kernel(int* taken, MatmulTilesArgs s) {
     const uint32_t piece = blockIdx.x * blockDim.x + threadIdx.x;

@@ -18,7 +18,7 @@ static Floats table_of_rope(int positions, int HD) {
     return table;
 }
 
-/* Uploads where the documents of N tokens start; NULL stays NULL. */
+/* Uploads the starts of documents (N); NULL stays NULL. */
 static const int32_t* upload_starts(const int32_t* starts, size_t N) {
     return starts ? upload(std::vector<int32_t>(starts, starts + N)) : NULL;
 }
