@@ -76,6 +76,10 @@ for page in $pages; do
     done
 done >"$tmp/found"
 none "every line of C is in a trainer"
+grep -E '^\|.* = [0-9.]+ ' README.md | grep -oE '[0-9]{1,3}(,[0-9]{3})+' | while read -r figure; do
+    grep -qF -e "$figure" dev/results/*.md || echo "$figure"
+done >"$tmp/found"
+none "every speed on README is in the results"
 for room in llmc/* dev/*; do
     [ ! -d "$room" ] || grep -qF "$room" README.md || echo "$room"
 done >"$tmp/found"
