@@ -15,8 +15,8 @@
  * Every result is bitwise the same for any number of threads, because no layer lets the number of threads change the order
  * of a sum. A training step allocates nothing.
  *
- * Other files hold: files (llmc/files), text (llmc/text), and the training loop (llmc/run/loop/train.h), flags, screen, log,
- * validation, sampling and all other jobs (llmc/run). Only the CUDA trainer computes in 16 bits.
+ * Other folders hold the rest: files (llmc/files), text (llmc/text), and in llmc/run the training loop (loop/train.h), flags,
+ * screen, log, validation, sampling and all other jobs. Only the CUDA trainer computes in 16 bits.
  */
 #include "llmc/base/utils.h"             // defines: Error, xcalloc, round_up, size_min, now_seconds
 #include "llmc/base/arena.h"             // defines: Arena, take, map_memory
@@ -37,7 +37,7 @@
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
 #include "llmc/adamw.h"         // defines: global_norm, global_norm_scratch
 #include "llmc/optimizer.h"     // defines: OptimizerArenas, optimizer_update
-#ifndef TESTING                 // a test of the model does without what runs it
+#ifndef TESTING                 // a test of the model leaves out the code that runs it
 #include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT, name_first_not_finite
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
 #include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
@@ -118,7 +118,7 @@ typedef struct {
     int B, T;                  // of the batch that activations are sized for
     int32_t* x;                // (B, T) tokens
     int32_t* y;                // (B, T) targets
-    const int32_t* starts;     // (B, T) index in its row of the first token of each token's document; NULL: a row is one
+    const int32_t* starts;     // (B, T) index in its row of the first token of each token's document; NULL: each row is one
     float* rope;               // (T, HD) cos and sin
     BlockActivations* blocks;  // (L)
     float* h_final;            // (N, C) the residual stream after the last block

@@ -114,7 +114,7 @@ typedef struct {
     int rank, ranks;     // that share the optimizer's state
     Zero zero;           // what else they share
     Links links;         // of several ranks that train
-    int parts, groups;   // of a row, of which this rank has one (<= 1: whole rows); of NCCL, to which this rank belongs
+    int parts, groups;   // parts of a row, one for each rank (<= 1: whole rows); groups of NCCL to which this rank belongs
     NcclGroup* sharers;  // the ranks with the other parts
     int B, T;            // of the micro-batch, T of a part; B = 0: none
     bool train;          // with gradients and optimizer
@@ -496,7 +496,8 @@ static void llama_forward(const Llama* m) {
     norm(q, m->norm_final, m->rstd_final, &last.final_norm, m->h_final, N, NULL);
 }
 
-/* Runs head and loss: writes losses (N) and, if dloss is not 0, dnorm (N, C) and the head's gradient, with `add` onto it. */
+/* Runs head and loss: writes losses (N) and, if dloss is not 0, dnorm (N, C) and the head's gradient (with `add`, adds to
+ * it). */
 static void llama_loss(const Llama* m, float dloss, bool add) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
@@ -537,7 +538,8 @@ static void block_recompute(const Llama* m, int l, const Block* w) {
 }
 
 /* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. With
- * `add` adds to the gradients of matrices, else overwrites them. With several GPUs, sends each gradient once it is complete. */
+ * `add` it adds to the gradients of matrices; otherwise it overwrites them. With several GPUs, sends each gradient once it
+ * is complete. */
 static void llama_backward(Llama* m, bool add, bool first, bool last) {
     const Queue* q = &m->queue;
     const Rows rows = batch_rows(m);
@@ -578,8 +580,8 @@ static void llama_backward(Llama* m, bool add, bool first, bool last) {
 // ---------------------------------------------------------------------------------------------------------------------
 // update
 
-/* With several GPUs: each rank updates its shards, bucket by bucket in the order in which the forward pass needs them. Sums and
- * norm are complete. It then sends the new weights to the others, except the blocks of ZeRO 3. */
+/* With several GPUs: each rank updates its shards, bucket by bucket in the order in which the forward pass needs them. Call
+ * it when sums and norm are complete. It then sends the new weights to the others, except the blocks of ZeRO 3. */
 static void update_shards(Llama* m, const Recipe* recipe) {
     Exchange* x = &m->exchange;
     const NormSums none = norm_sums(m->queue.scratch);  // the exchange has added it up

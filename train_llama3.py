@@ -200,9 +200,9 @@ def init_weights(model, seed):
 @torch.no_grad()
 def init_telling(model, seed, embedding_std=0.02):
     """Weights for tests, large enough for every detail of the model to show in its logits: attention that is not flat, uneven
-    gains, a first residual stream small enough for eps to matter. And no larger than that: rounding to BF16 takes the norm of
-    a small gradient off by 0.3 % (root mean square, seeds 500 to 529), and 16-bit builds must keep it within 1 % where
-    PyTorch does."""
+    gains, a first residual stream small enough for eps to matter. They are no larger than that, because rounding to BF16
+    changes the norm of a small gradient by 0.3 % (root mean square, seeds 500 to 529), and 16-bit builds must keep it within
+    1 % where PyTorch does."""
     for ordinal, (name, w) in enumerate(hf_tensors(model)):
         if w.dim() == 1:
             rand_normal_(w, 0.25, seed, ordinal, mean=1.0)

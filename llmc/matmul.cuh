@@ -30,11 +30,11 @@
  * OC % 8 outputs (OC % 4 in fp32, OC % 16 in fp8) are a small product of their own, and the rest is even: see matmul_even().
  * In dx, which sums over the outputs, the small product is rounded to the output's type before the rest is added.
  *
- * Factors in fp8 have scales, one for each or one for each of its rows (OUTER_VEC, compute capability 9.0), and cuBLASLt takes
- * them only with the summed index innermost: ours as A B^T, that is matmul_forward_cuda(), and for dW with the transposes of
- * both factors matmul_backward_weight_transposed_cuda(). One of the two may be in e5m2. gpu/fp8.cuh makes them. A scale for a
- * whole factor lies at a multiple of 16 bytes: at one of 4 a product was refused when it was launched ("the requested
- * functionality is not supported").
+ * Factors in fp8 have scales: one for each factor, or one for each of its rows (OUTER_VEC, compute capability 9.0). cuBLASLt
+ * takes them only with the summed index innermost, as A B^T: that is matmul_forward_cuda() and, for dW with the transposes of
+ * both factors, matmul_backward_weight_transposed_cuda(). One of the two may be in e5m2. gpu/fp8.cuh makes them. A scale for a
+ * whole factor lies at a multiple of 16 bytes: at a multiple of 4, cuBLASLt refused the launch ("the requested functionality is
+ * not supported").
  *
  * Limits: one context serves one stream at a time, because its products share the workspace and a plan's descriptor holds the
  * scales of its last call.
@@ -261,7 +261,7 @@ static inline bool matmul_use_saved(MatmulContext* c, MatmulPlan* p) {
     return false;
 }
 
-/* Returns whether cuBLASLt knows scales for each row, and from which version on. */
+/* The first version of cuBLASLt with a scale for each row, and whether this one has them. */
 #define MATMUL_ROW_SCALES_VERSION 120900
 static inline bool matmul_has_row_scales(void) {
     return CUBLAS_VERSION >= MATMUL_ROW_SCALES_VERSION && cublasLtGetVersion() >= MATMUL_ROW_SCALES_VERSION;
@@ -410,8 +410,8 @@ static void matmul_backward_weight_cuda(MatmulContext* ctx, Out* dw, Operand dou
                    {rest, width, N}, stream);
 }
 
-/* As matmul_backward_weight_cuda(): `scale` times the product of the transposes dout_t (OC, N) and x_t (C, N) in 8 bits. N, C
- * and OC are multiples of 16. */
+/* Does the same with `scale` times the product of the transposes dout_t (OC, N) and x_t (C, N) in 8 bits. N, C and OC are
+ * multiples of 16. */
 template <typename Out>
 static void matmul_backward_weight_transposed_cuda(MatmulContext* ctx, Out* dw, Operand dout_t, Operand x_t, size_t N, int C,
                                                    int OC, bool accumulate, cudaStream_t stream, float scale = 1.0f) {

@@ -285,7 +285,7 @@ static inline void matmul_backward_weight(float* dw, void* scratch, const float*
 #else
 
 /* Returns the bytes of scratch for any product: the packed block of B, then a block of A for each thread. The number of threads
- * must not grow afterwards. The content is of no use between calls: all products may share it. */
+ * must not grow afterwards. Its content has no meaning between calls, so all products may share it. */
 static inline size_t matmul_scratch(void) {
     const size_t vectors = (MATMUL_PACKED_B + max_threads() * MATMUL_PACKED_A) * sizeof(float);
 #ifdef LLMC_AMX

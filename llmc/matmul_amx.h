@@ -18,9 +18,9 @@
  * exactly.
  *
  * Memory: A and B are packed into panels of 32 rows or columns, 6 bytes a number, as tiles in the order in which amx_panel()
- * reads them. On Linux a process must ask before it uses the tiles; the answer decides at run time, -DLLMC_NO_AMX at compile
- * time. The order in which an element of C is summed depends on the shape alone, so the result is bitwise the same for any
- * number of threads.
+ * reads them. On Linux a process must ask before it uses the tiles. The answer decides at run time; -DLLMC_NO_AMX decides at
+ * compile time. The order in which an element of C is summed depends on the shape alone, so the result is bitwise the same for
+ * any number of threads.
  */
 #ifndef LLMC_MATMUL_AMX_H
 #define LLMC_MATMUL_AMX_H

@@ -38,7 +38,7 @@
  * tiles. So this part of A stays in the L2 cache while B passes by, once a group.
  *
  * On an H200 (dev/results/nvidia-h200-kernels.md), by rows, sums alone have 89 to 98.6 % of the speed of cuBLASLt's best. With
- * SwiGLU they are 0.6 to 10 % faster than cuBLASLt and swiglu.cuh forward, in turns, and 4 to 12 % backward.
+ * SwiGLU, measured in turns, they are 0.6 to 10 % faster forward than cuBLASLt and swiglu.cuh, and 4 to 12 % backward.
  */
 #ifndef LLMC_MATMUL_SM90_CUH
 #define LLMC_MATMUL_SM90_CUH
@@ -73,7 +73,7 @@ struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static_assert(2 * READ_BYTES <= STAGE_BYTES, "gate and up are read through a buffer");
 };
 
-/* For RoPE's epilogue. Row t of each T rows is at position t, less starts (rows), unless it is NULL. */
+/* For RoPE's epilogue. Row t of each T rows is at position t, minus starts (rows) unless that is NULL. */
 struct MatmulRope {
     const float* table;     // (positions, HD) of rope.cuh
     const int32_t* starts;  // see attention.h
@@ -287,7 +287,7 @@ __device__ __forceinline__ void matmul_write_swiglu_gradient(MatmulBoxes<Tiles>&
         box.round(d, q);
         matmul_swiglu_gradient(box, gate_smem, up_smem);
         fence_async_readers();
-        if (q > 0) {  // the gradients before have left their buffer
+        if (q > 0) {  // the previous gradients have left their buffer
             if (leader) { store_wait<0>(); }
             ring_release_cluster(held);
         }
@@ -437,7 +437,7 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
 constexpr size_t MATMUL_GROUP_BYTES = 16 << 20;  // of A, that stay in the L2 cache
 
 /* Computes M x N sums over K and what the epilogue makes of them, from the packed matrices a (M, K) and b (N, K), or (K, N) if
- * B_COLUMNS. Writes out, with SwiGLU and its gradient also act, unless it is NULL. The gradient reads gate_up. */
+ * B_COLUMNS. Writes out; with SwiGLU and its gradient also act, unless act is NULL. The gradient reads gate_up. */
 template <typename Tiles>
 static inline void matmul_tiles_launch(floatX* out, const floatX* a, const floatX* b, size_t M, size_t N, size_t K,
                                        cudaStream_t stream, floatX* act = NULL, const floatX* gate_up = NULL,

@@ -6,7 +6,7 @@
 
 #include "llmc/cuda/cuda_common.cuh"  // defines: floatX
 
-/* A stretch of the arena: a tensor, or tensors without a gap between them (q, k, v; gate, up), and the gap behind. It reaches
+/* A stretch of the arena: a tensor, or tensors without a gap between them (q, k, v; gate, up), and the gap after it. It reaches
  * from `first`, a multiple of PARAM_ALIGN, to the next stretch's `first`; the last one reaches the arena's end. The list is
  * sorted and lies on the device.
  * The kernel cannot distinguish a gap from weights. Gaps stay zero because their gradients are zero: `grad` is as long as the
@@ -34,6 +34,6 @@ struct OptimizerTensors {
     int num_stretches;
 };
 
-enum { OPTIMIZER_VECTOR = 8 };  // elements; ranges to update begin and end at multiples
+enum { OPTIMIZER_VECTOR = 8 };  // elements; ranges to update begin and end at multiples of this
 
 #endif

@@ -1,17 +1,17 @@
 /* quantise.cuh -- rows of activations, and rows and columns of weights, in 8 bits with a scale each, on the GPU. The oracle is
- * quantise.h, where format and scales are described; the bits are the oracle's.
+ * quantise.h, which describes format and scales; results have the oracle's bits.
  *
- * Rows: a block takes one, and reads it twice: for the largest value, and, from the cache, to convert it. 3 bytes an element
- * of memory (BF16). A kernel that writes a row can end with quantise_row() and saves the first read: rmsnorm_quantised.cuh,
- * swiglu_quantised.cuh.
- * Transposes, for the products that sum over the rows: a block takes a tile, 16 elements of 4 rows a thread. The 4 bytes of a
- * column are a word of its line in shared memory, `tile` (column, rows / 4), whose groups of 4 words change places by the
- * column's part of the tile: so that neither the writes by columns nor the reads by lines meet in a bank. The one scale has
- * been left by the kernels that made the rows (QuantisedRows.largest). 2 bytes an element from 8-bit rows, 3 from 16 bits.
- * Weights: a product in fp8 wants both factors with the summed index innermost. Forward sums over the inputs, dx over the
- * outputs, so a weight W (OC, C) has two copies: `rows` (OC, C) with a scale for each output, and `columns` (C, OC), its
- * transpose, with a scale for each input. One pass takes both kinds of maxima, in the arrays of the scales, by integer maxima,
- * whose order does not matter; a second one converts both. 6 bytes a weight, once an update or gather.
+ * Rows: a block takes a row and reads it twice: once for the largest value, once, from the cache, to convert it. 3 bytes an
+ * element of memory (BF16). A kernel that writes a row can end with quantise_row() and saves the first read:
+ * rmsnorm_quantised.cuh, swiglu_quantised.cuh.
+ * Transposes, for the products that sum over the rows: a block takes a tile, 16 elements of 4 rows a thread. A column's 4 bytes
+ * are one word of its line in shared memory, `tile` (column, rows / 4). Groups of 4 words of a line change places by the
+ * column's part of the tile, so neither the writes by columns nor the reads by lines meet in a bank. The kernels that made the
+ * rows have left the largest value, which gives the one scale (QuantisedRows.largest). 2 bytes an element from 8-bit rows, 3
+ * from 16 bits. Weights: a product in fp8 wants both factors with the summed index innermost. Forward sums over the inputs, dx
+ * over the outputs, so a weight W (OC, C) has two copies: `rows` (OC, C) with a scale for each output, and `columns` (C, OC),
+ * its transpose, with a scale for each input. One pass takes both kinds of maxima, in the arrays of the scales. They are maxima
+ * of integers, so their order does not matter. A second pass converts both copies. 6 bytes a weight, once an update or gather.
  *
  * Counts (QuantiseCounts) are of a sample, one row in QUANTISE_SAMPLE, so that they cost nothing: integers, in any order.
  */
@@ -25,7 +25,7 @@
 
 enum {
     QUANTISE_ROW_THREADS = 512,
-    QUANTISE_SAMPLE = 61,        // of so many rows one is counted; prime, so that these are not the first ones of rows of text
+    QUANTISE_SAMPLE = 61,        // one row in this many is counted; prime: not always the first token of a row of text
     QUANTISE_MAX_ROWS = 64,      // rows of a tile of the pass for maxima
     QUANTISE_MAX_COLUMNS = 256,  // its columns: 32 lanes of 8
     QUANTISE_TILE = 64,          // rows and columns of a tile of the pass that converts
@@ -34,7 +34,7 @@ enum {
     TRANSPOSE_TILE = 128,  // rows and columns of a tile of a transpose
     TRANSPOSE_ROWS = 4,    // rows of a word
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-    ROWS_AT_ONCE = 1,  // without instructions for e4m3 a row alone takes most registers
+    ROWS_AT_ONCE = 1,  // without instructions for e4m3, a single row takes most registers
 #else
     ROWS_AT_ONCE = TRANSPOSE_ROWS,
 #endif
@@ -69,7 +69,7 @@ __device__ __forceinline__ uint32_t magnitude_bits(T x) {
     return __float_as_uint(to_float(x)) & 0x7FFFFFFFu;
 }
 
-/* Returns the largest magnitude of W elements, as bits, and `largest`. */
+/* Returns the larger of `largest` and the largest magnitude of W elements, as bits. */
 template <typename T, int W>
 __device__ __forceinline__ uint32_t largest_of(const Vec<T, W>& x, uint32_t largest) {
 #pragma unroll
@@ -246,7 +246,8 @@ static void quantise_transposed_cuda(QuantisedTranspose q, const T* x, const uin
     quantise_transpose_launch<E4M3>(q, x, NULL, largest, N, C, x_pitch, counts, stream);
 }
 
-/* Writes the transpose q (C, N) of `rows` (N, C), in their format, shifted from their scales to the one by rows.largest. */
+/* Writes the transpose q (C, N) of `rows` (N, C), in their format, shifted from their scales to the one scale that
+ * rows.largest gives. */
 static inline void quantise_shifted_cuda(QuantisedTranspose q, QuantisedRows rows, size_t N, int C, QuantiseCounts* counts,
                                          cudaStream_t stream) {
     if (rows.format == E4M3) {

@@ -9,20 +9,20 @@
  *   transpose   x[n][c] = q[c][n] * scale, the same scale for all, by max |x| over all rows: for products that sum over the
  *          rows, after which a scale for each row cannot be applied
  *
- * All is e4m3 but the gradients of the logits, see QUANTISED_DLOGITS.
+ * Everything is e4m3 but the gradients of the logits, see QUANTISED_DLOGITS.
  *
  * Scales are powers of two, so that dividing by one rounds nothing: the only rounding is the one to 8 bits, to nearest, ties to
  * even, and nothing saturates. A scale depends on the row alone. It has no history, so a resumed run computes the same
  * bits. A row of zeros has the scale 1. A row that holds a NaN or an infinity is all NaN, and so is its scale: such a
  * value must show in the loss.
  *
- * Losses: the absolute value x / 2^k of an element that is flushed to zero is at most 2^-10, one that becomes subnormal
- * is below 2^-6: in a row whose largest is 448 / 2 < |x| / 2^k <= 448, at most 2^-17.8 and below 2^-13.8 of it. In e5m2 it is
- * at most 2^-31.8 and below 2^-28.8 of it.
+ * Losses: an element is flushed to zero if |x| / 2^k is at most 2^-10, and becomes subnormal if it is below 2^-6. The row's
+ * largest |x| / 2^k is above 448 / 2 and at most 448, so these limits are at most 2^-17.8 and 2^-13.8 of the largest. In e5m2
+ * they are at most 2^-31.8 and 2^-28.8 of it.
  *
  * A transpose of 8-bit rows shifts their exponents from the row's scale to the common scale: q * 2^(k - K),
- * K >= k. That is exact unless it becomes subnormal, where it rounds again, to nearest even. The scale is by the largest of
- * the values, not of the rows' scales: a row of zeros has the scale 1, which may be far above all others.
+ * K >= k. That is exact unless it becomes subnormal, where it rounds again, to nearest even. The common scale follows from the
+ * largest value, not from the largest of the rows' scales: a row of zeros has the scale 1, which may be far above all others.
  */
 #ifndef LLMC_QUANTISE_H
 #define LLMC_QUANTISE_H
@@ -33,7 +33,7 @@
 typedef enum { E4M3, E5M2 } Fp8Format;
 
 enum { FP8_NAN = 0x7F };       // of both
-enum { QUANTISE_WIDTH = 16 };  // rows and columns of a factor are a multiple of it: cuBLASLt wants that
+enum { QUANTISE_WIDTH = 16 };  // rows and columns of a factor are multiples of this: cuBLASLt requires it
 
 /* The formats differ in these numbers. */
 LLMC_HOST_DEVICE static inline int fp8_mantissa_bits(Fp8Format f) { return f == E4M3 ? 3 : 2; }
@@ -45,8 +45,9 @@ LLMC_HOST_DEVICE static inline int fp8_least_normal(Fp8Format f) { return 1 << f
 /* The kinds of tensors that --fp8 quantises: weights of linear layers, the inputs of these in the forward pass, the gradients
  * of their outputs in the backward pass; and the transposes (_T) of both, in the same order.
  *
- * The gradients of the logits are a vocabulary's probabilities, minus one at the target. Under the scale of a row's largest
- * e4m3 would flush many of them to zero, and so never push these logits down; e5m2 keeps them, at half the precision. */
+ * The gradients of the logits are a vocabulary's probabilities, minus one at the target. Under the scale of the row's
+ * largest gradient, e4m3 would flush many of them to zero, and so never push these logits down. e5m2 keeps them, at half the
+ * precision. */
 typedef enum {
     QUANTISED_WEIGHT,
     QUANTISED_NORM,
@@ -112,8 +113,8 @@ static inline float f32_from_fp8(uint8_t q, Fp8Format f) {
     return float_from_bits(sign | float_bits((float)magnitude * unit));
 }
 
-/* Returns the scale of a row by the bits of its largest absolute value. As integers the bits of absolute values are in the
- * order of these, with infinity and NaN above all, so a maximum of bits misses none. */
+/* Returns the scale of a row by the bits of its largest absolute value. As integers, the bits of absolute values have the
+ * order of the values, with infinity and NaN on top. So a maximum of bits misses none. */
 LLMC_HOST_DEVICE static inline float quantise_scale(uint32_t largest, Fp8Format f) {
     const uint32_t top = (uint32_t)fp8_top(f);
     if (largest == 0) { return 1.0f; }
@@ -180,7 +181,7 @@ static inline void quantise_shifted(uint8_t* q, const uint8_t* rows, const float
     }
 }
 
-/* Counts what became of the values x (n), which became q (n). */
+/* Counts the values x (n) that became zero or subnormal in q (n). */
 static inline void quantise_count(QuantiseCounts* counts, const uint8_t* q, const float* x, size_t n, Fp8Format f) {
     for (size_t i = 0; i < n; i++) {
         const int magnitude = q[i] & 0x7F;

@@ -34,8 +34,8 @@ typedef struct {
 
 /* Returns the sum over the blockDim.y warps that share a row; blockDim = (32, warps of a row, rows of a block). `shared` holds
  * RMSNORM_THREADS / 32 floats. A loop alternates between two such arrays, so that one barrier a sum is enough. OWN: each row
- * has its own barrier and rows do not wait for each other (this takes all 16 barriers of a block); else the barrier is the
- * block's. */
+ * has its own barrier and rows do not wait for each other (this takes all 16 barriers of a block); otherwise the barrier is
+ * the block's. */
 template <bool OWN>
 __device__ __forceinline__ float row_sum(float x, float* shared) {
     x = warp_sum(x);

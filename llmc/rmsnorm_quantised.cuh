@@ -1,6 +1,6 @@
 /* rmsnorm_quantised.cuh -- rmsnorm_forward_cuda() for products in 8 bits: it writes its output twice, the second time
- * quantised, with the bits of quantise_rows_cuda(). A block has a row, in the same warps and so with the same sums. It converts
- * the row once it is complete, from the cache. Bytes a row: 5C (BF16).
+ * quantised, with the bits of quantise_rows_cuda(). A block takes a row, with the same warps and so with the same sums. It
+ * converts the row once it is complete, from the cache. Bytes a row: 5C (BF16).
  */
 #ifndef LLMC_RMSNORM_QUANTISED_CUH
 #define LLMC_RMSNORM_QUANTISED_CUH

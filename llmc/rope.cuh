@@ -91,8 +91,8 @@ static inline void rope_rotate_cuda(floatX* qkv, const int32_t* starts, const fl
     CUDA_CHECK_LAUNCH("rope_kernel");
 }
 
-/* Rotates qkv (B, T, (NH + 2 NKV) HD), pitch, in place. Row t of each sequence is at position first_pos + t, less starts
- * (B, T), unless starts is NULL. cos_sin: (positions, HD) */
+/* Rotates qkv (B, T, (NH + 2 NKV) HD), pitch, in place. Row t of each sequence is at position first_pos + t, minus starts
+ * (B, T) unless starts is NULL. cos_sin: (positions, HD) */
 static inline void rope_forward_cuda(floatX* qkv, const int32_t* starts, const float* cos_sin, int first_pos, AttentionShape s,
                                      size_t pitch, cudaStream_t stream) {
     rope_rotate_cuda(qkv, starts, cos_sin, 1.0f, first_pos, s, pitch, stream);

@@ -77,7 +77,7 @@ static inline void rope_rotate(float* qkv, const int32_t* starts, const float* c
     }
 }
 
-/* Rotates qkv (B, T, (NH + 2 NKV) HD) in place. Row t of each sequence is at position first_pos + t, less starts (B, T);
+/* Rotates qkv (B, T, (NH + 2 NKV) HD) in place. Row t of each sequence is at position first_pos + t, minus starts (B, T);
  * cos_sin is the table from position 0 on. */
 static inline void rope_forward(float* qkv, const int32_t* starts, const float* cos_sin, int first_pos, AttentionShape s) {
     rope_rotate(qkv, starts, cos_sin, 1.0f, first_pos, s);

@@ -185,7 +185,7 @@ static void norm_square_cuda(NormSums* sums, const Grad* g, size_t n, cudaStream
 
 enum {
     NORM_SUM_THREADS = 256,  // few enough for the registers of the decision
-    NORM_SUM_EACH = 4,       // sums of a thread: 1024 in all, 32 of them in each warp's turn; the order of additions is theirs
+    NORM_SUM_EACH = 4,       // sums of a thread: 1024 in all, 32 for each warp's turn; this fixes the order of additions
 };
 
 /* Returns the sum of a list in every thread of a block of NORM_SUM_THREADS. */
@@ -277,8 +277,8 @@ __global__ void __launch_bounds__(NORM_SUM_THREADS) step_decide_kernel(StepState
     }
 }
 
-/* Computes the rest of StepState from the step's sums: loss, norm, scores, verdict, the optimizer's factors, loss scale. sums:
- * to be added to state->norm_square first; of several GPUs none */
+/* Computes the rest of StepState from the step's sums: loss, norm, scores, verdict, the optimizer's factors, loss scale.
+ * sums: added to state->norm_square first; with several GPUs it has none */
 static inline void step_decide_cuda(StepState* state, const NormSums* sums, const Hyperparameters* hyper, cudaStream_t stream) {
     step_decide_kernel<<<1, NORM_SUM_THREADS, 0, stream>>>(state, *sums, *hyper);
     CUDA_CHECK_LAUNCH("step_decide_kernel");

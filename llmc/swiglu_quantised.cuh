@@ -1,6 +1,6 @@
 /* swiglu_quantised.cuh -- swiglu.cuh for products in 8 bits: it writes its output twice, the second time quantised, with the
- * bits of quantise_rows_cuda(). A block has a row, and converts it once it is complete, from the cache.
- * Bytes a row: forward 7F, backward 12F, 14F with `out` (BF16).
+ * bits of quantise_rows_cuda(). A block takes a row, and converts it once it is complete, from the cache. Bytes a row: forward
+ * 7F, backward 12F, 14F with `out` (BF16).
  */
 #ifndef LLMC_SWIGLU_QUANTISED_CUH
 #define LLMC_SWIGLU_QUANTISED_CUH

@@ -81,9 +81,9 @@ static inline bool team_is_heard(const Team* t, double waited, double timeout) {
     return zero->joined || (zero->link.fd >= 0 && waited < TEAM_PATIENCE * timeout);
 }
 
-/* Waits until all have joined, or something is wrong: then rank 0 stays for a while, to report the error to ranks that come late.
- * Rank 0 decides how long a joined rank waits for the others. A rank that is connected but has no answer yet waits longer:
- * rank 0 may listen while it still reads its files. */
+/* Waits until all have joined, or something is wrong: then rank 0 stays for a while, to report the error to ranks that come
+ * late. Rank 0 decides how long a joined rank waits for the others. A rank that is connected but has no answer yet waits
+ * longer: rank 0 may listen while it still reads its files. */
 static inline void team_wait_for_all(Team* t, double timeout) {
     const bool zero = t->run.rank == 0;
     const double begin = now_seconds();
@@ -249,8 +249,8 @@ static inline bool team_gather(Team* t, const void* mine, size_t bytes, void* al
 /* Waits until all ranks are here. */
 static inline bool team_barrier(Team* t, Error* e) { return team_gather(t, NULL, 0, NULL, e); }
 
-/* Reports to all other ranks that this one ends, and why. They end; on other hosts they print the first line of `cause` with this
- * rank's name. The training thread calls it, prints the error itself and ends the process. Takes two seconds at most. */
+/* Reports to all other ranks that this one ends, and why. They end; on other hosts they print the first line of `cause` with
+ * this rank's name. The training thread calls it, prints the error itself and ends the process. Takes two seconds at most. */
 static inline void team_fail(Team* t, const char* cause) {
     const int length = (int)strcspn(cause, "\n");
     if (!t->open) { return; }

@@ -64,11 +64,11 @@ static inline bool chat_template_fits(const Tokenizer* t) {
            tokenizer_find(t, "<|eot_id|>") >= 0;
 }
 
-/* Returns the member "chat_template" of the text of a tokenizer_config.json, for free(): a text, or in a list of named
- * templates the one called "default"; NULL if there is none. */
+/* Returns the member "chat_template" of the text of a tokenizer_config.json: a text, or in a list of named templates the one
+ * called "default"; NULL if there is none. The caller frees it. */
 static inline char* chat_template_of_config(const char* config) {
     Json j;
-    Error ignored = NO_ERROR;  // whoever read or wrote the text has parsed it
+    Error ignored = NO_ERROR;  // the text was parsed when it was read or written
     if (!config || !json_parse(&j, xstrdup(config), strlen(config), "tokenizer_config.json", &ignored)) { return NULL; }
     const JsonNode* found = json_get(&j, json_root(&j), "chat_template");
     if (found && found->type == JSON_ARRAY) {
@@ -96,7 +96,7 @@ static inline bool chat_template_form(const char* text, const char* path, bool* 
 }
 
 /* Sets *dated: whether the template beside the tokenizer's file is of Llama 3.1's form. `transformers` takes
- * chat_template.jinja before tokenizer_config.json. Without a template it is of Llama 3's. */
+ * chat_template.jinja before tokenizer_config.json. Without a template the form is Llama 3's. */
 static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
     char folder[PATH_CAP], path[PATH_CAP];
     size_t size = 0;
@@ -114,8 +114,8 @@ static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // messages
 
-/* Returns the text without the white space at its start, and sets *len, its length, to that without the white space at its
- * end, too, as a template's trim does. */
+/* Returns the text from its first byte that is no white space. *len, its length, becomes the length without the white space
+ * at both ends, as a template's trim does. */
 static inline const char* chat_strip(const char* text, size_t* len) {
     const char *end = text + *len, *first = end, *last = end;  // of the rest; `last` is its end
     for (const char* s = text; s < end;) {
@@ -131,7 +131,7 @@ static inline const char* chat_strip(const char* text, size_t* len) {
 }
 
 /* Appends the header of a role and the text after it: Llama 3.1's dates unless `date` is NULL, and the text of `len`
- * bytes, stripped. All of it is one string, which the tokenizer splits as such. */
+ * bytes, stripped. To the tokenizer all of it is one string. */
 static inline void chat_part(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role, const char* date,
                              const char* text, size_t len) {
     size_t size = 0;

@@ -1,9 +1,9 @@
 /* tasks.h -- multiple-choice questions for --tasks: reads and encodes them, gives them out as rows of a batch, scores them.
  *
- * A file has one question a line, {"ctx": text, "choices": [texts], "label": index of the right one}. The model's answer is
- * the choice with the highest log-likelihood after the context: `acc` counts right answers; `acc_norm` counts
- * right answers by likelihood divided by the characters of the choice. The first of equal choices wins. The rules are
- * lm-eval's, so the scores are, too:
+ * A file has one question a line, {"ctx": text, "choices": [texts], "label": index of the right one}. The model's answer is the
+ * choice with the highest log-likelihood after the context. `acc` counts right answers. `acc_norm` counts them with each
+ * likelihood divided by the choice's number of characters. The first of equal choices wins. The rules are lm-eval's, so the
+ * scores are, too:
  *
  *   context and " " + choice are encoded together and split at the length of the encoded context;
  *   white space at the context's end goes to the choice;
@@ -92,7 +92,7 @@ typedef struct {
     bool adds_bos;  // in front of every text
 } TaskEncoder;
 
-/* Sets up for a tokenizer that adds BOS, or adds it unless its tokenizer.json does not. */
+/* Sets up an encoder. It adds BOS if `always_bos`, or unless the tokenizer.json says that it does not. */
 static inline bool task_encoder_init(TaskEncoder* c, const Tokenizer* t, bool always_bos, Error* e) {
     encoder_init(&c->context, t);
     encoder_init(&c->whole, t);
@@ -135,8 +135,8 @@ static inline size_t task_characters(const char* s, size_t len) {
     return count;
 }
 
-/* Adds one choice. `text` is the context, of which `stripped` bytes are no white space at its end, a blank and the choice;
- * c->context has the encoded context. Returns false if the choice has no token of its own. */
+/* Adds one choice. `text` is the context, a blank and the choice; `stripped` is the length of the context without the white
+ * space at its end. c->context has the encoded context. Returns false if the choice has no token of its own. */
 static inline bool tasks_add_choice(Tasks* t, TaskEncoder* c, const char* text, size_t len, size_t stripped, size_t chars) {
     const TokenEncoder* ctx = &c->context;
     size_t from = ctx->count;  // where the choice's tokens begin
@@ -231,8 +231,8 @@ static inline bool tasks_read_file(Tasks* t, TaskEncoder* c, const char* path, E
     return ok && (file.count > 0 || fail(e, "%s: holds no question, wanted one a line", path));
 }
 
-/* Reads every file that `pattern` names, in the order of their names. With `always_bos` the tokenizer counts as one that adds
- * BOS, as the one that checkpoints carry. Free with tasks_free(), also after a failure. */
+/* Reads every file that `pattern` names, in the order of their names. With `always_bos` the tokenizer counts as one that
+ * adds BOS, like the tokenizer in checkpoints. Free with tasks_free(), also after a failure. */
 static inline bool tasks_open(Tasks* t, const char* pattern, const Tokenizer* tokenizer, bool always_bos, Error* e) {
     TaskEncoder c;
     glob_t found;

@@ -2,7 +2,7 @@
  *
  * Encoding has three steps:
  *   1. Cut the names of added tokens out of the text, leftmost and longest first. Names of special tokens are cut out only if
- *      the caller allows it (`specials`); else they are plain text.
+ *      the caller allows it (`specials`); otherwise they are plain text.
  *   2. Split the rest into pieces (a word with its space, up to three digits, ...): pieces.h.
  *   3. A piece that is a token is that token. In any other piece, merge the pair of neighbours with the lowest rank, leftmost
  *      first, until no pair has a rank (Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units").
@@ -283,7 +283,7 @@ static inline uint32_t merge_rank(const TokenEncoder* enc, uint32_t i) {
     return m ? m->rank : UINT32_MAX;
 }
 
-/* Queues the merge of node i (UINT32_MAX: no node) if it comes before its neighbours' merges: these cannot be next. */
+/* Queues the merge of node i (UINT32_MAX: no node), unless a neighbour's merge comes before it: then it cannot be next. */
 static inline void merge_offer(TokenEncoder* enc, uint32_t i) {
     if (i == UINT32_MAX) { return; }
     const MergeNode *nodes = enc->nodes, *node = &nodes[i];
@@ -444,7 +444,7 @@ static inline void encode_plain(TokenEncoder* enc, const uint8_t* s, const uint8
 }
 
 /* Returns the first of the names [lo, hi), equal before byte d and longer than d, whose byte d is at least c. Looks near lo
- * first: where only few names drop out, at every byte, a walk takes time in proportion to its length. */
+ * first: if only few names drop out at each byte, a walk takes time in proportion to its length. */
 static inline const AddedName* added_from(const AddedName* lo, const AddedName* hi, size_t d, int c) {
     size_t step = 1;
     while (lo + step < hi && (uint8_t)lo[step].text[d] < c) {
@@ -512,8 +512,8 @@ static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8
     }
 }
 
-/* Appends the ids of a text to enc->ids. With `specials`, names of special tokens become those tokens; else they are text, and
- * the ids equal tiktoken's encode_ordinary(). Adds no BOS or EOS. */
+/* Appends the ids of a text to enc->ids. With `specials`, names of special tokens become those tokens; otherwise they are
+ * text, and the ids equal tiktoken's encode_ordinary(). Adds no BOS or EOS. */
 static inline void encoder_text(TokenEncoder* enc, const char* text, size_t len, bool specials) {
     const uint8_t *s = (const uint8_t*)text, *end = s + len;
     if (len == 0) { return; }
@@ -627,7 +627,7 @@ static inline void decoder_free(TokenDecoder* d) {
 }
 
 /* Classifies the n >= 1 bytes at s. Returns 1 if a whole character starts there, and sets *used to its length. Returns 0 if
- * the n bytes are the start of a character. Else returns -1, and sets *used to the bytes that one U+FFFD replaces. */
+ * the n bytes are the start of a character. Otherwise returns -1, and sets *used to the bytes that one U+FFFD replaces. */
 static inline int utf8_step(const char* s, size_t n, size_t* used) {
     uint32_t c;
     int len = utf8_decode((const uint8_t*)s, n, &c);
@@ -667,7 +667,7 @@ static inline const char* decoder_push(TokenDecoder* d, int id, size_t* len) {
     return d->out;
 }
 
-/* Returns the rest at the end of the text: U+FFFD if it ends within a character, else nothing. */
+/* Returns the rest at the end of the text: U+FFFD if it ends within a character, otherwise nothing. */
 static inline const char* decoder_flush(TokenDecoder* d, size_t* len) {
     *len = d->num_in ? 3 : 0;
     d->num_in = 0;
@@ -698,7 +698,7 @@ static inline int compare_added_names(const void* a, const void* b) {
     return bytes ? bytes : x->len != y->len ? (x->len > y->len) - (x->len < y->len) : (x->id > y->id) - (x->id < y->id);
 }
 
-/* Lists the names of the added tokens from the flags. If two tokens have one name, the first keeps it. */
+/* Lists the names of the added tokens from the flags. If two tokens have one name, the name stands for the first. */
 static inline void tokenizer_list_added(Tokenizer* t) {
     AddedName* all = (AddedName*)xmalloc((size_t)t->vocab_size * sizeof(AddedName));
     size_t count = 0;

@@ -389,7 +389,7 @@ static inline bool parse_added_token(VocabReader* r, const JsonNode* n, int64_t 
     if (!content || content->type != JSON_STRING || content->length == 0) {
         return json_wanted(j, n, "content", e, "the text of the token");
     }
-    if (content->length > TOKEN_LEN_MAX) {  // each byte of a text may be compared with that many
+    if (content->length > TOKEN_LEN_MAX) {  // a text may compare each of its bytes with this many
         return json_wanted(j, n, "content", e, "at most %d bytes", TOKEN_LEN_MAX);
     }
     if (!json_int(j, n, "id", 0, most - 1, &id, e) || !json_bool_or(j, n, "special", false, &special, e) ||

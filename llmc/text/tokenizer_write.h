@@ -1,6 +1,6 @@
 /* tokenizer_write.h -- writes a Tokenizer as the files that `transformers` reads: tokenizer.json and tokenizer_config.json.
  *
- * A tokenizer from a tokenizer.json is written unchanged, but for a post-processor that puts BOS in front of a text if there
+ * A tokenizer from a tokenizer.json is written unchanged, except for a post-processor that puts BOS in front of a text if there
  * is none. One from a tiktoken file, and the built-in bytes, are written anew.
  */
 #ifndef LLMC_TOKENIZER_WRITE_H
@@ -155,15 +155,15 @@ static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     fputs("]}\n}\n", f);
 }
 
-/* Returns the text of a tokenizer_config.json, for free(): the tokenizer's own or a new one, with BOS, EOS and the class
- * set. */
+/* Returns the text of a tokenizer_config.json: the tokenizer's own or a new one, with BOS, EOS and the class set. The caller
+ * frees it. */
 static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     static const struct {
         const char *key, *value;
     } fixed[] = {
         // any other class would replace the file's post-processor with its own
         {"tokenizer_class", "\"PreTrainedTokenizerFast\""},
-        {"clean_up_tokenization_spaces", "false"},  // else decode() would drop the space in " ."
+        {"clean_up_tokenization_spaces", "false"},  // otherwise decode() would drop the space in " ."
     };
     const char *from, *to, *names[2] = {"eos_token", "bos_token"};
     const int ids[2] = {t->eos_id, t->bos_id};

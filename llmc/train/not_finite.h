@@ -27,8 +27,8 @@ static inline void tensor_element_text(const NamedTensor* t, size_t index, char 
     snprintf(out, TENSOR_TEXT, "%s%s, row %zu, column %zu", t->name, where, index / t->width, index % t->width);
 }
 
-/* Names the first element that is not finite of the first of `count` fp32 tensors without padding that has one. Returns false
- * if there is none. */
+/* Looks through `count` fp32 tensors without padding, and names the first element that is not finite. Returns false if there
+ * is none. */
 static inline bool name_first_not_finite(const NamedTensor* list, int count, char out[TENSOR_TEXT]) {
     for (int i = 0; i < count; i++) {
         const float* x = (const float*)list[i].data;

@@ -1,12 +1,12 @@
-/* flag_file.h -- flags in a file, for @FILE on the command line: a flag a line, then its value. Checkpoints hold theirs
- * as run.flags.
+/* flag_file.h -- flags in a file, for @FILE on the command line: one flag a line, followed by its value. Checkpoints hold their
+ * run's flags as run.flags.
  *
  *   # a comment; empty lines are skipped, too
  *   --model d6
  *   --train data/web_*.bin
  *   --prompt "two\nlines"
  *
- * A value is the rest of the line as it is: quotes of the shell, '#' and blanks inside belong to it. Only a value that both
+ * A value is the rest of the line as it is: the shell's quotes, '#' and blanks inside belong to it. Only a value that both
  * begins and ends with '"' is a quoted one: \n is a newline there, and \ before another character means that character.
  */
 #ifndef LLMC_FLAG_FILE_H
@@ -16,7 +16,7 @@
 
 typedef struct {
     const char* path;
-    char* text;  // of the whole file, which the arguments point into; for free()
+    char* text;  // of the whole file, into which the arguments point; the caller frees it
     char* next;  // the next line
     int line;    // number of the last line that was read
 } FlagFile;

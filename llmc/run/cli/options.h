@@ -378,7 +378,7 @@ static inline bool options_check(const Options* o, Error* e) {
                     o->minutes > 0 ? "--minutes" : "--steps");
     }
     if (o->eval && o->tasks && o->val) { return fail(e, "--eval takes --val or --tasks, wanted only one of them"); }
-    // --batch and --seq of a run that is resumed are not known yet: there plan_make() looks
+    // --batch and --seq of a run that is resumed are not known yet: plan_make() checks them
     if (!o->resume && o->total_batch % ((int64_t)o->batch * o->seq) != 0) {
         return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq = %d * %d = %lld", (long long)o->total_batch,
                     o->batch, o->seq, (long long)o->batch * o->seq);
@@ -392,8 +392,8 @@ static inline bool options_check(const Options* o, Error* e) {
     return true;
 }
 
-/* Returns the value of option i, which argv[*a] names: `value` if the argument has '=', else the next argument (*a then
- * advances), else what a switch or --resume means alone. Returns NULL and sets *e if there is no value. */
+/* Returns the value of option i, which argv[*a] names. It is `value` if the argument has '='; otherwise the next argument
+ * (*a then advances), or what a switch or --resume means alone. Returns NULL and sets *e if there is no value. */
 static inline const char* option_argument(int i, const char* value, int* a, int argc, char** argv, Error* e) {
     const OptionSpec* s = &option_specs[i];
     const char* next = *a + 1 < argc ? argv[*a + 1] : NULL;
@@ -559,7 +559,7 @@ static inline bool option_is_unset(const Options* o, int i, const char* value) {
     return s->kind != OPTION_CHOICE && strcmp(value, s->def) == 0 && (strcmp(value, "0") == 0 || strcmp(value, "-1") == 0);
 }
 
-/* Prints the configuration as name=value, one paragraph per group, without what is not set. */
+/* Prints the configuration as name=value, one paragraph per group, without options that are not set. */
 static inline void options_print(FILE* f, const Options* o) {
     enum { INDENT = 17 };
     const int width = screen_width(f);

@@ -1,4 +1,4 @@
-/* synonyms.h -- what the flags of other trainers are called here, for the hint behind an unknown flag. A small edit distance
+/* synonyms.h -- what the flags of other trainers are called here, for the hint after an unknown flag. A small edit distance
  * finds typing errors only: --save-every would become --val-every.
  */
 #ifndef LLMC_SYNONYMS_H

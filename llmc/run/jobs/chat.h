@@ -4,8 +4,8 @@
  *   /help, /clear, /quit     commands; another word after a '/' is refused, unless a blank precedes the '/'
  *   Ctrl-C     ends the answer, at an empty line the chat
  *
- * At a terminal the chat shows a prompt, and a line on the form at the start. For a file or pipe it writes bare answers. An
- * answer stays in the model's cache for the next one.
+ * At a terminal the chat shows a prompt, and at the start a line about the chat's format. For a file or pipe it writes bare
+ * answers. An answer stays in the model's cache for the next one.
  *
  * Elsewhere: tokens of messages (text/chat.h), lines (line_input.h), the text of an answer (generate.h).
  */
@@ -82,8 +82,8 @@ static inline bool conversation_answer(Conversation* c, const char* message, Err
 // ---------------------------------------------------------------------------------------------------------------------
 // messages and commands
 
-/* Reads on to the """ that ends a message; `first` is the text after the """ that starts it. Returns the message for
- * free(); NULL if Ctrl-C took it back. The end of the input ends it, too. */
+/* Reads on to the """ that ends a message; `first` is the text after the """ that starts it. Returns the message, which the
+ * caller frees; NULL if Ctrl-C took it back. The end of the input ends it, too. */
 static inline char* chat_read_block(LineInput* in, const char* first) {
     char* text = NULL;
     size_t size = 0;
@@ -118,7 +118,7 @@ static inline void chat_help(FILE* out) {
         out);
 }
 
-/* Prints the form, with the date as far as a terminal may get it. */
+/* Prints the chat's format, and its date without what a terminal would obey. */
 static inline void chat_greet(FILE* out, const char* date) {
     fprintf(out, "chat in the form of Llama 3%s", date ? ".1, dated " : "");
     if (date) { print_escaped(out, date, strlen(date)); }

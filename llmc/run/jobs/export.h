@@ -5,8 +5,8 @@
  *
  * Adapters (LoRA) are merged into the weights beside which they stand: in fp32, and rounded once.
  *
- * Every weight is checked first, as when it is loaded. Then the tensors go through in pieces, so no trainer and no memory for
- * the model is needed. What is written gets its name when it is whole.
+ * Every weight is checked first, as when it is loaded. Then the tensors pass through in pieces, so no trainer and no memory for
+ * the whole model is needed. The output gets its name once it is whole.
  */
 #ifndef LLMC_EXPORT_H
 #define LLMC_EXPORT_H
@@ -60,8 +60,8 @@ static inline ExportDtype export_type(const Session* s, const ModelFiles* files)
     return export_dtype_of(model_find(files, s->table.items[0].name, &file)->dtype);
 }
 
-/* Returns the chat template of the model, for free(): its folder's, or Llama 3's if the tokenizer has its tokens; NULL if
- * neither exists. */
+/* Returns the chat template of the model: its folder's, or Llama 3's if the tokenizer has its tokens; NULL if neither
+ * exists. The caller frees it. */
 static inline char* export_chat_template(const Session* s) {
     for (size_t i = 0; i < s->side_files.count; i++) {
         const SideFile* file = &s->side_files.items[i];
@@ -119,7 +119,7 @@ static inline bool export_path(const Options* o, char path[PATH_CAP], Error* e) 
     return length > 0 || fail(e, "--export: is \"\", wanted the name of a new folder or of a .gguf file");
 }
 
-/* Gives a finished folder its name, which nothing has or an empty folder. */
+/* Gives a finished folder its name; at most an empty folder may have that name already. */
 static inline bool export_rename(const char* tmp, const char* path, Error* e) {
     return rename(tmp, path) == 0 || fail(e, "%s: cannot rename to %s: %s", tmp, path, strerror(errno));
 }

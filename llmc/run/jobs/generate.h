@@ -32,7 +32,7 @@ typedef struct {
     uint64_t draws;   // index of the next draw
     int context;      // positions in the model's KV cache
     FILE* out;        // gets the text as it is generated; NULL: no output
-    bool terminal;    // `out` is one: no text may drive it
+    bool terminal;    // `out` is a terminal: no text may drive it
     bool ellipsis;    // generate() shows where max_tokens cut the text, on `out` alone
     char* text;       // the whole text, NUL-terminated, for the log
     size_t text_len, text_cap;

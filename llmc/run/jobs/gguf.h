@@ -291,7 +291,8 @@ static inline void gguf_pack(GgufType type, const float* x, size_t n, uint8_t* o
     }
 }
 
-/* Returns the row here of row `row` there: in q and k, row 2i + j of a head there is row i + j * HD/2 here. */
+/* Returns which of our rows is row `row` of the tensor in GGUF: in q and k, row 2i + j of a head there is our row i + j *
+ * HD/2. */
 static inline size_t gguf_source_row(const ModelConfig* c, const Param* p, size_t row) {
     const size_t HD = (size_t)c->head_dim, in_head = row % HD;
     return p->kind == P_Q || p->kind == P_K ? row - in_head + in_head % 2 * (HD / 2) + in_head / 2 : row;
@@ -317,7 +318,7 @@ static inline bool gguf_tensor(FILE* f, const GgufModel* m, const Param* p, Erro
     return ok;
 }
 
-/* Fails if the model cannot be said in GGUF. Cheap; call it before anything is written. */
+/* Fails if GGUF cannot express the model. Cheap; call it before anything is written. */
 static inline bool gguf_check(const GgufModel* m, Error* e) {
     if (!m->tokenizer) {
         return fail(e, "--export: the model has no tokenizer, and a GGUF file needs one\n  hint: give it with --tokenizer");
@@ -329,7 +330,8 @@ static inline bool gguf_check(const GgufModel* m, Error* e) {
         "  hint: --export DIR writes a Hugging Face folder, which keeps the pattern");
 }
 
-/* Writes everything but the tensors: keys, then infos. Their counts lie ahead of them, so the keys go through memory. */
+/* Writes everything but the tensors: keys, then infos. The counts of both come first in the file, so the keys go through
+ * memory. */
 static inline void gguf_head(FILE* f, const GgufModel* m) {
     const ParamTable* t = m->table;
     const bool divisors = m->config->rope_llama3;

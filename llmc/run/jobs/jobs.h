@@ -135,7 +135,7 @@ typedef struct {
     Progress progress;
 } Validation;
 
-/* Returns the row of the data that this rank's group has as its i-th. */
+/* Returns which row of the data is the i-th of this rank's group. */
 static inline uint64_t validation_row(const Validation* v, uint64_t i) {
     return (i / v->B * (uint64_t)v->share.groups + (uint64_t)v->share.group) * v->B + i % v->B;
 }
@@ -191,7 +191,7 @@ static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t 
     const BatchSource whole = {validation_next, &v, 1, 0, NULL, v.starts};
     const BatchSource data = row_parts_of(&parts, &whole, share, s->options.seq);
     const uint64_t batches = ceil_div(rows, v.B);
-    // ranks that pass the layers together have as many batches as group 0; what is behind the last row does not count
+    // ranks that pass the layers together have as many batches as group 0; rows after the last one do not count
     const uint64_t first = session_passes_together(s) ? 0 : group;
     const uint64_t mine = batches > first ? ceil_div(batches - first, groups) : 0;
     const bool ok = agree_ok(s->team, take_losses(t, model, &data, mine, validation_take, &v, e), e);
@@ -244,7 +244,7 @@ static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const
     const bool ok = take_losses(t, model, &data, ceil_div(file->choice_count, B), answering_take, &a, e);
     progress_end(&a.progress);
     row_parts_free(&parts);
-    if (ok && share.parts > 1) {  // what the first group's members found of each row
+    if (ok && share.parts > 1) {  // add up what the first group's members computed of each row
         if (share.group > 0) { memset(likelihoods, 0, file->choice_count * sizeof *likelihoods); }
         agree_add(s->team, likelihoods, file->choice_count);
     }

@@ -1,11 +1,11 @@
 /* line_input.h -- reads lines that a person types, or lines of a file or pipe.
  *
- * At a terminal, and if the Makefile found libedit (LLMC_LIBEDIT), a line can be edited, the arrows bring back earlier ones
- * (of this run: they are written nowhere), Ctrl-R searches them, Ctrl-C clears the line, and text that the terminal pastes in
- * brackets stays one line with newlines in it. Without libedit the terminal's own editing is all there is; it cuts lines at
- * 4,095 bytes, so one that long is refused.
+ * At a terminal, and if the Makefile found libedit (LLMC_LIBEDIT), a line can be edited. The arrows bring back earlier lines of
+ * this run, which are written nowhere, and Ctrl-R searches them. Ctrl-C clears the line. Text that the terminal pastes in
+ * brackets stays one line with newlines in it. Without libedit there is only the terminal's own editing. It cuts lines at 4,095
+ * bytes, so a line of that length is refused.
  *
- * Ctrl-C at an empty line, or without libedit at any, ends the read. The terminal is in its usual state between reads.
+ * Ctrl-C ends the read at an empty line, and without libedit at any line. The terminal is in its usual state between reads.
  */
 #ifndef LLMC_LINE_INPUT_H
 #define LLMC_LINE_INPUT_H
@@ -22,7 +22,7 @@
 
 typedef struct {
     FILE *file, *out;
-    bool terminal;       // both are one: prompts are shown and Ctrl-C is caught
+    bool terminal;       // both are a terminal: prompts are shown and Ctrl-C is caught
     bool interrupted;    // Ctrl-C ended the last read
     const char* prompt;  // of the read at work
     char* line;          // the last line, without its end
@@ -87,7 +87,7 @@ static inline unsigned char line_on_interrupt(EditLine* edit, int key) {
     return CC_REFRESH;
 }
 
-/* Ctrl-Z: stops the program, as the terminal does while it makes signals of keys. */
+/* Ctrl-Z: stops the program, as the terminal does while it turns keys into signals. */
 static inline unsigned char line_on_suspend(EditLine* edit, int key) {
     (void)edit, (void)key;
     raise(SIGTSTP);

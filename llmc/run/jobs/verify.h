@@ -1,6 +1,7 @@
-/* verify.h -- --verify DIR: checks a checkpoint whole, or every checkpoint of a folder, and prints a line each: every file's
- * size and checksum, the configuration, every tensor (weights, m, master finite; v finite and not negative), and that the log
- * beside it knows the same weights. A checkpoint that passes can be resumed. Needs neither data nor memory for a model.
+/* verify.h -- --verify DIR: checks a whole checkpoint, or every checkpoint of a folder, and prints a line for each. It checks
+ * every file's size and checksum, the configuration, every tensor (weights, m, master finite; v finite and not negative), and
+ * that the log beside it knows the same weights. A checkpoint that passes can be resumed. It needs neither data nor memory for
+ * a model.
  */
 #ifndef LLMC_VERIFY_H
 #define LLMC_VERIFY_H
@@ -20,8 +21,8 @@ static inline bool verify_tensor(void* ctx, const Param* p, size_t first, size_t
     return true;
 }
 
-/* Reads the configuration of a checkpoint's model; with LoRA the base's, which must exist. `base` is its place now, or NULL
- * for the place that the adapters name; on return the place where it was read. */
+/* Reads the configuration of a checkpoint's model; with LoRA the base's, which must exist. `base` is the base's folder now,
+ * or "" for the folder that the adapters name; on return it is the folder that was read. */
 static inline bool verify_config(const char* dir, ModelConfig* c, char base[PATH_CAP], Error* e) {
     AdapterConfig a;
     if (!folder_is_adapter(dir)) { return model_check(dir, c, e); }
@@ -42,7 +43,7 @@ static inline bool verify_base(const char* base, const ModelConfig* c, const Par
                 crc, s->base);
 }
 
-/* Checks the tensors of a checkpoint whose files are those that were written. */
+/* Checks the tensors of a checkpoint whose files are as they were written. */
 static inline bool verify_tensors(const char* dir, const TrainerState* s, const char* lora_base, Error* e) {
     ModelConfig c;
     char base[PATH_CAP];

@@ -16,8 +16,8 @@ typedef struct {
     bool told;
 } BusyCores;
 
-/* Returns whether more programs than this one want the cores. The load is the mean of a minute: an own run that has just ended
- * is still in it. */
+/* Returns whether more programs than this one want the cores. The load is the mean of a minute, so an own run that has just
+ * ended still counts. */
 static inline bool busy_load(double load, long cores) { return load > 1.25 * (double)cores; }
 
 /* Returns whether steps vary too much for a quiet machine: several take more than five times as long as the fastest. */
@@ -39,7 +39,7 @@ static inline void busy_before(BusyCores* b, int threads) {
     b->told = true;
 }
 
-/* Looks at one more step, the first one apart, when caches are cold. */
+/* Looks at one more step. The first one, with cold caches, does not count. */
 static inline void busy_step(BusyCores* b, double ms, int threads) {
     const int i = b->steps++ - 1;
     if (b->told || i < 0 || i >= BUSY_STEPS || threads < 2) { return; }

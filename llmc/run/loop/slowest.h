@@ -46,8 +46,8 @@ static inline SlowRank slowest_of(const double* ms /* (ranks) */, int ranks) {
     return s;
 }
 
-/* Adds the times of a step. Returns whether to report a rank, which is *slow. Leaves out a step whose time one rank does not
- * know (0). */
+/* Adds the times of a step. Returns whether to report a rank, and sets *slow to it. Leaves out a step whose time one rank
+ * does not know (0). */
 static inline bool slowest_add(Slowest* s, const float* ms /* (ranks) */, int ranks, SlowRank* slow) {
     for (int i = 0; i < ranks; i++) {
         if (!(ms[i] > 0)) { return false; }

@@ -136,7 +136,8 @@ static inline void training_scan_data(const Session* s) {
     if (s->has_val) { must(data_scan(&s->val, s->options.val, stdout, &e), &e); }
 }
 
-/* Prints the plan, and what it takes of each of several sources. With --minutes, the number of steps may not be known yet. */
+/* Prints the plan and, with several sources, what it takes of each. With --minutes, the number of steps may not be known
+ * yet. */
 static inline void training_print_plan(const Session* s) {
     const Mix* m = &s->mix;
     const uint64_t rows = (uint64_t)(s->plan.tokens_per_step / s->options.seq);
@@ -259,7 +260,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
         }
     }
     if (o->profile == 0) {
-        session_lock(s);  // what is refused until here leaves no trace
+        session_lock(s);  // a run that is refused before this point leaves no trace
         together_share_out(s);
     }
 
@@ -298,7 +299,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
 // ---------------------------------------------------------------------------------------------------------------------
 // a step
 
-/* Returns whether the run breaks off and leaves out the work that is due at this step. Once true, it stays so. All ranks return
+/* Returns whether the run breaks off and skips the work that is due at this step. Once true, it stays so. All ranks return
  * the same: an error of one counts once training_due() has shared it. */
 static inline bool training_breaks_off(const Training* t) {
     const bool failed = t->s->team ? t->failed : t->error.msg[0] != 0;
@@ -351,7 +352,7 @@ static inline Due training_due(Training* t) {
     const int64_t step = t->queued;
     const Wishes wishes = training_wishes(t);
     const bool stops = training_stops(t), unsaved = step != t->saved;
-    const bool unkept = unsaved || t->saved_timed;  // a timed one is written again where one is due that stays
+    const bool unkept = unsaved || t->saved_timed;  // a timed checkpoint is written again if one that stays is due at this step
     const bool nothing_done = stops && t->error.msg[0] && step == 0;  // the first batch of all could not be read
     Due d;
     d.validation = s->has_val && !stops && session_due(s, o->val_every, step);
@@ -375,7 +376,7 @@ static inline void training_report(Training* t, const Metrics* r) {
     Session* s = t->s;
     char note[96], name[TENSOR_TEXT];
     const char* skipped = skip_note(r, t->trainer->scales_loss, note, sizeof note);
-    const bool not_finite = r->verdict == UPDATE_NOT_FINITE && t->loss_scale <= 1;  // else FP16 looks for its loss scale
+    const bool not_finite = r->verdict == UPDATE_NOT_FINITE && t->loss_scale <= 1;  // otherwise FP16 looks for its loss scale
     t->reported++;
     t->tokens += t->recipe.tokens;
     t->not_finite = not_finite ? t->not_finite + 1 : 0;
@@ -425,7 +426,7 @@ static inline void training_validate(Training* t, Due* due) {
     }
 }
 
-/* Makes the validation that was due where a run is resumed, if a signal or an error ended it meanwhile. */
+/* On resuming, makes the validation that was due at the checkpoint's step, if a signal or an error prevented it then. */
 static inline void training_catch_up(Training* t) {
     const TrainerState* state = &t->s->state;
     Due due = training_due(t);
@@ -490,8 +491,8 @@ static inline void training_die_unsaved(const Training* t, const Error* e, SafeD
         e->msg, size, s->newest);
 }
 
-/* Writes a checkpoint. A dtype that can hold the exact weights (F32, or --master none's) does. Otherwise the checkpoint
- * holds rounded weights, and the exact ones go into the optimizer state, as "master". */
+/* Writes a checkpoint. It holds the exact weights if its dtype can hold them (F32, or the dtype of --master none). Otherwise
+ * it holds rounded weights, and the exact ones go into the optimizer state, as "master". */
 static inline void training_checkpoint(Training* t, bool timed) {
     const Trainer* trainer = t->trainer;
     Session* s = t->s;
@@ -536,7 +537,7 @@ static inline void training_die_of_error(const Training* t) {
         (long long)t->saved, t->s->newest);
 }
 
-/* Ends the program after steps that were not finite. `name`: what of them was the first. */
+/* Ends the program after steps that were not finite. `name`: the first tensor that was not finite. */
 static inline void training_die_not_finite(Training* t, const char* name) {
     char count[32] = "step";
     if (t->not_finite > 1) { snprintf(count, sizeof count, "%d steps", t->not_finite); }

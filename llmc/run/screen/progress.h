@@ -5,8 +5,8 @@
  *   timing  0:12                                         of what cannot be counted
  *
  * At a terminal it is one line, written again every second and wiped away at the end; in a file it is a line every ten seconds.
- * What is done within two seconds has none. Progress is no error, so it goes to stdout; a job whose stdout carries data gives
- * NULL for the screen, and stays silent.
+ * Work that is done within two seconds shows none. Progress is no error, so it goes to stdout; a job whose stdout carries data
+ * gives NULL for the screen, and stays silent.
  */
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H

@@ -29,7 +29,7 @@ static inline bool watched_give(void* watched, const Param* p, size_t first, siz
     return w->slot.source(w->slot.ctx, p, first, n, dst, e);
 }
 
-/* Returns a slot in the place of `slot`, which *w watches until it is used no more. */
+/* Returns a slot that stands for `slot`; *w watches it until it is no longer used. */
 static inline StateSlot watch(Watched* w, StateSlot slot, Progress* progress) {
     w->progress = progress;
     w->slot = slot;

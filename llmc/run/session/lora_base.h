@@ -122,7 +122,7 @@ static inline void session_check_adapters(const Session* s) {
     must(ok, &e);
 }
 
-/* Writes the base's path for adapter_config.json: the whole path, so that the adapters work from any folder. */
+/* Writes the base's path for adapter_config.json: the full path, so that the adapters work from any folder. */
 static inline void session_base_path(const Session* s, char* out /* PATH_CAP */) {
     char* real = realpath(s->base_dir, NULL);
     snprintf(out, PATH_CAP, "%s", real ? real : s->base_dir);

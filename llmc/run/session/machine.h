@@ -65,7 +65,8 @@ static inline bool list_has(const char* list, const char* word) {
 /* Returns how much of something a cgroup leaves; `dir` is its folder, `v1`: of version 1. UINT64_MAX: no limit. */
 typedef uint64_t (*CgroupLeft)(const char* dir, bool v1);
 
-/* Returns the least that the cgroups of this process (containers, Slurm) leave of what `controller` shares out. `root` is where
+/* Returns the least that the cgroups of this process (containers, Slurm) leave of the resource that `controller` manages.
+ * `root` is where
  * /proc and /sys are: "", or a folder in tests. */
 static inline uint64_t cgroups_least(const char* root, const char* controller, CgroupLeft left_in) {
     uint64_t least = UINT64_MAX;
@@ -110,7 +111,7 @@ static inline uint64_t cgroup_cores(const char* dir, bool v1) {
     const int numbers = fscanf(f, "%llu %llu", &quota, &period);
     fclose(f);
     if (v1 && path_join(path, dir, "cpu.cfs_period_us", &e)) { period = read_number(path); }
-    const unsigned long long most = 1ull << 60;  // of a number that can be one of microseconds: -1 is none
+    const unsigned long long most = 1ull << 60;  // most microseconds: -1, read as unsigned, is above and means none
     if (numbers != (v1 ? 1 : 2) || quota == 0 || period == 0 || quota > most || period > most) { return UINT64_MAX; }
     return ceil_div(quota, period);
 }

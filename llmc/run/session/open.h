@@ -31,7 +31,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // flags
 
-/* Takes the slashes at the end of --out away, which a shell adds to the name of a folder. */
+/* Removes the slashes at the end of --out, which a shell adds to the name of a folder. */
 static inline void session_strip_out(Options* o) {
     char* text = xstrdup(o->out);
     for (size_t n = strlen(text); n > 1 && text[n - 1] == '/'; n--) { text[n - 1] = 0; }
@@ -56,8 +56,8 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
 
 #define DEFAULT_DATA "dev/data/tinytales/"
 
-/* Sets --train and --val to the tinytales data if --train is missing (for --eval: --val, without --tasks), and for a new model
- * without --tokenizer to its tokenizer. Fails if the data has not been built. */
+/* Sets --train and --val to the tinytales data if --train is missing (with --eval: --val, if --tasks is missing too). A new
+ * model without --tokenizer then gets the data's tokenizer. Fails if the data has not been built. */
 static inline bool default_data(Options* o, Error* e) {
     const bool wanted = o->eval ? !o->val && !o->tasks : !o->train;
     if (!wanted) { return true; }
@@ -222,7 +222,7 @@ static inline void session_find_tokenizer(Session* s) {
     if (had && !s->has_tokenizer) { die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg); }
 }
 
-/* Reports the consequences of having no tokenizer. An export copies a tokenizer that only cannot be read here. */
+/* Reports the consequences of having no tokenizer. An export still copies a tokenizer that this program cannot read. */
 static inline void session_warn_of_no_tokenizer(const Session* s) {
     if (s->has_tokenizer || s->job == JOB_EVAL || s->rank != 0) { return; }
     if (s->job != JOB_EXPORT) {
@@ -257,7 +257,7 @@ static inline RowRule session_row_rule(const Session* s, Progress* scan) {
     return r;
 }
 
-/* Opens the token files of the job. Each group of ranks that share rows reads its own of the training data. Every rank
+/* Opens the token files of the job. Each group of ranks that share rows reads its own rows of the training data. Every rank
  * reads all validation data, row by row, so that a file shorter than a batch is used whole. */
 static inline void session_open_data(Session* s) {
     const Options* o = &s->options;
@@ -285,8 +285,8 @@ static inline void session_check_data(Session* s) {
     if (s->has_val) { must(dataloader_check_vocab(&s->val, s->config.vocab_size, tokenizer, &e), &e); }
 }
 
-/* Reads --tasks. With --eval the rows get the length of the longest, within --seq or else the model's context; in training
- * they have --seq. */
+/* Reads --tasks. With --eval, rows are as long as the longest question, within --seq or, without it, within the model's
+ * context. In training rows have --seq tokens. */
 static inline void session_open_tasks(Session* s) {
     Options* o = &s->options;
     Error e = NO_ERROR;
@@ -330,7 +330,7 @@ static inline void session_new_config(Session* s) {
     config_preset(&s->config, s->options.model, vocab);
     if (s->has_tokenizer && s->config.bos_id < 0) { s->config.bos_id = s->tokenizer.bos_id; }
     if (s->has_tokenizer && s->config.num_eos == 0 && s->tokenizer.eos_id >= 0) {
-        // it ends an answer: who loads the folder to chat has to stop there
+        // it ends an answer: a program that loads the folder for a chat has to stop there
         const int eot = tokenizer_find(&s->tokenizer, "<|eot_id|>");
         s->config.eos_ids[s->config.num_eos++] = s->tokenizer.eos_id;
         if (eot >= 0 && eot != s->tokenizer.eos_id) { s->config.eos_ids[s->config.num_eos++] = eot; }
@@ -377,7 +377,8 @@ static inline void session_warn_of_no_data(const Session* s) {
     }
 }
 
-/* Warns of flags that are possible, but hardly meant. A model that learns longer rows is one for these. */
+/* Warns of flags that are possible, but probably a mistake. A model that is trained on longer rows becomes a model for
+ * these. */
 static inline void session_check_sense(Session* s) {
     const Options* o = &s->options;
     if (s->plan.steps > 0 && o->warmup >= s->plan.steps && s->rank == 0) {

@@ -2,17 +2,17 @@
  *
  * On one host the lock of OUT/.lock decides (files/checkpoint.h): the kernel drops it when its process ends in any way. Whether
  * it also holds between hosts is up to the file system: on NFS as a rule it does, on Lustre without -o flock and on some others
- * it does not. So who has the lock also owns
+ * it does not. So the process that has the lock also owns
  *
  *   OUT/.owner   "HOST PID TOKEN BOOT\n": the host's name, the process, a random number, the id of the host's boot
  *
- * and sets its time anew each minute, from a thread of its own: loading, a validation or a step may take longer.
+ * and renews its time each minute, from a thread of its own: loading, a validation or a step may take longer.
  *
  *   1. An owner of this boot is dead, since the lock was free: it is replaced at once. The boot, not the name,
  *      distinguishes hosts: containers on one host have their own names, but one kernel, and so one lock.
- *   2. An owner on another host that is younger than three minutes is alive: the run is refused. With --resume it first
- *      waits: if the owner is renewed, the run is refused; if it gets that old, the run starts. So a run whose host died
- *      continues by itself elsewhere.
+ *   2. An owner on another host that is younger than three minutes is alive: the run is refused. With --resume it first waits:
+ *      if the owner is renewed, the run is refused; if the owner gets three minutes old, the run starts. So a run whose host
+ *      died continues by itself elsewhere.
  *   3. An older one is replaced, with a note.
  *   4. The owner looks before each checkpoint: if another one has taken its place, it writes nothing more and ends.
  *
@@ -68,7 +68,7 @@ typedef struct {
     unsigned long long token;
 } OwnerFile;
 
-/* Writes the id of this boot, without /proc the host's name. */
+/* Writes the id of this boot or, without /proc, the host's name. */
 static inline void owner_boot(char* boot /* OWNER_BOOT */, const char* host) {
     const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     const ssize_t n = fd >= 0 ? read(fd, boot, OWNER_BOOT - 1) : 0;
@@ -94,7 +94,7 @@ static inline void owner_init(Owner* o) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the file
 
-/* Reads OUT/.owner. A text of another form, or one that cannot be read, counts as an unknown host's, with token 0. */
+/* Reads OUT/.owner. A file of another form, or one that cannot be read, counts as the file of an unknown host, with token 0. */
 static inline OwnerFile owner_look(const Owner* o) {
     OwnerFile f;
     char text[OWNER_TEXT] = "";
@@ -124,7 +124,7 @@ static inline bool owner_is_mine(const Owner* o, const OwnerFile* f) { return f-
 static inline double owner_age(const Owner* o, const OwnerFile* f) {
     struct stat st;
     const bool touched = utimensat(AT_FDCWD, o->temporary, NULL, AT_SYMLINK_NOFOLLOW) == 0 && lstat(o->temporary, &st) == 0;
-    if (!touched) { return 0; }  // unknown: as young as can be
+    if (!touched) { return 0; }  // unknown: counts as new
     return (double)(st.st_mtim.tv_sec - f->time.tv_sec) + 1e-9 * (double)(st.st_mtim.tv_nsec - f->time.tv_nsec);
 }
 
@@ -195,7 +195,8 @@ static inline bool owner_claim(const Owner* o, bool waits, Error* e) {
     return owner_replace(o, o->settle_seconds, e);  // also where the file system has no links
 }
 
-/* Writes the temporary file and claims OUT/.owner with it. Each host has one name for it, which the lock makes its own. */
+/* Writes the temporary file and claims OUT/.owner with it. Each host has one name for it, and the lock keeps the host's
+ * other processes away from it. */
 static inline bool owner_write(Owner* o, const char* out, bool waits, Error* e) {
     char name[32], text[OWNER_TEXT];
     snprintf(name, sizeof name, ".owner.%08" PRIx32, crc_of(o->boot, strlen(o->boot)));
@@ -212,7 +213,7 @@ static inline bool owner_write(Owner* o, const char* out, bool waits, Error* e) 
 // ---------------------------------------------------------------------------------------------------------------------
 // keeping
 
-/* Sets the file's time anew, if it is still this process's. */
+/* Renews the file's time, if it is still this process's. */
 static inline void owner_renew(const Owner* o) {
     const OwnerFile f = owner_look(o);
     if (owner_is_mine(o, &f) && utimensat(AT_FDCWD, o->path, NULL, AT_SYMLINK_NOFOLLOW) != 0) { errno = 0; }  // next time
@@ -270,7 +271,7 @@ static inline void owner_remove(const Owner* o) {
     if (owner_is_mine(o, &f)) { unlink(o->path); }
 }
 
-/* Removes the file where the process ends without owner_release(). For any thread. */
+/* Removes the file if the process ends without owner_release(). For any thread. */
 static inline void owner_leave(void) {
     const Owner* o = owner_current;
     owner_current = NULL;
@@ -295,7 +296,7 @@ static inline bool owner_take(Owner* o, const char* out, bool waits, Error* e) {
     return true;
 }
 
-/* Checks that OUT is still this process's; if the file is gone, makes it again. If another run has it, path is "" then. */
+/* Checks that OUT is still this process's; if the file is gone, makes it again. If another run has it, path becomes "". */
 static inline bool owner_keep(Owner* o, const char* out, Error* e) {
     if (!o->path[0]) { return true; }
     const OwnerFile f = owner_look(o);

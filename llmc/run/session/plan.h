@@ -79,8 +79,8 @@ static inline void print_plan(FILE* f, const Plan* p, const Options* o, int rank
             text_count(num_tokens, c, sizeof c));
 }
 
-/* Prints what the rows of `d` hold, if they are not simply consecutive tokens, and what it took to find them, if that is worth
- * a line. */
+/* Prints what the rows of `d` hold, unless they are simply consecutive tokens. Also prints what it took to find them, if
+ * that is worth a line. */
 static inline void print_rows(FILE* f, const char* name, const DataLoader* d) {
     const RowCounts* c = &d->counts;
     const double tokens = (double)c->rows * d->T;

@@ -95,7 +95,7 @@ static inline bool session_follow(Session* s, const FoundCheckpoint* found, Erro
 }
 
 /* Finds the checkpoint to resume from and restores its options. If --out has none, the run starts at step 0, so that a script
- * can always pass --resume. Locks --out first: what another run still writes there must not be missed. */
+ * can always pass --resume. Locks --out first, so that it misses nothing that another run still writes there. */
 static inline void session_resume(Session* s, const FoundCheckpoint* found) {
     Options* o = &s->options;
     const bool named = *o->resume;
@@ -138,7 +138,7 @@ LLMC_PRINTF(2, 3) static void session_differs(const Session* s, const char* fmt,
     warn("%s", e.msg);
 }
 
-/* Returns whether two values of --documents read all data of the run in the same way: auto may stand for the other. */
+/* Returns whether two values of --documents read all data of the run in the same way: `auto` may stand for the other value. */
 static inline bool session_reads_alike(const Session* s, Documents a, Documents b) {
     for (int i = 0; i < s->mix.count; i++) {
         const bool masked = s->mix.sources[i].masked;
@@ -166,8 +166,9 @@ static inline void session_compare_options(const Session* s, SafeDtype own) {
     options_free(&was);
 }
 
-/* Reports changes of all else that the bits of the results depend on. It does not compare a value that the checkpoint, or a dry
- * run without a GPU, does not know. Then the state holds the values of this run. `own` is the dtype of the build. */
+/* Reports changes of everything else that the bits of the results depend on. It does not compare a value that the
+ * checkpoint, or a dry run without a GPU, does not know. Then the state holds the values of this run. `own` is the dtype of
+ * the build. */
 static inline void session_compare(Session* s, SafeDtype own) {
     TrainerState* was = &s->state;
     uint64_t data = 0;
@@ -203,7 +204,8 @@ static inline void session_compare(Session* s, SafeDtype own) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the run begins
 
-/* Locks --out unless it is, before anything is written there. Refuses a folder with the checkpoints of another run. */
+/* Locks --out, unless it is locked already, before anything is written there. Refuses a folder with the checkpoints of
+ * another run. */
 static inline void session_lock(Session* s) {
     Error e = NO_ERROR;
     uint64_t* steps = NULL;

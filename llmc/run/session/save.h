@@ -59,7 +59,7 @@ static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Erro
     const Options saved = session_resolved(s, dtype);
     char* options = options_json_text(&saved, &s->state.json, s->state.saved_options);
     s->state.seed = (uint64_t)s->options.seed;
-    s->state.data_row = s->state.tokens / (uint64_t)s->options.seq;  // not train.row: a step that was dropped has read on
+    s->state.data_row = s->state.tokens / (uint64_t)s->options.seq;  // not train.row: a dropped step has read further
     s->state.world_size = s->ranks;
     s->state.options = options;
     session_add_side_files(s, k);
@@ -127,10 +127,10 @@ static inline bool session_add_states(const Session* s, Checkpoint* k, const Sta
 }
 
 /* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
- * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every rank
- * calls this: rank 0 makes the folder and writes the model, which with `together` lies on all ranks (collect.h); then each
- * writes its own state; when all have, rank 0 seals the folder. Returns false, on all ranks, if one of them could not write its
- * part. A log that cannot be written does not hinder it: then the log is closed, and *e says so. */
+ * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every
+ * rank calls this: rank 0 makes the folder and writes the model, which with `together` lies on all ranks (lockstep.h); then
+ * each writes its own state; when all have, rank 0 seals the folder. Returns false, on all ranks, if one of them could not
+ * write its part. A log that cannot be written does not hinder it: then the log is closed, and *e says so. */
 static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx, bool together,
                                       const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx, Error* e) {
     Checkpoint k;

@@ -4,8 +4,8 @@
  *   resume.h   finds the checkpoint to resume, reports changes since, and sets a run back
  *   save.h     writes a checkpoint
  *
- * All functions of the four die() on an error, except where they say otherwise: this is the outermost layer. Ranks other than 0
- * write no log and do not lock --out.
+ * All functions of these four files die() on an error, except where they say otherwise: this is the outermost layer. Ranks
+ * other than 0 write no log and do not lock --out.
  */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -55,7 +55,7 @@ typedef struct {
     char model_dir[PATH_CAP];  // folder to start from, with a model or with adapters; "": a new model
     FileSums sums;             // checksums of its files, verified on loading; none: unknown, or already verified
     char base_dir[PATH_CAP];   // folder with the weights: model_dir, or the base of its adapters
-    FileSums base_sums;        // the same of base_dir, if it is another
+    FileSums base_sums;        // the same for base_dir, if it is another folder
     uint32_t weights;          // the checksum of all weights that were loaded, with LoRA or several ranks; 0: unknown
     SideFiles side_files;      // copied from model_dir into the checkpoints of this run
     bool resumed;              // model_dir is the checkpoint that this run resumes from
@@ -92,8 +92,8 @@ static const FoundCheckpoint no_report = {false, false, 0};
 /* Returns whether rows of the session's data hold documents that do not see each other. */
 static inline bool session_documents(const Session* s) { return s->train.starts || s->val.starts; }
 
-/* Returns whether the ranks pass the layers of the model together: each has a part of the blocks' weights alone (ZeRO 3), or a
- * part of each row. Then all run the model at the same places, or none. */
+/* Returns whether the ranks pass the layers of the model together: each has only a part of the blocks' weights (ZeRO 3), or
+ * a part of each row. Then either all ranks run the model at a place in the program, or none does. */
 static inline bool session_passes_together(const Session* s) {
     return s->team && job_trains(s->job) && (s->options.zero == ZERO_3 || s->options.seq_parallel > 1);
 }
@@ -201,14 +201,15 @@ static inline void session_must_read(const Session* s, bool ok, const char* fold
     must(ok, e);
 }
 
-/* Returns how many elements this rank owns of what is trained. */
+/* Returns how many of the trained elements this rank owns. */
 static inline uint64_t session_owned(const Session* s) {
     uint64_t owned = 0;
     for (size_t i = 0; i < s->owned.count; i++) { owned += s->owned.items[i].count; }
     return owned;
 }
 
-/* Returns where progress is shown: by rank 0 on the screen; if a text follows there, only at a terminal, which wipes it. */
+/* Returns where rank 0 shows progress: on stdout. If a job writes its text there, only a terminal shows progress, because
+ * the line can be wiped. NULL: nowhere */
 static inline FILE* session_screen(const Session* s) {
     const bool speaks = s->job == JOB_GENERATE || s->job == JOB_CHAT;
     return s->rank == 0 && (!speaks || isatty(fileno(stdout))) ? stdout : NULL;
@@ -258,7 +259,7 @@ static inline void session_load_adapters(const Session* s, TensorSink sink, void
          &e);
 }
 
-/* Loads the optimizer state of model_dir, what this rank owns of it, into the slots. */
+/* Loads what this rank owns of the optimizer state of model_dir into the slots. */
 static inline void session_load_states(const Session* s, StateSlot* slots, int num_slots) {
     Error e = NO_ERROR;
     Watched watched[NUM_SLOTS];

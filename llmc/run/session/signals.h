@@ -38,7 +38,7 @@ static inline void run_tell_stop(void) {
     if (write(STDOUT_FILENO, text + skip, sizeof text - 1 - (size_t)skip) < 0) { errno = cause; }
 }
 
-/* Notes a signal. The second one ends the process. Returns whether it is the first. */
+/* Notes a signal. The second one ends the process. Returns whether this signal is the first. */
 static inline bool run_on_interrupt(int signal_number) {
     struct timespec now = {0, 0};
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -81,7 +81,7 @@ static inline void run_catch_signal(int signal_number, void (*handler)(int)) {
 /* Catches SIGUSR1, which would end the process. Called before files are loaded. */
 static inline void run_catch_save_signal(void) { run_catch_signal(SIGUSR1, run_on_save_signal); }
 
-/* Catches the signals that ask for the end; a lost screen's unless they were ignored from the start (nohup). */
+/* Catches the signals that ask for the end; those of a lost screen only if they were not ignored from the start (nohup). */
 static inline void run_catch_signals(void) {
     run_terminal = isatty(STDOUT_FILENO);
     run_catch_signal(SIGINT, run_on_signal);
@@ -95,7 +95,7 @@ static inline void run_catch_signals(void) {
     }
 }
 
-/* Catches Ctrl-C in a chat, where it ends an answer; with `ends_reads` also a read that waits, with EINTR. */
+/* Catches Ctrl-C in a chat, where it ends an answer; with `ends_reads` it also ends a read that waits, with EINTR. */
 static inline void run_catch_interrupt(bool ends_reads) {
     run_catch_with(SIGINT, run_on_chat_interrupt, ends_reads ? 0 : SA_RESTART);
 }
@@ -106,7 +106,7 @@ static inline void run_ask_for_end(void) { run_signal = SIGALRM; }
 /* Returns whether the run, or the rank, was asked to end. */
 static inline bool run_signal_came(void) { return run_signal != 0; }
 
-/* Returns whether the run ends for it. */
+/* Returns whether a signal ends the run. */
 static inline bool run_stop_requested(void) { return run_together ? run_all_stop : run_signal_came(); }
 static inline void run_stop_done(void) { run_signal = 0; }
 static inline bool run_save_requested(void) { return run_save_signal != 0; }

@@ -102,8 +102,8 @@ static inline void together_meet(Team* team, const Ranks* r) {
     message_last = together_tell;
 }
 
-/* Returns whether the command line asks for what one process does alone, such as --help or a chat. Rank 0 reports wrong
- * usage. */
+/* Returns whether the command line asks for a job that one process does alone, such as --help or a chat. Rank 0 reports
+ * wrong usage. */
 static inline bool together_is_for_one(int argc, char** argv, OptionScope trainer) {
     Options o;
     Error ignored = NO_ERROR;
@@ -149,8 +149,9 @@ static inline int together_gpus(const Options* o) {
     return (int)count;
 }
 
-/* Returns the number of ranks that this process is to start by --gpus; 0: none, it is a rank itself, or alone. Where a launcher
- * started several, these are the ranks, and --gpus may only say so. A launcher of a single process leaves it the choice. */
+/* Returns the number of ranks that this process is to start by --gpus; 0: none, it is a rank itself, or alone. If a launcher
+ * started several processes, these are the ranks, and --gpus may only repeat their number. If a launcher started a single
+ * process, --gpus decides. */
 static inline int together_count(const Options* o, const Ranks* r, int (*count_devices)(void)) {
     const int gpus = together_gpus(o);
     if (r->ranks > 1 && gpus > 0 && gpus != r->local_ranks) {
@@ -168,7 +169,7 @@ static inline int together_count(const Options* o, const Ranks* r, int (*count_d
 }
 
 /* Finds out who this process is, before it opens its session. With --gpus N it becomes the parent of N ranks, and ends when
- * they have ended. A dry run is one process that measures as rank 0 of them. Returns what together_begin() does. */
+ * they have ended. A dry run is one process, which measures as rank 0 of N. Returns what together_begin() does. */
 static inline FoundCheckpoint together_start(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer,
                                              int (*count_devices)(void)) {
     Options o;
@@ -193,7 +194,8 @@ static inline FoundCheckpoint together_start(Team* team, Ranks* r, int argc, cha
     return together_begin(team, r, argc, argv, trainer);
 }
 
-/* Ends the run if a text is not the same on all ranks. Of a text too long for a message, its end and a checksum count. */
+/* Ends the run if a text is not the same on all ranks. If a text is too long for a message, its end and a checksum are
+ * compared. */
 static inline void together_compare(Session* s, const char* name, const char* text) {
     enum { MOST = TEAM_PAYLOAD };
     char mine[MOST] = {0};
@@ -245,7 +247,7 @@ static inline void together_open(Session* s, Team* team, const Ranks* r) {
     char name[OPTION_TEXT], value[OPTION_TEXT], text[64];
     if (r->ranks == 1 || s->job == JOB_DRY_RUN) { return; }
     if (r->rank == 0) {
-        team->hang_seconds = o->hang_timeout;  // it alone watches for that
+        team->hang_seconds = o->hang_timeout;  // only rank 0 watches for that
         together_meet(team, r);
         together_share_checkpoint(team, s);
     }
