@@ -16,12 +16,11 @@
 #define LLMC_ADAMW_CUH
 
 #include "llmc/cuda/master.cuh"    // defines: nearest_upper, stochastic_upper, split_join
-#include "llmc/base/update.h"      // defines: MasterKind
 #include "llmc/cuda/ptx.cuh"       // defines: pack2, compute_here
 #include "llmc/cuda/quotient.cuh"  // defines: quotient_of, inverse_of, root_of
 #include "llmc/optimizer.cuh"      // defines: OptimizerStretch, OptimizerTensors
 #include "llmc/step_state.cuh"     // defines: StepState
-#include "llmc/base/update.h"      // defines: Hyperparameters
+#include "llmc/base/update.h"      // defines: MasterKind, Hyperparameters
 #include "llmc/base/rand.h"        // defines: philox
 
 #include <type_traits>

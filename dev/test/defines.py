@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """defines.py -- checks the comments beside includes: in `#include "llmc/x.h" // defines: a, b` the file defines a and b, and
-the includer uses them. Prints each comment that is wrong; exit 1 if there is one. Run from the project's root."""
+the includer uses them. No file includes a header twice. Prints what is wrong; exit 1 if anything is. Run from the project's
+root."""
 import re
 import subprocess
 import sys
@@ -26,6 +27,10 @@ def main():
     for path in files:
         text = open(path).read()
         code = re.sub(r"//.*|/\*.*?\*/", "", text)
+        included = re.findall(r'^#include "(llmc/[^"]+h)"', text, re.M)
+        for header in {h for h in included if included.count(h) > 1}:
+            print(f"{path}: includes {header} twice")
+            wrong += 1
         for header, listed in re.findall(r'^#include "(llmc/[^"]+)"\s*// defines: (.*)$', text, re.M):
             known.setdefault(header, definitions(header))
             for name in re.findall(r"\b[A-Za-z_]\w+\b", re.sub(r"\.\.\.|\band\b.*", "", listed)):

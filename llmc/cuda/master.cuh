@@ -15,7 +15,6 @@
 #define LLMC_MASTER_CUH
 
 #include "llmc/cuda/cuda_common.cuh"
-#include "llmc/base/update.h"  // defines: MasterKind
 #include "llmc/base/float16.h"
 #include "llmc/base/update.h"  // defines: MasterKind, MASTER_SPLIT
 

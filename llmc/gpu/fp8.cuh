@@ -100,10 +100,9 @@ static inline void fp8_check_device(const Device* d) {
     }
 }
 
-/* Lays out the copies in `weights`, of all weights or, if blocks are `gathered`, of the gathered ones; and the buffer of one
- * operand
- * in `workspace`, to `train` also the buffer of two transposes. table: all weights   N: rows of a block   chunk: rows of the
- * head; 0: the head stays in 16 bits */
+/* Lays out the copies in `weights`: of all weights or, if blocks are `gathered`, of the gathered ones. Lays out the buffer of
+ * one operand in `workspace`, and with `train` the buffer of two transposes. table: all weights   N: rows of a block
+ * chunk: rows of the head; 0: the head stays in 16 bits */
 static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspace, const ModelConfig* c,
                                const ParamTable* table, size_t N, size_t chunk, bool gathered, bool train) {
     const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = (int)qkv_width(c);
