@@ -115,7 +115,7 @@ typedef struct {
     float* m;            // the optimizer's first moment
     float* v;            // its second moment
 
-    int B, T;                  // of the batch that activations are sized for
+    int B, T;                  // shape of the batch that activations are sized for
     int32_t* x;                // (B, T) tokens
     int32_t* y;                // (B, T) targets
     const int32_t* starts;     // (B, T) index in its row of the first token of each token's document; NULL: each row is one

@@ -111,12 +111,12 @@ enum { NO_FILL = -1 };      // see llama_create()
 
 /* The buffers that a model needs. */
 typedef struct {
-    int rank, ranks;     // that share the optimizer's state
+    int rank, ranks;     // ranks that share the optimizer's state, and this one
     Zero zero;           // what else they share
-    Links links;         // of several ranks that train
+    Links links;         // links of several ranks that train
     int parts, groups;   // parts of a row, one for each rank (<= 1: whole rows); groups of NCCL to which this rank belongs
     NcclGroup* sharers;  // the ranks with the other parts
-    int B, T;            // of the micro-batch, T of a part; B = 0: none
+    int B, T;            // shape of the micro-batch, T of a part; B = 0: none
     bool train;          // with gradients and optimizer
     bool documents;      // rows hold some
     bool fp8, fp8_head;  // the products of the blocks, and of the head, are in 8 bits
@@ -145,8 +145,8 @@ typedef struct {
     Exchange exchange;         // with the other ranks
     ShardedBlocks* sharded;    // ZeRO 3, else NULL
     ShardReader reader;        // collects the shards for rank 0, which writes them
-    Sequence sequence;         // with those that share rows
-    Team* team;                // of ranks that have to pass the layers together, else NULL
+    Sequence sequence;         // the exchange with the ranks that share rows
+    Team* team;                // ranks that have to pass the layers together; otherwise NULL
     float* rope;               // (T parts, HD)
     BlockActivations* blocks;  // (L)
     floatX* h_final;           // (N, C)
@@ -861,7 +861,7 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
 static int kept_tensors(const Llama* m, int l, NamedTensor list[BLOCK_TENSORS]) {
     const BlockActivations* s = &m->blocks[l];
     const void* const data[BLOCK_TENSORS] = {s->h, s->qkv, s->att, s->mid, s->gate_up, s->act};
-    static const int kept[] = {6, 5, 4, 1};  // by recompute level; shared buffers hold the last block's
+    static const int kept[] = {6, 5, 4, 1};  // activations kept by recompute level; shared buffers hold the last block's
     block_tensors(list, &m->config, l, m->runner.num_losses, m->layout.parts, data);
     for (int i = 0; i < BLOCK_TENSORS; i++) { list[i].pitch = pitch_of(list[i].width); }
     return kept[m->layout.level];

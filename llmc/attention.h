@@ -26,8 +26,8 @@
 typedef struct {
     size_t q, k, v;       // in qkv and dqkv
     size_t out;           // in out and dout
-    size_t lse;           // in lse, one float a row
-    size_t starts;        // in starts, one index a row
+    size_t lse;           // in the tensor lse, one float a row
+    size_t starts;        // in the tensor starts, one index a row
     size_t row, out_row;  // distance between rows of qkv, of out
 } AttentionHead;
 

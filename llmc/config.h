@@ -118,7 +118,7 @@ typedef enum { INIT_ONES, INIT_NORMAL, INIT_RESIDUAL, INIT_EVEN, INIT_ZEROS } In
 typedef enum { PLACE_OUTSIDE, PLACE_BLOCK, PLACE_ADAPTERS } ParamPlace;
 
 typedef struct {
-    const char* name;  // of the tensor in the file; %d is the layer
+    const char* name;  // name of the tensor in the file; %d is the layer
     ParamPlace place;
     bool joined;  // follows the tensor of the row above without a gap (k and v behind q, up behind gate)
     bool matrix;  // two dimensions: has weight decay; its GPU gradients may be 16-bit
@@ -240,7 +240,7 @@ typedef struct {
     ParamKind kind;
     int layer;             // -1 outside the blocks
     bool joined;           // follows the tensor before it without a gap
-    size_t offset;         // of its first element in the arena
+    size_t offset;         // place of its first element in the arena
     size_t rows, cols;     // row-major
     size_t vector_offset;  // for a tensor that is no matrix: its offset in an arena of such tensors alone
     char name[80];         // Hugging Face's, or PEFT's
@@ -249,7 +249,7 @@ typedef struct {
 typedef struct {
     Param* items;  // `count` of them in arena order; the index is the tensor's ordinal for its random numbers
     int count;
-    int ranks;               // that can own equal shares of every bucket
+    int ranks;               // ranks that can own equal shares of every bucket
     size_t elements;         // length of the arena, gaps included
     size_t vector_elements;  // length of the arena of the tensors that are no matrices
     size_t num_params;       // without gaps
@@ -285,8 +285,8 @@ static inline bool param_begins_bucket(const ParamTable* t, int i) {
 /* Buckets begin and end at multiples of this many elements. */
 static inline size_t bucket_align(const ParamTable* t) { return (size_t)PARAM_ALIGN * (size_t)t->ranks; }
 
-/* Returns whether a tensor of this kind joins the last one of the table. Not every matrix need have adapters: v's A may follow
- * q's, or be the first. */
+/* Returns whether a tensor of this kind joins the last one of the table. Not every matrix need have adapters: v's A may
+ * follow q's A, or be the first. */
 static inline bool param_joins(const ParamTable* t, ParamKind kind) {
     const int last = t->count > 0 ? (int)t->items[t->count - 1].kind : -1;
     for (int k = (int)kind; param_specs[k].joined; k--) {

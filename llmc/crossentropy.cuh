@@ -21,10 +21,10 @@
 
 enum {
     CE_PACKS = 8,              // held kernel: vectors of a row in a thread's registers
-    CE_BLOCK_PACKS = 4096,     //   in a block's, at most
+    CE_BLOCK_PACKS = 4096,     // in a block's registers, at most
     CE_VIA = 6,                // row kernel: vectors of a thread that pass through shared memory
-    CE_DIRECT = 2,             //   that go straight into registers
-    CE_STAY = 8,               //   that stay in shared memory
+    CE_DIRECT = 2,             // vectors that go straight into registers
+    CE_STAY = 8,               // vectors that stay in shared memory
     CE_ROW_THREADS = 1024,     //   threads of a block, at most
     CE_LOOP_THREADS = 1024,    // looped kernel: threads of a block
     CE_FORWARD_THREADS = 256,  // without gradient: threads of a block, at most
@@ -369,8 +369,8 @@ __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
 #endif
 }
 
-/* Computes losses only: CE_UNROLL vectors of a row at a time, while the next ones load (after a row's last, the next row's).
- * The launch bounds allow 64 registers a thread. */
+/* Computes losses only: CE_UNROLL vectors of a row at a time, while the next ones load (after the last vectors of a row, the
+ * first ones of the next row). The launch bounds allow 64 registers a thread. */
 __global__ void __launch_bounds__(CE_FORWARD_THREADS, 1024 / CE_FORWARD_THREADS)
     crossentropy_forward_kernel(float* losses, const floatX* logits, const int32_t* targets, unsigned N, int V, size_t pitch) {
     constexpr int W = VECTOR<floatX>;

@@ -8,8 +8,8 @@
  *   dx += dt A,    dA += dt^T x,    dB += dy^T t
  *
  * B begins as zero, so a new adapter has no effect. Up to three matrices share their input x and the rows of y: q, k, v, and
- * gate, up. Their A's lie one below the other, so one product makes t (N, parts r) for all. Each B makes a part of y's columns.
- * matmul.h computes the products, on views of y, t and their gradients.
+ * gate, up. Their A matrices lie one below the other, so one product makes t (N, parts r) for all. Each B makes a part of y's
+ * columns. matmul.h computes the products, on views of y, t and their gradients.
  */
 #ifndef LLMC_LORA_H
 #define LLMC_LORA_H

@@ -102,7 +102,7 @@ enum {
     MATMUL_SMALL_K = 256,                          // longest run over k in matmul_small()
     MATMUL_FEW = 4,                                // with at most this many rows of x, w is not packed
     MATMUL_AMX_EDGE = 32,                          // amx_matmul() is faster if M, N and K are all at least this
-    MATMUL_AMX_SIZE = 64 * 64 * 64                 // and M N K is at least this
+    MATMUL_AMX_SIZE = 64 * 64 * 64                 // and M N K is at least this number
 };
 
 /* Computes c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR); NULL for `add` adds nothing. Rows of b are b_row floats

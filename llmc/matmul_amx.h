@@ -111,9 +111,9 @@ LLMC_INLINE void amx_transpose(float* dst, const float* src, size_t row) {
 }
 
 /* Packs one tile of each part: the first n rows and `depth` columns of `from`; the rest of the tile becomes 0. Rows of `from`
- * are 16 rows of A or (is_b) 16 columns of B; its 32 columns go along k. TDPBF16PS wants two numbers along k in each word, with
- * A's words as (i, k) and B's as (k, i). Any pairing works if A and B share it: k and k + 16 need no shuffle. A source in the
- * other orientation is transposed first. */
+ * are 16 rows of A or (is_b) 16 columns of B; its 32 columns go along k. TDPBF16PS wants two numbers along k in each word,
+ * with the words of A as (i, k) and the words of B as (k, i). Any pairing works if A and B share it: k and k + 16 need no
+ * shuffle. A source in the other orientation is transposed first. */
 static inline void amx_pack_tile(uint32_t* dst, MatrixView from, size_t n, size_t depth, bool is_b) {
     float block[2][AMX_EDGE * AMX_EDGE] __attribute__((aligned(64)));
     const float* half[2] = {from.data, from.data + AMX_EDGE * from.col};

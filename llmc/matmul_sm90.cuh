@@ -18,8 +18,8 @@
  *   producer     A0 B0   A1 B1   A2 B2   A3 B3 | wait empty 0, A4 B4 ...
  *   consumers    wait full 0, 4 products | wait full 1, 4 products, wait for 0's, release 0      | ...
  *
- * The products of a step start before the previous step's have ended. So the tensor cores always have work, except while
- * consumers write. The consumers split the work in one of two ways:
+ * The products of a step start before the products of the previous step have ended. So the tensor cores always have work,
+ * except while consumers write. The consumers split the work in one of two ways:
  *
  *   SPLIT_ROWS    each has 64 rows of a tile of 128 x 256. The factors are read least often, but the tensor cores rest while
  *                 both write
@@ -63,10 +63,10 @@ struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr bool SWIGLU = EPILOGUE == EPILOGUE_SWIGLU, GRADIENT = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD,
                           ROPE = EPILOGUE == EPILOGUE_ROPE;
     static constexpr int TURNS = SPLIT == SPLIT_TILES ? 2 : 1;  // consumers that take turns
-    static constexpr int BANDS = TURNS;                         // of 64 rows, that a consumer has of a tile
+    static constexpr int BANDS = TURNS;                         // bands of 64 rows that a consumer has of a tile
     static constexpr int BM = 128, BN = 256 / TURNS, BK = 64, STAGES = TURNS == 2 ? 6 : 4, BOXES = 2;
     static constexpr int A_BYTES = BM * BK * 2, HALF_BYTES = BN / 2 * BK * 2, STAGE_BYTES = A_BYTES + 2 * HALF_BYTES;
-    static constexpr int READ_BYTES = BM * 64 * 2;  // of gate or up, by a step of SwiGLU's gradient
+    static constexpr int READ_BYTES = BM * 64 * 2;  // bytes of gate or up that a step of SwiGLU's gradient reads
     static constexpr int BOX_BYTES = 16 * 64 * 2, SMEM = STAGES * STAGE_BYTES + 8 * BOXES * BOX_BYTES + 1024;
     static_assert(HD == 64 || HD == 128, "a head is one box or two");
     static_assert(BANDS == 1 || !(GRADIENT || ROPE), "these write one band");
@@ -137,7 +137,7 @@ struct MatmulAngles {
 
     __device__ __forceinline__ void load(const MatmulRope& rope, int row) {
         const int lane = threadIdx.x % 32;
-        const float* tables[2];  // of rows lane / 4 and lane / 4 + 8
+        const float* tables[2];  // table rows for rows lane / 4 and lane / 4 + 8
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int n = row + lane / 4 + i * 8, position = n % rope.T - (rope.starts ? rope.starts[n] : 0);
@@ -434,7 +434,7 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
 // ---------------------------------------------------------------------------------------------------------------------
 // launchers
 
-constexpr size_t MATMUL_GROUP_BYTES = 16 << 20;  // of A, that stay in the L2 cache
+constexpr size_t MATMUL_GROUP_BYTES = 16 << 20;  // bytes of A that stay in the L2 cache
 
 /* Computes M x N sums over K and what the epilogue makes of them, from the packed matrices a (M, K) and b (N, K), or (K, N) if
  * B_COLUMNS. Writes out; with SwiGLU and its gradient also act, unless act is NULL. The gradient reads gate_up. */

@@ -83,7 +83,7 @@ __device__ __forceinline__ uint32_t warp_largest(uint32_t x) {
     return x;
 }
 
-/* Converts 16 elements with a factor for each; `factor(k)` is element k's. A factor that is NaN gives NaN. */
+/* Converts 16 elements with a factor for each; `factor(k)` returns the factor of element k. A factor that is NaN gives NaN. */
 template <Fp8Format F, typename T, typename Factor>
 __device__ __forceinline__ Quantised16 quantise16(const Vec<T, QUANTISE_WIDTH>& x, const Factor& factor) {
     Quantised16 q;
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
     __shared__ alignas(16) uint32_t tile[TRANSPOSE_TILE][WORDS];
     const size_t first_row = (size_t)blockIdx.y * TRANSPOSE_TILE;
     const int first_column = blockIdx.x * TRANSPOSE_TILE;
-    const int line = threadIdx.x / PARTS, part = threadIdx.x % PARTS;  // of words, columns; then of columns, rows
+    const int line = threadIdx.x / PARTS, part = threadIdx.x % PARTS;  // first for words by columns, later for columns by rows
     const float scale = quantise_scale(*largest, F), factor = quantise_factor(scale);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) { *q.scale = scale; }
     const bool counted = counts && blockIdx.x == blockIdx.y % gridDim.x && line == 0;
@@ -262,8 +262,8 @@ static inline void quantise_shifted_cuda(QuantisedTranspose q, QuantisedRows row
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
 
-/* The two copies, in e4m3, of one matrix (R, C) in each of several blocks, packed; the k-th block's lie k strides further. R
- * and C are multiples of QUANTISE_WIDTH. */
+/* The two copies, in e4m3, of one matrix (R, C) in each of several blocks, packed; the copies of the k-th block lie k
+ * strides further. R and C are multiples of QUANTISE_WIDTH. */
 typedef struct {
     uint8_t* rows;     // (R, C)
     uint8_t* columns;  // (C, R)
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
     constexpr int W = QUANTISE_WIDTH, QUARTERS = QUANTISE_TILE / W;
     __shared__ alignas(16) uint8_t tile[QUANTISE_TILE][QUANTISE_PITCH];
     const int first_row = blockIdx.y * QUANTISE_TILE, first_column = blockIdx.x * QUANTISE_TILE;
-    const int line = threadIdx.x / QUARTERS, part = threadIdx.x % QUARTERS * W;  // of rows, then of columns
+    const int line = threadIdx.x / QUARTERS, part = threadIdx.x % QUARTERS * W;  // first for rows, later for columns
     const size_t size = (size_t)q.R * q.C;
     const bool counted = counts && blockIdx.x == blockIdx.y % gridDim.x && line == 0;
     const float *row_scales = q.scales + blockIdx.z * (size_t)(q.R + q.C), *column_scales = row_scales + q.R;

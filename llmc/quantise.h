@@ -88,7 +88,7 @@ typedef struct {
 
 /* Rounds to nearest, ties to even; above the largest value saturates, NaN stays NaN. */
 static inline uint8_t fp8_from_f32(float x, Fp8Format f) {
-    const int shift = 23 - fp8_mantissa_bits(f), bias = 127 - fp8_bias(f);  // from a float's mantissa and exponent
+    const int shift = 23 - fp8_mantissa_bits(f), bias = 127 - fp8_bias(f);  // difference to a float's mantissa and exponent
     const uint32_t u = float_bits(x), sign = u >> 24 & 0x80u, magnitude = u & 0x7FFFFFFFu;
     const uint32_t largest = (uint32_t)(127 + fp8_top(f)) << 23 | 0x600000u;
     if (magnitude > 0x7F800000u) { return (uint8_t)(sign | FP8_NAN); }

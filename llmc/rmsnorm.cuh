@@ -20,7 +20,7 @@ enum {
     RMSNORM_THREADS = 512,  // threads of a block, at most
     RMSNORM_FORWARD_THREADS = 256,
     RMSNORM_BACKWARD_THREADS = 384,
-    RMSNORM_BACKWARD_BLOCKS = 1024,                     // at most, so that the scratch is the same on every card
+    RMSNORM_BACKWARD_BLOCKS = 1024,                     // most blocks, so that the scratch is the same on every card
     RMSNORM_SUM_COLUMNS = 8,                            // weight gradients that a block adds up from the partial rows
     RMSNORM_MAX_C = RMSNORM_THREADS * RMSNORM_SCALARS,  // widest row
 };
@@ -34,8 +34,8 @@ typedef struct {
 
 /* Returns the sum over the blockDim.y warps that share a row; blockDim = (32, warps of a row, rows of a block). `shared` holds
  * RMSNORM_THREADS / 32 floats. A loop alternates between two such arrays, so that one barrier a sum is enough. OWN: each row
- * has its own barrier and rows do not wait for each other (this takes all 16 barriers of a block); otherwise the barrier is
- * the block's. */
+ * has its own barrier and rows do not wait for each other (this takes all 16 barriers of a block); otherwise all rows of the
+ * block share one barrier. */
 template <bool OWN>
 __device__ __forceinline__ float row_sum(float x, float* shared) {
     x = warp_sum(x);

@@ -6,7 +6,7 @@
  *
  * Elements i and i + HD/2 turn together: Hugging Face's pairing. The paper pairs 2i and 2i + 1. The functions rotate q and k of
  * packed qkv rows in place and leave v alone. Backward turns by the negative angle. Where a row holds several documents, a
- * token's position counts from its document's start (starts, see attention.h; NULL: from the row's).
+ * token's position counts from the start of its document (starts, see attention.h; NULL: from the start of the row).
  *
  * The table repeats what transformers computes, rounding for rounding, in fp32. Type "llama3" (modeling_rope_utils.py)
  * divides the frequencies of long wavelengths by its factor and blends in between. The angle is the fp32 product of position

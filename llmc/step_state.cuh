@@ -31,12 +31,12 @@ typedef struct {
     // of this step
     int64_t step;  // its number, also for the random bits
     SourceLosses sources;
-    double loss_sum;     // of the losses of all tokens so far
+    double loss_sum;     // sum of the losses of all tokens so far
     double trained;      // targets so far
-    double norm_square;  // of the gradients, too large by loss_scale^2
+    double norm_square;  // squared norm of the gradients, too large by loss_scale^2
     double lr;
     float loss;            // mean over the trained targets
-    float norm;            // of the gradients, before clipping
+    float norm;            // norm of the gradients, before clipping
     float loss_z, norm_z;  // z-scores of both against the last steps, NaN if these are too few
     int32_t verdict;       // an UpdateVerdict
     // for the optimizer
@@ -45,7 +45,7 @@ typedef struct {
     float sqrt_correction2;    // sqrt(1 - beta2^t)
     float decay;               // 1 - lr * weight_decay
     uint64_t began, computed;  // nanoseconds of the card's clock: the step, and with several GPUs the end of its backward pass
-    // of this step with --fp8, else zero
+    // counts of this step with --fp8, otherwise zero
     QuantiseCounts quantised[NUM_QUANTISED];
 } StepState;
 

@@ -17,7 +17,7 @@
 #define CRC_POLYNOMIAL 0x82F63B78u  // reflected: the coefficient of x^0 is the highest bit, and x^32 is left out
 
 typedef struct {
-    uint32_t value;  // of the bytes so far, complemented
+    uint32_t value;  // CRC of the bytes so far, complemented
 #ifndef LLMC_CRC_INSTRUCTION
     uint32_t table[8][256];  // table[k][b]: the effect of byte b followed by k bytes
 #endif
@@ -76,7 +76,7 @@ static inline uint32_t crc_of(const void* data, size_t bytes) {
 /* Returns a * b modulo the polynomial. */
 static inline uint32_t crc_multiply(uint32_t a, uint32_t b) {
     uint32_t product = 0;
-    for (; a; a <<= 1) {  // from the coefficient of x^0 on
+    for (; a; a <<= 1) {  // bit by bit, from the coefficient of x^0 on
         if (a >> 31) { product ^= b; }
         b = b >> 1 ^ (b & 1 ? CRC_POLYNOMIAL : 0);  // b * x
     }

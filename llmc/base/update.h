@@ -13,8 +13,8 @@ enum { MIX_MOST = 32 };  // sources of training data (files/mix.h)
 
 /* Training losses by source, since they were cleared. */
 typedef struct {
-    int count;             // of the sources; 0: there is only one
-    double sum[MIX_MOST];  // of the losses of its tokens
+    int count;             // sources; 0: there is only one
+    double sum[MIX_MOST];  // sum of the losses of each source's tokens
     double tokens[MIX_MOST];
 } SourceLosses;
 

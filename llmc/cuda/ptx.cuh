@@ -3,9 +3,9 @@
  * ("Matrix Fragments for mma.m16n8k16", "Asynchronous Warpgroup Level Matrix Shared Memory Layout").
  *
  * Below sm_80, cp.async and m16n8k16 do not exist. There the product is two m16n8k8, whose fragments are halves of the larger
- * one's, and a kernel loads its tiles through registers, as attention_mma.cuh does. The last section exists only in code for
- * sm_90a. A kernel that needs what its architecture lacks still compiles but must not run: copy_async, barrier_init and
- * barrier_wait, which every such kernel calls early, trap there; the others do nothing.
+ * product's fragments, and a kernel loads its tiles through registers, as attention_mma.cuh does. The last section exists only
+ * in code for sm_90a. A kernel that needs what its architecture lacks still compiles but must not run: copy_async, barrier_init
+ * and barrier_wait, which every such kernel calls early, trap there; the others do nothing.
  * dev/test/cuda/test_wgmma.cu checks the last section instruction by instruction.
  */
 #ifndef LLMC_PTX_CUH
@@ -38,7 +38,7 @@ __device__ __forceinline__ float inverse_root_fast(float x) {
 __device__ __forceinline__ void compute_here(uint32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void compute_here(size_t& x) { asm volatile("" : "+l"(x)); }
 
-/* Waits until so many threads of the block, whole warps, have come to barrier `id` (1 to 15; 0 is __syncthreads'). */
+/* Waits until so many threads of the block, whole warps, have come to barrier `id` (1 to 15; 0 belongs to __syncthreads). */
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

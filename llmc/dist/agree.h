@@ -17,7 +17,7 @@ static inline void agree_gather(Team* team, const void* mine, size_t bytes, void
     must(team_gather(team, mine, bytes, all, &e), &e);
 }
 
-/* Replaces the value by rank 0's, in pieces if it is long. */
+/* Replaces the value by rank 0's value, in pieces if it is long. */
 static inline void agree_first(Team* team, void* value, size_t bytes) {
     if (!team) { return; }
     char* all = (char*)xmalloc((size_t)team->run.ranks * TEAM_PAYLOAD);

@@ -27,7 +27,7 @@
 /* A bucket, or a piece of one. */
 typedef struct {
     size_t first, count;  // elements [first, first + count) of the arena
-    int layer;            // of the block; -1: the embedding; number of blocks: final norm and head
+    int layer;            // layer of the block; -1: the embedding; number of blocks: final norm and head
 } Bucket;
 
 typedef struct {

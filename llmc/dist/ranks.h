@@ -17,7 +17,7 @@
  * Slurm sets SLURM_PROCID and SLURM_NTASKS also in the shell of sbatch and salloc, where only one process runs. So they count
  * only in a step that srun started. SLURM_STEP_ID shows that: in these shells it is missing, or one of the reserved numbers
  * from 4294967280 (0xFFFFFFF0) on; 4294967291 is the batch script, 4294967290 the shell of salloc (slurm.h). The step's
- * variables come before the job's variables, because `srun --preserve-env` keeps the job's.
+ * variables come before the job's variables, because `srun --preserve-env` keeps the job's variables.
  *
  * The address of rank 0 is MASTER_ADDR, else (srun) the first host of SLURM_STEP_NODELIST, else 127.0.0.1 where all ranks are
  * on this host. The port is --port, else MASTER_PORT, else a number made of the run's name. torchrun's agent may keep its own
@@ -40,7 +40,7 @@ typedef struct {
     int local_rank, local_ranks;  // the same among the ranks of this host
     char address[256];            // of rank 0
     int port;
-    uint64_t token;        // of this run: messages with another are not its own
+    uint64_t token;        // names this run: messages with another token are not its own
     const char* launcher;  // "--gpus", "torchrun", "mpirun", "srun"; NULL: this process is alone
 } Ranks;
 
@@ -271,7 +271,7 @@ static inline bool ranks_find(Ranks* r, RanksVariable variable, int port, Error*
            ranks_find_port(r, variable, v, port, e) && ranks_find_token(r, variable, v, e);
 }
 
-/* Returns the device of this process, which sees `visible` devices: its local rank's, or 0 where the launcher shows each
+/* Returns the device of this process, which sees `visible` devices: number local rank, or 0 if the launcher shows each
  * process one device. -1: this host has fewer devices than ranks. */
 static inline int ranks_device(const Ranks* r, int visible) {
     if (visible == 1) { return 0; }

@@ -25,8 +25,8 @@
 
 /* A rank's share of the rows of a step. */
 typedef struct {
-    int parts, part;    // of each row; parts = 1: whole rows
-    int groups, group;  // of ranks that share rows
+    int parts, part;    // parts of each row, and this rank's part; parts = 1: whole rows
+    int groups, group;  // groups of ranks that share rows, and this rank's group
 } RowShare;
 
 /* Returns the share of rank `rank` of `ranks`, a multiple of `parts`. */

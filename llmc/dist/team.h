@@ -204,10 +204,10 @@ static inline void team_stop_thread(Team* t) {
     t->threaded = false;
 }
 
-/* Meets the other ranks of `r` within `timeout` seconds and compares the fields (count) with rank 0's, in their order. Call
- * team_init() first. Fails if a rank is missing, has other fields, or ends meanwhile: then all ranks that have come get the
- * same error. Also fails if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in memory until it is
- * closed. */
+/* Meets the other ranks of `r` within `timeout` seconds, and compares its fields (count) with the fields of rank 0, in their
+ * order. Call team_init() first. Fails if a rank is missing, has other fields, or ends meanwhile: then all ranks that have
+ * come get the same error. Also fails if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in
+ * memory until it is closed. */
 static inline bool team_open(Team* t, const Ranks* r, const TeamField* fields, int count, double timeout, Error* e) {
     team_prepare(t, r, fields, count);
     const bool watches = r->ranks > 1 || t->parent_fd >= 0;

@@ -26,7 +26,7 @@ enum {
     TEAM_VALUE = TEAM_PAYLOAD - TEAM_NAME,
     TEAM_HOST = 72,
     TEAM_STRANGERS = 64,      // connections that have not said hello
-    TEAM_LINGER_SECONDS = 2,  // to pass on why the run ends
+    TEAM_LINGER_SECONDS = 2,  // stays so long to pass on why the run ends
     TEAM_CONNECT_SECONDS = 3,
     TEAM_PATIENCE = 12,  // a rank that is connected, but gets no answer, waits this many times as long
     TEAM_END_SECONDS = 5,
@@ -92,13 +92,13 @@ typedef struct {
     char host[TEAM_HOST];  // of this rank
     pthread_t thread;
     int wake[2];     // a pipe: a byte ends the thread's poll()
-    uint64_t place;  // where the training thread is; atomic
+    uint64_t place;  // where the training thread is (team_at()); atomic
 
     // shared by the training thread and the other, under the mutex
     pthread_mutex_t mutex;
     pthread_cond_t given;  // `asked` is false again
     bool asked;            // the training thread waits in a collective
-    bool closing;          // that is the last one
+    bool closing;          // the current collective is the last one
     bool quit;
     uint64_t sequence;  // of collectives
     size_t bytes;       // each rank's part
@@ -125,7 +125,7 @@ typedef struct {
     char told[TEAM_HOST];  // the host where the cause is already printed; "": none
     Error cause;           // why rank 0 could not be reached
     char text[1024];
-    size_t text_size;  // of an ERROR that is being read
+    size_t text_size;  // bytes so far of an ERROR that is being read
 } Team;
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@
 
 enum { GRADIENT_BLOCKS = 2 };  // blocks whose gradients have room: one computes while another travels
 
-/* Parts of the ring; block l's is PART_BLOCK + l % GRADIENT_BLOCKS. */
+/* Parts of the ring; block l has part PART_BLOCK + l % GRADIENT_BLOCKS. */
 typedef enum { PART_ENDS, PART_LAST_NORM, PART_BLOCK, GRADIENT_PARTS = PART_BLOCK + GRADIENT_BLOCKS } GradientPart;
 
 /* The parts of the arena that take turns: the embedding's bucket, blocks of `block` elements each, the bucket of final norm
@@ -78,7 +78,7 @@ typedef struct {
     int blocks;              // of the model
     int held[GATHER_SLOTS];  // the block in each slot, there or on its way; -1: none
     int last;                // the block asked for last; -1: none
-    int step;                // to the next one: 1 forward, -1 backward
+    int step;                // step to the next block: 1 forward, -1 backward
 } GatherRing;
 
 /* Forgets what the slots hold. */

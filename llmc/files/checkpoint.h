@@ -394,7 +394,7 @@ static inline bool checkpoint_abandoned(const LogHistory* last, const TrainerSta
     return last->parent_run[0] && s->step > last->parent_step && strcmp(s->run, last->run) != 0;
 }
 
-/* Checks a checkpoint that no user named: its step must be its folder's, and its last step must be sound. */
+/* Checks a checkpoint that no user named: its step must be the step in its folder's name, and its last step must be sound. */
 static inline bool checkpoint_check_found(const TrainerState* s, uint64_t step, Error* e) {
     if (s->step != step) { return fail(e, "%s: step is %" PRIu64 ", wanted the folder's", s->path, s->step); }
     return !s->not_finite || fail(e, "%s: not_finite is true: the loss or gradient of the last step was not finite", s->path);

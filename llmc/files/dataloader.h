@@ -70,7 +70,7 @@ typedef struct {
     uint64_t seed;
     bool shuffle;
     int token_bytes;          // 2 or 4, in all shards
-    int vocab_size;           // of the tokenizer that made the data; 0: unknown
+    int vocab_size;           // vocabulary of the tokenizer that made the data; 0: unknown
     uint64_t fingerprint;     // of that tokenizer; 0: unknown
     bool masked;              // the shards have a mask
     Documents documents;      // never auto

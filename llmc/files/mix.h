@@ -11,8 +11,9 @@
  * of MIX_BLOCK, rounded down, and one more for the largest remainders until the shares add up. If two remainders differ by less
  * than 1e-6, the first counts as larger: so 0.6, 0.3, 0.1 and 6, 3, 1 give the same shares in spite of rounding.
  *
- * The order in block k is a Fisher-Yates permutation `order` of 0 ... MIX_BLOCK-1, made like the shards' in dataloader.h, from
- * the draws (seed, RAND_MIX, stream = k). Row i of the block has the first source s with order[i] < share[0] + ... + share[s].
+ * The order in block k is a Fisher-Yates permutation `order` of 0 ... MIX_BLOCK-1, made like the permutation of shards in
+ * dataloader.h, from the draws (seed, RAND_MIX, stream = k). Row i of the block has the first source s with order[i] < share[0]
+ * + ... + share[s].
  *
  * Each source gives its rows in its own order, epoch after epoch, as if it were alone; a small one begins its next epoch while
  * a large one is in its first. The row that source s gives at row n of the stream is its row

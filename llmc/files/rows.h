@@ -37,7 +37,7 @@ static inline Documents documents_of(Documents d, bool masked) {
 typedef struct {
     Documents documents;   // see documents_of()
     int32_t bos;           // what documents begin with; -1: unknown
-    uint64_t fingerprint;  // of the tokenizer that has this BOS; 0: unknown
+    uint64_t fingerprint;  // fingerprint of the tokenizer that has this BOS; 0: unknown
     bool certain;          // data that does not name its tokenizer counts as made with this one
     TokenFileProgress progress;
     void* progress_ctx;
@@ -50,7 +50,7 @@ typedef struct {
     uint64_t padding;  // tokens
     uint64_t cut;      // answers (trained targets in a row) that a row's end cuts off
     uint64_t bytes;    // of the index
-    double seconds;    // that it took to make
+    double seconds;    // time that it took to make the index
 } RowCounts;
 
 enum {

@@ -80,7 +80,7 @@ static inline bool is_tiktoken(const char* data, size_t size) {
 }
 
 /* Reads one file and adds it to the list. Meta's tokenizer.model (tiktoken's text) goes into original/, where Meta keeps it:
- * converters mistake one at the top level for SentencePiece's and stop. */
+ * converters mistake a file at the top level for a SentencePiece file and stop. */
 static inline bool side_files_add(SideFiles* files, const char* folder, const char* name, Error* e) {
     char path[PATH_CAP], real[PATH_MAX];
     size_t size = 0;

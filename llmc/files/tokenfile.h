@@ -37,7 +37,7 @@ typedef struct {
     uint64_t num_tokens;   // in the file
     uint64_t fingerprint;  // Tokenizer.fingerprint; 0: unknown
     bool has_crc;
-    uint32_t crc;  // of the tokens, and the mask, as stored; 0 without has_crc
+    uint32_t crc;  // checksum of the tokens and the mask as stored; 0 without has_crc
     bool masked;
 } TokenFileHeader;
 

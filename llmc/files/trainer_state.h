@@ -43,7 +43,7 @@ typedef struct {
 
 typedef struct {
     uint64_t step;            // steps done
-    uint64_t seed;            // with `step`, the whole state of the counter-based random numbers
+    uint64_t seed;            // `seed` and `step` are the whole state of the counter-based random numbers
     uint64_t data_row;        // DataLoader.row: rows consumed by all ranks since the run began
     uint64_t tokens;          // tokens trained on
     uint64_t updates;         // updates: steps that were not skipped
@@ -62,7 +62,7 @@ typedef struct {
     Outlier loss, grad_norm;  // the last values, to score the next one
     Validations val;          // none in files without the member
     bool bf16_weights;        // the exact weights, which the optimizer updates, are bfloat16: there are no master weights
-    uint64_t base;            // of LoRA: checksum of the base's weights (model_sum()); 0: none, or unknown
+    uint64_t base;            // with LoRA, the checksum of the base's weights (model_sum()); 0: none, or unknown
     const char* options;      // for writing: the run's options, a JSON object (options_json_text)
     // set by trainer_state_read(); release them with trainer_state_free()
     FileSums files;
@@ -115,7 +115,7 @@ static inline bool trainer_state_has_master(const TrainerState* s) {
     return dtype && (strcmp(dtype, "f16") == 0 || (strcmp(dtype, "bf16") == 0 && !s->bf16_weights));
 }
 
-/* Turns the state into a new run's, which branches off from the run and step it holds. */
+/* Turns the state into the state of a new run, which branches off from the run and step that it holds. */
 static inline void trainer_state_branch(TrainerState* s) {
     memcpy(s->parent_run, s->run, sizeof s->run);
     s->parent_step = s->step;

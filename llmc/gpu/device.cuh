@@ -2,7 +2,7 @@
  *
  * Other processes may use the card as well, so what a run takes is counted: the sizes of its own allocations, and the drop in
  * free memory while the context, cuBLAS and the kernels load. NVML, which comes with the driver, reports the free memory before
- * there is a context. Without NVML, all memory in use counts as the context's.
+ * there is a context. Without NVML, all memory in use counts as memory of the context.
  *
  * --dry-run with --max-memory needs no card: device_missing() then stands for a card, with the memory that one is expected to
  * take.
@@ -21,7 +21,7 @@
 typedef struct {
     char name[256];
     size_t total;       // bytes of the card
-    size_t others;      // in use before this process started
+    size_t others;      // memory in use before this process started
     size_t context;     // taken by this process before its model
     double peak_flops;  // 0: unknown
     MatmulContext* matmul;

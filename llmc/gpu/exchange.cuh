@@ -44,8 +44,8 @@
  *   exchange   | send l + 1, sum, gather l - 2 | send l, sum, gather l - 3     | send l - 1, sum, ...
  *
  * Graphs: a micro-step is captured whole, its sends with it. So a micro-step ends with a wait for the exchange stream, and the
- * last send, the embedding's, is not hidden. The update lies outside of the graphs, and so do the events `gathered`: a captured
- * wait for one is an external wait.
+ * last send (of the embedding's gradient) is not hidden. The update lies outside of the graphs, and so do the events
+ * `gathered`: a captured wait for one is an external wait.
  *
  * The bits depend neither on NCCL's algorithms nor on the time at which something arrives: gradients and weights travel as
  * bytes, and only our kernels add. A gradient is rounded once, when its rank computes it; all sums are fp32.
@@ -85,14 +85,14 @@ typedef struct {
     int rank, ranks;  // ranks <= 1: nothing is exchanged, and all functions do nothing
     Buckets buckets;  // of the trained tensors
     float* sums;      // (shard_elements) the gradients of this rank's shards, added up over the ranks
-    void* landing;    // (ranks, shard) one bucket's, as they arrive: float or floatX
+    void* landing;    // (ranks, shard) the gradients of one bucket as they arrive: float or floatX
     float* of_hosts;  // (2, hosts, shard) the host's sums, then what arrives of them from all hosts
     float* norms;     // (ranks, norm_elements) gradients of the norms, which are small: every rank adds up all of them
     size_t norm_elements;
     double* partials;              // (buckets + 1, SUM_BLOCKS) sums of squares: of the buckets, then of the norms
     StepState* states;             // (ranks)
     Links links;                   // all zero: the model is not trained
-    cudaStream_t compute, stream;  // the model's, and the exchange stream
+    cudaStream_t compute, stream;  // the model's stream, and the exchange stream
     Profiler* profiler;            // NULL: none
     cudaEvent_t* ready;            // (buckets) the events of the table above
     cudaEvent_t* updated;          // (buckets)

@@ -22,7 +22,7 @@ typedef struct {
     int32_t* host[IN_FLIGHT];  // (2, B, T), (B) and, with starts_room, (B, T parts) pinned: x, y, sources, starts
     int32_t* device[IN_FLIGHT];  // the same on the device
     cudaEvent_t copied[IN_FLIGHT], consumed[IN_FLIGHT];
-    cudaStream_t stream, copy_stream;  // the model's, and the feed's own
+    cudaStream_t stream, copy_stream;  // the model's stream, and the feed's own
     uint64_t batches;
 } Feed;
 

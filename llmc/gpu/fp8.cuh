@@ -17,8 +17,8 @@
  * Several GPUs: every rank makes the copies itself, from gathered weights. The exchange stream makes them after a gather and
  * before the event that announces it. So a stream that may read the weights may read their copies, and one rule says when both
  * may be overwritten (exchange.cuh). ZeRO 1 and 2 keep copies of all blocks, made once an update (fp8_follow()). ZeRO 3 keeps
- * copies of the gathered blocks alone, one a slot (fp8_follow_slot()); the head's are made as in ZeRO 1. All ranks have the
- * same weights and scales, so they make the same copies.
+ * copies of the gathered blocks alone, one a slot (fp8_follow_slot()); the head's copies are made as in ZeRO 1. All ranks have
+ * the same weights and scales, so they make the same copies.
  *
  * Counts: each rank counts the values that it quantises, and rank 0 logs its own counts. With several GPUs the exchange stream
  * counts weights in a buffer of its own. fp8_take_counts() copies it at the update, where both streams are synchronized: a step
@@ -41,23 +41,23 @@
 
 /* The 8-bit copies of the weights; all NULL without --fp8, the head's without --fp8-head. */
 typedef struct {
-    QuantisedWeights of[NUM_LINEARS];  // the first block's; the others follow
-    int blocks;                        // with room for copies: all, or slots of them; block l has the (l % blocks)-th
+    QuantisedWeights of[NUM_LINEARS];  // the copies of the first block; those of the others follow
+    int blocks;                        // blocks with room for copies: all, or slots of them; block l has number l % blocks
     bool gathered;                     // slots, which are filled as blocks are gathered
     bool several;                      // GPUs
     size_t first_block, block;         // elements of the arena before the first block, and from one to the next
     size_t first[BLOCK_LINEARS];       // elements of a block before the weight
     size_t head;                       // elements of the arena before the head
     int head_layer;                    // of its bucket
-    uint32_t* largest;                 // (L, NUM_LINEARS, 2) of each x and dout, the head's as block 0's; NULL: not trained
-    size_t num_largest;                // 2 L NUM_LINEARS
-    QuantiseCounts* counts;            // of weights; NULL: none
+    uint32_t* largest;       // (L, NUM_LINEARS, 2) of each x and dout; the head uses the place of block 0; NULL: not trained
+    size_t num_largest;      // 2 L NUM_LINEARS
+    QuantiseCounts* counts;  // of weights; NULL: none
 } Fp8;
 
 /* The copies of one matrix, {NULL} without --fp8, and where its product's factors leave their largest values. */
 typedef struct {
     QuantisedRows rows, columns;
-    uint32_t *x_largest, *dout_largest;  // of the product's input and of its output's gradient; NULL: not trained
+    uint32_t *x_largest, *dout_largest;  // for the product's input and its output's gradient; NULL: not trained
 } Fp8Copies;
 
 // ---------------------------------------------------------------------------------------------------------------------

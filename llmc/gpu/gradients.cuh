@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
     ModelConfig config;
     ParamTable trained;  // the model's
-    bool fp32;           // of all matrices, else floatX
+    bool fp32;           // gradients of all matrices are fp32; otherwise floatX
     bool fp32_head;      // of the head alone
     bool in_ring;
 
@@ -127,9 +127,10 @@ static inline void gradients_zero_elements(const Gradients* g, size_t from, size
     if (to > from) { CUDA_CHECK(cudaMemsetAsync(at.data, 0, (to - from) * gradients_bytes(at.fp32), stream)); }
 }
 
-/* Call between the head's backward pass and the blocks'. Zeroes what a micro-step accumulates into: in the `first` micro-step
- * the norms' gradients, and the embedding's. Not the embedding's if it is tied, because the head has just written it, nor if it
- * lies in the ring: gradients_zero_embedding() zeroes it later. In the ring, zeroes the gaps beside the head. */
+/* Call between the backward pass of the head and the backward pass of the blocks. Zeroes what a micro-step accumulates into:
+ * in the `first` micro-step the gradients of the norms and of the embedding. Not the embedding's if it is tied, because the
+ * head has just written it, nor if it lies in the ring: gradients_zero_embedding() zeroes it later. In the ring, zeroes the
+ * gaps beside the head. */
 static inline void gradients_zero(const Gradients* g, bool first, cudaStream_t stream) {
     const ModelConfig* c = &g->config;
     const size_t norms = norm_rows_size(g), V = (size_t)c->vocab_size * c->hidden_size;  // norms 0: frozen

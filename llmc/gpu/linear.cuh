@@ -92,7 +92,7 @@ static inline QuantisedRows fp8_dy(const Queue* q, const Linear* l) {
     return fp8_rows(q, linear_specs[l->kind].dy, (size_t)l->OC, l->fp8.dout_largest);
 }
 
-/* Return the places of the two transposes of a dW: the lines (OC, N) of dy's are in front of the lines (C, N) of x's. */
+/* Return the places of the two transposes of a dW: the lines (OC, N) of dy come before the lines (C, N) of x. */
 static inline QuantisedTranspose fp8_dy_t(const Queue* q, size_t N) {
     return {q->transposes, q->transpose_scale[0], quantised_pitch(N)};
 }
@@ -110,8 +110,8 @@ static inline Operand fp8_operand(QuantisedTranspose t, QuantisedKind kind) {
 }
 
 /* Returns the factor that the head's backward products multiply at their end, so that the rest of dloss, which scales the
- * gradients of the logits, is a power of two. A row's largest gradient is often the target's, close to that rest: e5m2 holds a
- * power of two exactly, and would round any other number, in all such rows the same way. */
+ * gradients of the logits, is a power of two. A row's largest gradient is often the gradient of the target, close to that
+ * rest. e5m2 holds a power of two exactly; it would round any other number, in all such rows the same way. */
 static inline float fp8_factor_behind(const Linear* head, float dloss) {
     int exponent = 0;
     return head->fp8.rows.data && dloss != 0 ? 2 * frexpf(dloss, &exponent) : 1.0f;

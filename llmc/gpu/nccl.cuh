@@ -114,7 +114,7 @@ static inline void nccl_broadcast(const NcclGroup*, void*, size_t, int, cudaStre
 
 typedef struct {
     int version;          // of the library, as ncclGetVersion() reports it: 22809 is 2.28.9
-    char file[PATH_MAX];  // that the library was loaded from
+    char file[PATH_MAX];  // file that the library was loaded from
 #define NCCL_POINTER(since, result, name, arguments) result(*name) arguments;
     NCCL_FUNCTIONS(NCCL_POINTER)
 #undef NCCL_POINTER

@@ -63,7 +63,7 @@ static inline bool matmul_load_plans(MatmulContext* c, const char* path, bool* e
 
 #define PLAN_NAME "matmul_plan.json"
 
-/* Writes the plans into a folder: a checkpoint's, or --out. */
+/* Writes the plans into a folder: of a checkpoint, or --out. */
 static inline bool device_save_plans(MatmulContext* matmul, const char* folder, Error* e) {
     char path[PATH_CAP];
     return path_join(path, folder, PLAN_NAME, e) && matmul_save_plans(matmul, path, e);

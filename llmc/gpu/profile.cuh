@@ -15,8 +15,8 @@ enum { PROFILE_MAX = 16384, PROFILE_ROWS = 128 };
 typedef struct {
     const char* name;
     double flops, bytes;  // the least the operation must do and move
-    double rate;          // of the operations, as a multiple of the build's type
-    bool beside;          // on another stream than the step's
+    double rate;          // rate of the operations, as a multiple of the rate of the build's type
+    bool beside;          // runs on another stream than the step
     cudaEvent_t begin, end;
 } ProfiledOp;
 

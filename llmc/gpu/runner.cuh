@@ -79,7 +79,7 @@ static inline void runner_lay_out_losses(Runner* t, const float* losses, size_t 
     for (int i = 0; i < IN_FLIGHT; i++) { t->host_losses[i] = take<float>(pinned, N); }
 }
 
-/* Puts a run's state on the device: a checkpoint's, or a new one. */
+/* Puts a run's state on the device: the state of a checkpoint, or a new one. */
 static inline void runner_restore(Runner* t, const TrainerState* run) {
     StepState s;
     memset(&s, 0, sizeof s);

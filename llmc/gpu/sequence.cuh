@@ -28,9 +28,9 @@
 enum { PACK_THREADS = 256 };
 
 typedef struct Sequence {
-    int parts;            // of a row; <= 1: this rank has whole rows, and attention is plain
+    int parts;            // parts of a row; <= 1: this rank has whole rows, and attention is plain
     NcclGroup* group;     // that shares rows
-    cudaStream_t beside;  // of the exchange of gradients and weights
+    cudaStream_t beside;  // the stream that exchanges gradients and weights
     cudaEvent_t turn[2];
     floatX* pieces;  // (heads_room) on their way
     floatX* out;     // (heads_room) attention's output by heads
@@ -48,7 +48,7 @@ static inline size_t heads_room(size_t width, int parts) {
 typedef struct {
     int T, parts;               // tokens of a part
     int q, kv;                  // elements of a piece's queries, and of its keys
-    size_t pitch, piece_pitch;  // of rows with all heads, and of pieces
+    size_t pitch, piece_pitch;  // from one row with all heads to the next, and from one piece to the next
 } HeadsGrid;
 
 /* Block (b parts + p) T + t copies the heads of member p of token t of row b: column c of the piece is

@@ -102,7 +102,7 @@ static inline const floatX* sharded_block(ShardedBlocks* g, const Exchange* x, c
     return g->slots[l % GATHER_SLOTS];
 }
 
-/* Replaces each rank's `memory` (bytes) by rank 0's, so that all ranks decide the same way by it. */
+/* Replaces each rank's `memory` (bytes) by the memory of rank 0, so that all ranks decide the same way by it. */
 static inline void sharded_take_first(const ShardedBlocks* g, const Exchange* x, void* memory, size_t bytes) {
     if (g) { nccl_broadcast(x->links.all, memory, bytes, 0, x->compute, "the logits of rank 0"); }
 }

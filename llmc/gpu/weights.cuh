@@ -27,7 +27,7 @@ typedef struct {
     Buckets shards;  // one rank of several holds master, m and v of its shards alone; else all zero
     int rank;
     // ZeRO 3: `params` lacks the blocks, elements [blocks_first, blocks_end), of which `own` holds this rank's shards
-    Buckets blocks;  // of all weights; else all zero
+    Buckets blocks;  // buckets of all weights; otherwise all zero
     size_t blocks_first, blocks_end;
     floatX* own;
     cudaStream_t stream;

@@ -5,9 +5,9 @@
  * TEXT is stripped of white space at both ends. An answer follows the header of "assistant" and ends at <|eot_id|>. Special
  * tokens are looked up by name; texts are encoded as plain text, so a user cannot type a header.
  *
- * There are two forms. Llama 3's has a system message if one is given. The form of Llama 3.1, 3.2 and 3.3 always has one, which
- * begins with two dates. No Jinja template is run: the texts in a folder's template decide the form, and any other template is
- * refused. The ids equal those that `transformers` makes with that template.
+ * There are two forms. The form of Llama 3 has a system message if one is given. The form of Llama 3.1, 3.2 and 3.3 always has
+ * one, which begins with two dates. No Jinja template is run: the texts in a folder's template decide the form, and any other
+ * template is refused. The ids equal those that `transformers` makes with that template.
  *
  * Elsewhere: the conversation (run/jobs/chat.h).
  */
@@ -96,7 +96,7 @@ static inline bool chat_template_form(const char* text, const char* path, bool* 
 }
 
 /* Sets *dated: whether the template beside the tokenizer's file is of Llama 3.1's form. `transformers` takes
- * chat_template.jinja before tokenizer_config.json. Without a template the form is Llama 3's. */
+ * chat_template.jinja before tokenizer_config.json. Without a template the form is the form of Llama 3. */
 static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
     char folder[PATH_CAP], path[PATH_CAP];
     size_t size = 0;
@@ -117,7 +117,7 @@ static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
 /* Returns the text from its first byte that is no white space. *len, its length, becomes the length without the white space
  * at both ends, as a template's trim does. */
 static inline const char* chat_strip(const char* text, size_t* len) {
-    const char *end = text + *len, *first = end, *last = end;  // of the rest; `last` is its end
+    const char *end = text + *len, *first = end, *last = end;  // [first, last) is the stripped text
     for (const char* s = text; s < end;) {
         uint32_t c;
         const int bytes = utf8_decode((const uint8_t*)s, (size_t)(end - s), &c);

@@ -7,8 +7,8 @@
 #include "llmc/config.h"          // defines: ModelConfig
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, TokenList, tokenizer_encode
 
-/* Appends the tokens of a prompt to *l: BOS (the configuration's, else the tokenizer's) and the text. Without a tokenizer the
- * text is a list of ids. Without BOS and text, *l gets token 0. Fails on an id outside the vocabulary. */
+/* Appends the tokens of a prompt to *l: BOS (from the configuration, otherwise from the tokenizer) and the text. Without a
+ * tokenizer the text is a list of ids. Without BOS and text, *l gets token 0. Fails on an id outside the vocabulary. */
 static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConfig* c, const Tokenizer* t, Error* e) {
     const int V = c->vocab_size;
     const int bos = c->bos_id >= 0 && c->bos_id < V ? c->bos_id : t ? t->bos_id : -1;

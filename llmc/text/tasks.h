@@ -2,8 +2,8 @@
  *
  * A file has one question a line, {"ctx": text, "choices": [texts], "label": index of the right one}. The model's answer is the
  * choice with the highest log-likelihood after the context. `acc` counts right answers. `acc_norm` counts them with each
- * likelihood divided by the choice's number of characters. The first of equal choices wins. The rules are lm-eval's, so the
- * scores are, too:
+ * likelihood divided by the choice's number of characters. The first of equal choices wins. The rules are the rules of lm-eval,
+ * and so the scores agree:
  *
  *   context and " " + choice are encoded together and split at the length of the encoded context;
  *   white space at the context's end goes to the choice;
@@ -89,7 +89,7 @@ static inline void* tasks_room(void* items, size_t count, size_t* cap, size_t by
 typedef struct {
     TokenEncoder context, whole;
     int bos;        // what an empty context becomes: BOS, else EOS
-    bool adds_bos;  // in front of every text
+    bool adds_bos;  // whether BOS is put in front of every text
 } TaskEncoder;
 
 /* Sets up an encoder. It adds BOS if `always_bos`, or unless the tokenizer.json says that it does not. */

@@ -86,7 +86,7 @@ typedef struct {
     uint8_t* flags;        // (vocab_size) TOKEN_*
     size_t max_token_len;  // bytes of the longest token
 
-    HashSeed seed;                       // of all tables; ids do not depend on it
+    HashSeed seed;                       // seed of all tables; ids do not depend on it
     TokenTable pieces;                   // tokens that a whole piece may be
     AddedNames added[2];                 // names of added tokens: those not TOKEN_NORMALIZED, the others
     bool added_first[256];               // bytes that a name starts with
@@ -100,7 +100,7 @@ typedef struct {
     int max_digits;  // SPLIT_LLAMA3: most digits in a piece
     int digits;      // DIGITS_*
 
-    char* path;    // of the file this came from, or NULL
+    char* path;    // path of the file this came from, or NULL
     char* source;  // text of the tokenizer.json this came from, or NULL
     char* config;  // text of the tokenizer_config.json beside it; or NULL
 } Tokenizer;
@@ -206,7 +206,7 @@ typedef struct {
 /* A node of the linked list of a long piece's parts. Node i starts as the piece's i-th byte that has a token. */
 typedef struct {
     int32_t id;
-    uint32_t rank;        // of the pair with the next part; UINT32_MAX: none
+    uint32_t rank;        // rank of the pair with the next part; UINT32_MAX: none
     uint32_t prev, next;  // UINT32_MAX: none
 } MergeNode;
 
@@ -244,7 +244,7 @@ static inline void encoder_reserve(TokenEncoder* enc, size_t more) {
 static inline void merge_short(TokenEncoder* enc, const uint8_t* s, size_t n) {
     const Tokenizer* t = enc->t;
     int32_t id[TOKEN_SHORT_PIECE], merged[TOKEN_SHORT_PIECE];  // id of each part; of its merge with the right neighbour
-    uint32_t rank[TOKEN_SHORT_PIECE];                          // of that merge; UINT32_MAX: none
+    uint32_t rank[TOKEN_SHORT_PIECE];                          // rank of that merge; UINT32_MAX: none
     size_t count = 0;
     for (size_t i = 0; i < n; i++) {
         if (t->byte_ids[s[i]] >= 0) { id[count++] = t->byte_ids[s[i]]; }
@@ -292,7 +292,7 @@ static inline void merge_offer(TokenEncoder* enc, uint32_t i) {
     merge_queue_push(&enc->queue, node->rank, i);
 }
 
-/* Merges node i with the next one; queues the merges that this brings before their neighbours'. */
+/* Merges node i with the next one; queues the merges that this brings before the merges of their neighbours. */
 static inline void merge_nodes(TokenEncoder* enc, uint32_t i) {
     MergeNode *nodes = enc->nodes, *left = &nodes[i], *right = &nodes[left->next];
     const uint32_t prev = left->prev, next = right->next, right_rank = right->rank;
@@ -467,7 +467,7 @@ static inline const AddedName* added_from(const AddedName* lo, const AddedName* 
 static inline const AddedName* added_find(const AddedNames* a, const char* s, const char* end) {
     const AddedName *lo = a->names, *hi = lo + a->count, *longest = NULL;
     for (size_t d = 0; lo < hi; d++) {
-        if (lo->len == d) { longest = lo++; }  // of names with a common start, the shortest comes first
+        if (lo->len == d) { longest = lo++; }  // if names have a common start, the shortest comes first
         if (lo == hi || s + d == end) { break; }
         const int c = (uint8_t)s[d];
         lo = added_from(lo, hi, d, c);
@@ -586,7 +586,7 @@ static inline const char* tokenizer_token(const Tokenizer* t, int id, size_t* le
     return t->bytes + t->at[id];
 }
 
-/* Returns the bytes of text that a token stands for: none for a special token, nor for an id that is not the tokenizer's. */
+/* Returns the bytes of text that a token stands for: none for a special token, nor for an id that the tokenizer lacks. */
 static inline size_t tokenizer_text_bytes(const Tokenizer* t, int id) {
     return id < t->vocab_size && !(t->flags[id] & TOKEN_SPECIAL) ? t->at[id + 1] - t->at[id] : 0;
 }

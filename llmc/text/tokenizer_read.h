@@ -95,7 +95,7 @@ static inline bool tiktoken_line(const char** s, const char* end, char* out, siz
 /* Builds the merge table by tiktoken's rule: two neighbours merge if together they are a token, whose rank they get. */
 static inline void tiktoken_merges(Tokenizer* t, int num_ranks) {
     uint64_t splits[TOKEN_LEN_MAX], *all = NULL;                         // left id << 32 | right id
-    size_t* end = (size_t*)xmalloc((size_t)num_ranks * sizeof(size_t));  // of each token's splits in `all`
+    size_t* end = (size_t*)xmalloc((size_t)num_ranks * sizeof(size_t));  // end of each token's splits in `all`
     size_t count = 0, cap = 0;
     for (int id = 0; id < num_ranks; id++) {
         const size_t n = token_splits(t, id, splits);

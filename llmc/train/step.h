@@ -27,7 +27,7 @@ typedef struct {
     bool (*next)(void* ctx, int32_t* x, int32_t* y, Error* e);
     void* ctx;
     int rows;
-    int num_sources;         // of the data; 0: there is only one
+    int num_sources;         // sources of the data; 0: there is only one
     const int32_t* sources;  // (rows) of the last batch, if there are several
     const int32_t* starts;   // (B, T) of the last batch, whose rows hold documents (rows.h); NULL: each row is one
 } BatchSource;
@@ -87,7 +87,7 @@ typedef struct {
 
 typedef struct {
     double loss;  // mean over the step's trained targets, before the update
-    double norm;  // of the gradient, before clipping
+    double norm;  // norm of the gradient, before clipping
     double lr;
     double ms;
     UpdateVerdict verdict;
@@ -95,7 +95,7 @@ typedef struct {
     double loss_scale;                        // after the step
     double trained;                           // targets of the step; the others are -1
     SourceLosses sources;                     // of these targets, by the source of their rows
-    QuantiseCounts quantised[NUM_QUANTISED];  // with --fp8, of a sample of its tensors; else zero
+    QuantiseCounts quantised[NUM_QUANTISED];  // counts of a sample of the tensors with --fp8; otherwise zero
 } Metrics;
 
 /* Adds the losses (B, T) of the last batch of `data`, whose targets are y, to its sources' losses; nothing if it has one

@@ -16,7 +16,7 @@
 
 typedef struct {
     const char* path;
-    char* text;  // of the whole file, into which the arguments point; the caller frees it
+    char* text;  // text of the whole file, into which the arguments point; the caller frees it
     char* next;  // the next line
     int line;    // number of the last line that was read
 } FlagFile;

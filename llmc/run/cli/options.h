@@ -71,16 +71,16 @@ typedef struct {
 #define OPTION(kind, field, ...) OPTION_CTYPE_##kind field;
 #include "llmc/run/cli/options.def"
 #undef OPTION
-    bool given[NUM_OPTIONS];          // by OPT_<field>: whether the flag is on the command line
+    bool given[NUM_OPTIONS];          // whether the flag OPT_<field> is on the command line
     OptionScope trainer;              // ON_CPU or ON_GPU
     char* merged_text[NUM_OPTIONS];   // text values allocated by options_merge() and options_read_text()
-    char* file_text[MAX_FLAG_FILES];  // of each @FILE; values point into it
+    char* file_text[MAX_FLAG_FILES];  // text of each @FILE; values point into it
     int num_files;
 } Options;
 
 typedef struct {
     OptionKind kind;
-    const char* name;  // of the field: see option_name_length()
+    const char* name;  // name of the field: see option_name_length()
     const char* aliases;
     const char* def;  // NULL: not given
     double min, max;
@@ -107,7 +107,7 @@ enum { OPTION_TEXT = 64 };  // buffer size for a flag's name, or for any value e
 static inline void* option_field(Options* o, int i) { return (char*)o + option_specs[i].offset; }
 static inline const void* option_value(const Options* o, int i) { return (const char*)o + option_specs[i].offset; }
 
-/* Returns the length of an option's name: its field's, without a '_' at the end. The flag has '-' for '_'. */
+/* Returns the length of an option's name: the name of its field, without a '_' at the end. The flag has '-' for '_'. */
 static inline size_t option_name_length(const OptionSpec* s) {
     const size_t n = strlen(s->name);
     return n - (s->name[n - 1] == '_');
@@ -486,7 +486,7 @@ static inline bool options_read_text(Options* o, int i, Error* e) {
 
 enum { OPTIONS_WIDTH = 100, OPTIONS_HELP_COLUMN = 34 };
 
-/* Returns the columns to print in: the terminal's, or the variable COLUMNS, at least 60 and at most OPTIONS_WIDTH. */
+/* Returns the columns to print in: those of the terminal, or of the variable COLUMNS, at least 60 and at most OPTIONS_WIDTH. */
 static inline int screen_width(FILE* f) {
     struct winsize size;
     const char* columns = getenv("COLUMNS");

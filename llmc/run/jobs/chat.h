@@ -21,7 +21,7 @@
 
 typedef struct {
     const char* system;  // system message at the start; NULL: none
-    const char* date;    // of Llama 3.1's system message; NULL: the form of Llama 3
+    const char* date;    // date in Llama 3.1's system message; NULL: the form of Llama 3
     int max_tokens;      // of an answer
 } ChatOptions;
 

@@ -53,7 +53,7 @@ static inline bool export_store(void* arena, const Param* p, size_t first, size_
     return true;
 }
 
-/* Returns the type to write: --export-dtype, else the embedding's in the files. */
+/* Returns the type to write: --export-dtype, otherwise the type of the embedding in the files. */
 static inline ExportDtype export_type(const Session* s, const ModelFiles* files) {
     const SafeTensors* file = NULL;
     if (s->options.export_dtype != EXPORT_AUTO) { return (ExportDtype)s->options.export_dtype; }

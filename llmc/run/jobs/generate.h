@@ -45,7 +45,7 @@ static inline void generator_stop_at(Generator* g, int id) {
     if (id >= 0 && g->num_stops < (int)(sizeof g->stops / sizeof *g->stops)) { g->stops[g->num_stops++] = id; }
 }
 
-/* Sets up a generator. `tokenizer` may be NULL. The caller owns the sampler, whose V must be the model's. */
+/* Sets up a generator. `tokenizer` may be NULL. The caller owns the sampler, whose V must equal the model's vocabulary. */
 static inline void generator_init(Generator* g, NextLogits next, void* model, const ModelConfig* c, const Tokenizer* tokenizer,
                                   Sampler* sampler, int context, FILE* out) {
     memset(g, 0, sizeof *g);

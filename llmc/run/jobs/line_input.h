@@ -24,7 +24,7 @@ typedef struct {
     FILE *file, *out;
     bool terminal;       // both are a terminal: prompts are shown and Ctrl-C is caught
     bool interrupted;    // Ctrl-C ended the last read
-    const char* prompt;  // of the read at work
+    const char* prompt;  // prompt of the current read
     char* line;          // the last line, without its end
     size_t cap;
 #ifdef LLMC_LIBEDIT

@@ -21,8 +21,8 @@ static inline bool verify_tensor(void* ctx, const Param* p, size_t first, size_t
     return true;
 }
 
-/* Reads the configuration of a checkpoint's model; with LoRA the base's, which must exist. `base` is the base's folder now,
- * or "" for the folder that the adapters name; on return it is the folder that was read. */
+/* Reads the configuration of a checkpoint's model; with LoRA, the configuration of the base, which must exist. `base` is the
+ * base's folder now, or "" for the folder that the adapters name; on return it is the folder that was read. */
 static inline bool verify_config(const char* dir, ModelConfig* c, char base[PATH_CAP], Error* e) {
     AdapterConfig a;
     if (!folder_is_adapter(dir)) { return model_check(dir, c, e); }

@@ -51,14 +51,14 @@ typedef struct {
     int64_t queued, reported;  // number of steps, from the start of the schedule
     uint64_t tokens;           // trained on until the step reported last
     int64_t saved;             // step of the newest checkpoint, -1: none
-    bool saved_timed;          // and it is one of --checkpoint-minutes
+    bool saved_timed;          // the newest checkpoint is one of --checkpoint-minutes
     double saved_at;           // when it was written, or when the run began: now_seconds()
-    double write_seconds;      // and how long that took
+    double write_seconds;      // how long writing it took
     char healthy[PATH_CAP];    // the newest checkpoint after a finite step; "": none
     int not_finite;            // steps in a row whose loss or norm is not finite
     bool out_of_patience;      // --patience validations without a new lowest loss
-    double loss_scale;         // of the next step to report
-    double busy_ms;            // of the step reported last, until the others get it: see slowest.h
+    double loss_scale;         // loss scale of the next step to report
+    double busy_ms;            // time of the step reported last, until all ranks share it: see slowest.h
     Slowest slowest;           // of the ranks
     Error error;               // what ends the run early; empty: nothing
     bool failed;               // all ranks know of an error
@@ -114,7 +114,7 @@ static inline int state_slots(const Trainer* trainer, void* model, bool with_mas
 /* Turns --minutes into a number of steps: times a few steps, then wipes their traces. */
 static inline void training_measure(Training* t) {
     Session* s = t->s;
-    const TrainerState before = s->state;  // of a new run, which owns no memory
+    const TrainerState before = s->state;  // state of a new run, which owns no memory
     const uint64_t row = s->train.row;
     Error e = NO_ERROR;
     StepTime time;
@@ -529,7 +529,7 @@ static inline void training_checkpoint(Training* t, bool timed) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the end
 
-/* Ends the program after an error that is not the model's. The hint names what is saved. */
+/* Ends the program after an error that has another cause than the model. The hint names what is saved. */
 static inline void training_die_of_error(const Training* t) {
     const int length = (int)strcspn(t->error.msg, "\n");  // one hint is enough
     if (t->saved < 0) { die("%.*s\n  hint: no step was done, so nothing is saved", length, t->error.msg); }
@@ -562,7 +562,7 @@ static inline void training_close(Training* t) {
                          : s->plan.stop < s->plan.steps  ? "stop-after"
                                                          : "done";
     char name[TENSOR_TEXT];
-    if (t->not_finite > 0) { training_name_not_finite(t, name); }  // on all ranks, while they are together
+    if (t->not_finite > 0) { training_name_not_finite(t, name); }  // all ranks call it, while they are together
     log_end(&s->log, (int64_t)s->state.step, reason, now_seconds() - s->started, &t->error);
     together_close(s, t->error.msg[0] || t->not_finite > 0);
     if (t->error.msg[0]) { training_die_of_error(t); }

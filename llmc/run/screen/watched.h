@@ -42,7 +42,7 @@ static inline StateSlot watch(Watched* w, StateSlot slot, Progress* progress) {
 // ---------------------------------------------------------------------------------------------------------------------
 // checksums
 
-static Progress sums_progress;  // of the checkpoint that is read; total 0: of none
+static Progress sums_progress;  // progress of the checkpoint that is read; total 0: none is
 
 static inline void sums_told(uint64_t bytes, uint64_t total) {
     if (sums_progress.total != total) { sums_progress = progress_begin(sums_progress.screen, "check", total, "B"); }

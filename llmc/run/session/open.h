@@ -194,9 +194,10 @@ static inline void session_find_lost_tokenizer(Session* s) {
     die("%s: holds no tokenizer, but the run had one\n  hint: give the run's tokenizer with --tokenizer", s->model_dir);
 }
 
-/* Loads the tokenizer: --tokenizer, else the model folder's, else for a new model the one beside the training data. A resumed
- * run uses the copy in its checkpoint, since the file of the first --tokenizer may have moved. A default tokenizer that cannot
- * be read is no error: texts are then ids. But a run that had a tokenizer does not continue without it. */
+/* Loads the tokenizer: --tokenizer, otherwise the one in the model folder, otherwise (for a new model) the one beside the
+ * training data. A resumed run uses the copy in its checkpoint, since the file of the first --tokenizer may have moved. A
+ * default tokenizer that cannot be read is no error: texts are then ids. But a run that had a tokenizer does not continue
+ * without it. */
 static inline void session_find_tokenizer(Session* s) {
     const Options* o = &s->options;
     const bool has_copy = s->resumed && !o->given[OPT_tokenizer] && folder_has_tokenizer(s->model_dir);
@@ -308,7 +309,7 @@ static inline void session_open_tasks(Session* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // all of it
 
-/* Fills in the configuration of a new model. dN takes the tokenizer's vocabulary, else the data's. */
+/* Fills in the configuration of a new model. dN takes the tokenizer's vocabulary, otherwise the vocabulary of the data. */
 static inline void session_new_config(Session* s) {
     int vocab = s->has_tokenizer ? s->tokenizer.vocab_size : 0;
     if (!s->has_tokenizer && s->has_train) {
@@ -325,7 +326,7 @@ static inline void session_new_config(Session* s) {
             tokenizer_free(&bytes);
         }
         vocab = s->train.vocab_size;
-        if (vocab == 0) { vocab = s->train.token_bytes == 2 ? 50257 : 128256; }  // llm.c's own files: GPT-2's or Llama 3's
+        if (vocab == 0) { vocab = s->train.token_bytes == 2 ? 50257 : 128256; }  // llm.c's files: tokens of GPT-2 or Llama 3
     }
     config_preset(&s->config, s->options.model, vocab);
     if (s->has_tokenizer && s->config.bos_id < 0) { s->config.bos_id = s->tokenizer.bos_id; }

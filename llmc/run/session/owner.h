@@ -57,7 +57,7 @@ typedef struct {
     pthread_cond_t wake;
 } Owner;
 
-static Owner* owner_current;  // this process's, to be removed when it ends; a hook needs a global
+static Owner* owner_current;  // this process's file, to be removed when it ends; a hook needs a global
 
 /* The contents of OUT/.owner. */
 typedef struct {
@@ -213,7 +213,7 @@ static inline bool owner_write(Owner* o, const char* out, bool waits, Error* e) 
 // ---------------------------------------------------------------------------------------------------------------------
 // keeping
 
-/* Renews the file's time, if it is still this process's. */
+/* Renews the file's time, if the file still belongs to this process. */
 static inline void owner_renew(const Owner* o) {
     const OwnerFile f = owner_look(o);
     if (owner_is_mine(o, &f) && utimensat(AT_FDCWD, o->path, NULL, AT_SYMLINK_NOFOLLOW) != 0) { errno = 0; }  // next time
@@ -296,7 +296,8 @@ static inline bool owner_take(Owner* o, const char* out, bool waits, Error* e) {
     return true;
 }
 
-/* Checks that OUT is still this process's; if the file is gone, makes it again. If another run has it, path becomes "". */
+/* Checks that OUT still belongs to this process; if the file is gone, makes it again. If another run has it, path becomes
+ * "". */
 static inline bool owner_keep(Owner* o, const char* out, Error* e) {
     if (!o->path[0]) { return true; }
     const OwnerFile f = owner_look(o);

@@ -147,8 +147,8 @@ static inline bool session_reads_alike(const Session* s, Documents a, Documents 
     return !s->has_val || documents_of(a, s->val.masked) == documents_of(b, s->val.masked);
 }
 
-/* Reports every saved flag on the command line that had another value. Files are compared by their fingerprints, and the
- * model of a run that is resumed is its checkpoint's. */
+/* Reports every saved flag on the command line that had another value. Files are compared by their fingerprints, and a
+ * resumed run has the model of its checkpoint. */
 static inline void session_compare_options(const Session* s, SafeDtype own) {
     const Options now_all = session_resolved(s, session_export_dtype(s, own)), *o = &now_all;
     Options was;

@@ -80,7 +80,7 @@ static inline bool session_add_weights(const Session* s, Checkpoint* k, SafeDtyp
     return checkpoint_adapter(k, &s->config, base, &s->trained, weights, ctx, e);
 }
 
-/* Checks that --out is still this run's; if it is not, the run has no lock any more. */
+/* Checks that --out still belongs to this run; if not, the run has no lock any more. */
 static inline bool session_keep_out(Session* s, Error* e) {
     if (s->lock < 0) { return true; }
     if (!out_keep(&s->lock, s->options.out, e)) { return false; }

@@ -50,7 +50,7 @@ typedef struct {
     // the model and its origin
     ModelConfig config;
     ParamTable table;          // of the weights
-    ParamTable trained;        // of the tensors that are trained
+    ParamTable trained;        // table of the tensors that are trained
     ArenaRanges owned;         // what of them this rank updates, and whose optimizer state it keeps
     char model_dir[PATH_CAP];  // folder to start from, with a model or with adapters; "": a new model
     FileSums sums;             // checksums of its files, verified on loading; none: unknown, or already verified
@@ -75,7 +75,7 @@ typedef struct {
     TrainerState state;     // the trainer keeps it up to date
     char newest[PATH_CAP];  // the checkpoint saved last, or resumed from; "": none yet
     int lock;
-    Owner owner;  // of --out, among the hosts
+    Owner owner;  // guards --out against other hosts
     Logger log;
     char machine[256];
     char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's

@@ -26,8 +26,8 @@ static volatile sig_atomic_t run_signal;       // the signal that asked for the 
 static volatile sig_atomic_t run_save_signal;  // SIGUSR1 came
 static volatile sig_atomic_t run_terminal;     // stdout is a terminal
 static volatile sig_atomic_t run_together;     // the process is one of several ranks
-static volatile sig_atomic_t run_all_stop;     // and they all have agreed to end
-static volatile sig_atomic_t run_signal_time;  // of the first signal, in seconds
+static volatile sig_atomic_t run_all_stop;     // all ranks have agreed to end
+static volatile sig_atomic_t run_signal_time;  // time of the first signal, in seconds
 
 enum { RUN_SAME_SIGNAL = 2 };  // seconds
 

@@ -25,12 +25,12 @@
 typedef struct {
     bool end;       // any rank got a signal
     bool save;      // any rank got SIGUSR1
-    bool timed;     // by rank 0's clock --checkpoint-minutes asks for a checkpoint
+    bool timed;     // rank 0's clock says that --checkpoint-minutes asks for a checkpoint
     bool failed;    // any rank has an error
-    float busy_ms;  // that a rank computed in the step reported last, without waiting for others; 0: unknown
+    float busy_ms;  // time that a rank computed in the step reported last, without waiting for others; 0: unknown
 } Wishes;
 
-/* Joins the wishes of all ranks. `busy_ms` becomes each rank's; a process alone leaves it unchanged. */
+/* Joins the wishes of all ranks. `busy_ms` then has the value of each rank; a process alone leaves it unchanged. */
 static inline Wishes together_wish(Team* team, Wishes mine, float* busy_ms /* (ranks) */) {
     if (!team) { return mine; }
     const int ranks = team->run.ranks;
@@ -50,7 +50,7 @@ static inline Wishes together_wish(Team* team, Wishes mine, float* busy_ms /* (r
 // ---------------------------------------------------------------------------------------------------------------------
 // meeting
 
-enum { TOGETHER_SECONDS = 300 };  // that the ranks have to meet: the first run on a machine loads from cold disks
+enum { TOGETHER_SECONDS = 300 };  // time for the ranks to meet: the first run on a machine loads from cold disks
 
 /* Ends a rank that failed. exit() would unload libraries under threads of their own, such as NCCL's, and a crash there would
  * hide the error. */
@@ -83,7 +83,7 @@ static inline FoundCheckpoint together_share_checkpoint(Team* team, const Sessio
     return found;
 }
 
-static Team* together_team;  // that hears of the error that ends this rank; a hook needs a global
+static Team* together_team;  // the team that hears of the error that ends this rank; a hook needs a global
 
 /* Passes on the error that ends this rank: message_last of utils.h. The team's own thread cannot, and just ends. */
 static inline void together_tell(const char* text) {

@@ -16,7 +16,7 @@
 typedef struct Trainer Trainer;
 struct Trainer {
     const char* precision;  // "FP32", "BF16", "FP16"
-    SafeDtype dtype;        // of the weights it computes with
+    SafeDtype dtype;        // type of the weights that the model computes with
     const char* memory;     // subject of messages about memory: "memory", or the GPU's name
     void* device;           // the trainer's own data; NULL on the CPU
     const char* missing;    // why there is no device: then only measure() and available() may be called; NULL: there is one
@@ -45,7 +45,7 @@ struct Trainer {
     void (*prepare)(void* model, const Recipe* recipe, const Session* s);
     bool (*step)(void* model, const Recipe* recipe, double lr, Error* e);
     Metrics (*result)(void* model, const Recipe* recipe);
-    double (*busy_ms)(const void* model);  // of the step that result() returned last: see run/loop/slowest.h; or NULL
+    double (*busy_ms)(const void* model);  // time of the step that result() returned last: see run/loop/slowest.h; or NULL
     void (*forget)(void* model, const Recipe* recipe);
     void (*profile)(void* model, const Recipe* recipe, int warm_up);  // or NULL
     bool (*name_not_finite)(void* model, char name[TENSOR_TEXT]);
