@@ -512,6 +512,36 @@ static int32_t* state_starts(State* s, int B, int T) {
     return starts;
 }
 
+/* Returns N tokens of a state, allocated: its tensor x or y. */
+static int32_t* state_tokens(State* s, const char* name, size_t N, int V) {
+    Error e = NO_ERROR;
+    const SafeTensor* t = safetensors_find(&s->st, name);
+    if (!t || t->count != N || t->dtype != SAFE_I32) { die("%s: tensor %s is missing or not I32 (B, T)", s->path, name); }
+    int32_t* tokens = (int32_t*)xmalloc(N * sizeof(int32_t));
+    if (!safetensors_read_raw(&s->st, t, 0, N, tokens, &e)) { die("%s", e.msg); }
+    for (size_t i = 0; i < N; i++) {
+        if (tokens[i] < 0 || tokens[i] >= V) { die("%s: a token is outside of the vocabulary of %d", s->path, V); }
+    }
+    return tokens;
+}
+
+/* The gradient of every tensor. */
+static void check_gradients(State* s, const TestedTrainer* trainer, void* model, const ParamTable* table) {
+    for (int i = 0; i < table->count; i++) {
+        const Param* p = &table->items[i];
+        char key[96];
+        snprintf(key, sizeof key, "grad.%s", p->name);
+        float* want = state_tensor(s, key, param_size(p));
+        float* got = (float*)xmalloc(param_size(p) * sizeof(float));
+        memset(got, 0xFF, param_size(p) * sizeof(float));
+        trainer->gradient(model, p->name, got);
+        check_gradient(s, p->name, got, want, param_size(p));
+        free(want);
+        free(got);
+    }
+    check_no_extra_gradients(s, table);
+}
+
 /* One pair on one trainer; returns the number of comparisons that failed. */
 static int check_pair(const TestedTrainer* trainer, const char* model_dir, const char* state_path) {
     Error e = NO_ERROR;
@@ -532,20 +562,7 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     const size_t N = (size_t)B * T;
     printf("%s: %s, %s\n", trainer->name, model_dir, state_path);
 
-    int32_t* x = (int32_t*)xmalloc(N * sizeof(int32_t));
-    int32_t* y = (int32_t*)xmalloc(N * sizeof(int32_t));
-    const SafeTensor* targets = safetensors_find(&s.st, "y");
-    if (!targets || targets->count != N || targets->dtype != SAFE_I32) {
-        die("%s: tensor y is missing or not I32 (B, T)", state_path);
-    }
-    if (!safetensors_read_raw(&s.st, shape, 0, N, x, &e) || !safetensors_read_raw(&s.st, targets, 0, N, y, &e)) {
-        die("%s", e.msg);
-    }
-    for (size_t i = 0; i < N; i++) {
-        if (x[i] < 0 || x[i] >= V || y[i] < 0 || y[i] >= V) {
-            die("%s: a token is outside of the vocabulary of %d", state_path, V);
-        }
-    }
+    int32_t *x = state_tokens(&s, "x", N, V), *y = state_tokens(&s, "y", N, V);
     void* model = trainer->open(model_dir, B, T);
     int32_t* starts = state_starts(&s, B, T);
     if (starts) { trainer->divide(model, starts); }
@@ -571,19 +588,7 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     loss = trainer->gradients(model, x, y);
     report(&s, fabs(loss - want[0]) <= loss_limit, "loss", "abs", fabs(loss - want[0]), loss_limit);
     free(want);
-    for (int i = 0; i < table.count; i++) {
-        const Param* p = &table.items[i];
-        char key[96];
-        snprintf(key, sizeof key, "grad.%s", p->name);
-        want = state_tensor(&s, key, param_size(p));
-        got = (float*)xmalloc(param_size(p) * sizeof(float));
-        memset(got, 0xFF, param_size(p) * sizeof(float));
-        trainer->gradient(model, p->name, got);
-        check_gradient(&s, p->name, got, want, param_size(p));
-        free(want);
-        free(got);
-    }
-    check_no_extra_gradients(&s, &table);
+    check_gradients(&s, trainer, model, &table);
 
     const int steps = (int)state_number(&s, "steps");
     static const char* keys[NUM_HYPER] = {"learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip"};

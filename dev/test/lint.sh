@@ -90,6 +90,7 @@ if have python3; then
     run "readers of input" python3 dev/test/fuzz/coverage.py dev/test/fuzz/readers.txt
     run "comments behind includes" python3 dev/test/defines.py
     run "floors" python3 dev/test/floors.py
+    run "sizes" python3 dev/test/sizes.py
 fi
 # names that are unknown or unused (F), syntax (E9), pylint's errors (PLE), and of bugbear: shared default arguments, statements
 # without effect, unused or late-bound loop variables
