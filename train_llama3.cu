@@ -122,7 +122,7 @@ typedef struct {
     bool fp8, fp8_head;  // the products of the blocks, and of the head, are in 8 bits
     int cache_len;       // positions of the KV cache; 0: no generation
     Recompute level;
-    bool fp32_grads, fp32_head;  // gradients of all matrices, or of the head alone, are fp32, else floatX
+    bool fp32_grads, fp32_head;  // gradients of all matrices, or of the head alone, are fp32, otherwise floatX
     MasterKind master;
     bool bf16_moments;
 } Layout;
@@ -231,7 +231,7 @@ static Rows batch_rows(const Llama* m) {
     return {(size_t)s.B * s.T, s, m->feed.starts, m->rope, 0, m->layout.parts > 1 ? &m->sequence : NULL};
 }
 
-/* Groups of a block's activations: those that the backward pass recomputes, or those that it keeps. */
+/* Groups of a block's activations: the groups that the backward pass recomputes, or the groups that it keeps. */
 typedef struct {
     bool norms, gate_up, block;  // outputs of norms and SwiGLU; of gate and up; all the rest but the residual stream
 } Again;

@@ -206,8 +206,7 @@ __device__ __forceinline__ void fragment_clear_documents(float (&p)[N], const in
 }
 
 /* Applies the online softmax to row g + 8 r: scores become p = e^(s - m), and row max m and this thread's part l of the row sum
- * cover all tiles so far. Turns 16 rows of dq or dk back from RoPE's rotation, as rope_backward_cuda does. row: the index of
-   the first one in its sequence. Positions count from the start of a document. */
+ * cover all tiles so far. Returns the factor that rescales earlier sums. m is in units of the unscaled scores. */
 template <int N>
 __device__ __forceinline__ float fragment_softmax(float (&p)[N], int r, float& m, float& l, float scale_log2) {
     float max = m;
@@ -228,8 +227,9 @@ __device__ __forceinline__ float fragment_softmax(float (&p)[N], int r, float& m
     return rescale;
 }
 
-/* Turns 16 rows of dq or dk back from RoPE's rotation, as rope_backward_cuda does. row: the first one in its sequence, and so
- * its position, unless documents start anew. Column c and its partner c + HD / 2 are in the same thread. */
+/* Turns 16 rows of dq or dk back from RoPE's rotation, as rope_backward_cuda does. row: the index of the
+ * first one in its sequence. Positions count from the start of a document. Column c and its partner c + HD / 2 are in the same
+ * thread. */
 template <int HD>
 __device__ __forceinline__ void fragment_turn_back(float (&d)[HD / 2], const AttentionArgs& s, size_t b, int row) {
     const int lane = threadIdx.x % 32;

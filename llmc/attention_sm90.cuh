@@ -221,7 +221,7 @@ struct WgmmaKVTiles : WarpgroupSplit<WGS_, BLOCKS_> {
     static constexpr int HD = HD_, BM = BM_, WGS = WGS_, STAGES = STAGES_, KV_STAGES = KV_STAGES_, BLOCKS = BLOCKS_;
     static constexpr int BN = 64 * WGS, KV_BYTES = BN * HD * 2, Q_BYTES = BM * HD * 2, STATS_BYTES = BM * 8;
     static constexpr int SMEM = 2 * KV_STAGES * KV_BYTES + STAGES * (2 * Q_BYTES + STATS_BYTES) + 1024;
-    // a warpgroup may pass over the first tiles of a head while it still holds the last one of the head before
+    // a warpgroup may pass over the first tiles of a head while it still holds the last tile of the previous head
     static_assert(STAGES >= (BN - 1) / BM + 2, "the ring is too short");
     static_assert(BM == 64 || BM == 128, "statistics are padded to multiples of 128");
 };

@@ -1,6 +1,6 @@
-/* attention_sm90_walk.cuh -- the backward pass of attention in one walk over all pairs of tiles, which takes five products
- * instead of the seven of attention_sm90.cuh, and the scores and their exponentials once instead of twice. Code for sm_90a, HD
- * 64 and 128, 16-bit builds, rows that are one document. Formulas and layouts: attention.cuh.
+/* attention_sm90_walk.cuh -- the backward pass of attention in one walk over all pairs of tiles. It takes five products instead
+ * of the seven of attention_sm90.cuh, and the scores and their exponentials once instead of twice. Code for sm_90a, HD 64 and
+ * 128, 16-bit builds, rows that are one document. Formulas and layouts: attention.cuh.
  *
  * A block owns 128 keys and walks over q and dout of all query heads of the group, like the kernel of dK and dV in
  * attention_sm90.cuh. It also computes its keys' part of dq for each tile of 64 queries:
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
             const ScoresLeft<HD, BN, APART> v_left(k_tile + KV_BYTES + consumer * 64 * 128);
             const uint32_t k_columns = matrix_columns(k_tile + consumer * (HD == 64 ? 64 : BN * 128), BN * 128);
             int q0 = k0;  // first query of the tile
-            // where this thread adds its part of dq. Before `first_until` it is the first one there
+            // where this thread adds its part of dq. Before `first_until` this part is the first part of its tile
             uint32_t row = note.head * group, thread = threadIdx.x - 128;
             compute_here(row);
             compute_here(thread);

@@ -285,7 +285,7 @@ static inline bool param_begins_bucket(const ParamTable* t, int i) {
 /* Buckets begin and end at multiples of this many elements. */
 static inline size_t bucket_align(const ParamTable* t) { return (size_t)PARAM_ALIGN * (size_t)t->ranks; }
 
-/* Returns whether a tensor of this kind joins the last one of the table. Not every matrix need have adapters: v's A may
+/* Returns whether a tensor of this kind joins the last tensor of the table. Not every matrix need have adapters: v's A may
  * follow q's A, or be the first. */
 static inline bool param_joins(const ParamTable* t, ParamKind kind) {
     const int last = t->count > 0 ? (int)t->items[t->count - 1].kind : -1;

@@ -31,7 +31,7 @@ enum {
     CE_UNROLL = 4,             // looped and without gradient: vectors that a thread processes together
 };
 
-/* Exponents are in units of 1 / SOFTMAX_UNIT: base e in FP32 builds, else base 2. */
+/* Exponents are in units of 1 / SOFTMAX_UNIT: base e in FP32 builds, otherwise base 2. */
 #ifdef PRECISION_FP32
 constexpr float SOFTMAX_UNIT = 1.0f;
 __device__ __forceinline__ float softmax_power(float x) { return expf(x); }
@@ -177,7 +177,7 @@ __device__ __forceinline__ float load_tail(const floatX* row, int thread, int V)
     return c < V ? to_float(row[c]) : -INFINITY;
 }
 
-/* Returns the logit of a row's target; without one, the first. */
+/* Returns the logit of a row's target; without a target, the first logit. */
 __device__ __forceinline__ float load_target(const floatX* row, int target) { return to_float(row[max(target, 0)]); }
 
 /* Returns the factor of the row's softmax in its gradient. */
@@ -285,9 +285,9 @@ constexpr int CE_AT_ONCE = 1;
 constexpr int CE_AT_ONCE = 2;
 #endif
 
-/* A block takes row after row. CE_VIA vectors of each thread pass through shared memory to registers, so that the next row's
- * load while the block works on this one. CE_DIRECT vectors load straight into registers, and CE_STAY into shared memory, where
- * they stay. Both start to load as soon as the gradient of the vectors in their place is written. */
+/* A block takes row after row. CE_VIA vectors of each thread pass through shared memory to registers. So the next row's
+ * vectors load while the block works on this row. CE_DIRECT vectors load straight into registers, and CE_STAY into shared
+ * memory, where they stay. Both start to load as soon as the gradient of the vectors in their place is written. */
 __global__ void __launch_bounds__(CE_ROW_THREADS, 1)
     crossentropy_row_kernel(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale,
                             unsigned N, int V, size_t pitch) {

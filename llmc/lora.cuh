@@ -1,7 +1,7 @@
 /* lora.cuh -- LoRA's products on the GPU, through cuBLASLt. The oracle is lora.h, where the formula stands.
  *
  * t and dt are floatX, rows of a whole number of 16-byte units; y, dy, x and dx have the pitch of their width. The scale
- * alpha / r goes into the products that make t and dt. A is one product for all parts, each B is its own.
+ * alpha / r goes into the products that make t and dt. A is one product for all parts, each B is a product of its own.
  */
 #ifndef LLMC_LORA_CUH
 #define LLMC_LORA_CUH

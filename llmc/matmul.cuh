@@ -20,9 +20,9 @@
  * and pointers in the same way.
  *
  * The first call of a shape makes a plan (descriptors and algorithm), which is kept. Its algorithm comes from a plan file if
- * one names it, else it is the first that cuBLAS' heuristic returns for our fixed workspace. Sums that are split over k are
- * joined in fp32 and in a fixed order, because the schemes that join them in the output's type are excluded. So an algorithm
- * fixes the order of every sum, and the same plans give the same bits.
+ * one names it. Otherwise it is the first that cuBLAS' heuristic returns for our fixed workspace. Sums that are split over k
+ * are joined in fp32 and in a fixed order, because the schemes that join them in the output's type are excluded. So an
+ * algorithm fixes the order of every sum, and the same plans give the same bits.
  * With C added and a 16-bit output, some kernels of cuBLASLt 13 round the product before they add: out = round(round(x W^T)
  * + residual), as x + linear(x) does in two steps.
  *

@@ -88,7 +88,7 @@ struct MatmulTilesArgs {
     bool writes_act;         // whether they write act
     MatmulRope rope;
     CUtensorMap a, b;      // the factors
-    CUtensorMap out, act;  // what an epilogue writes: sums, or what it makes of them; SwiGLU
+    CUtensorMap out, act;  // the outputs: sums, or what the epilogue makes of them; act of SwiGLU
     CUtensorMap gate_up;   // what SwiGLU's gradient reads
 };
 

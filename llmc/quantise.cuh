@@ -185,8 +185,8 @@ static void quantise_rows_cuda(QuantisedRows q, const T* x, size_t N, int C, siz
 // ---------------------------------------------------------------------------------------------------------------------
 // transposes
 
-/* T: of the rows, floatX or 8 bits in the format F. scales: of 8-bit rows, else NULL. Counts the first row of the tiles on a
- * diagonal. */
+/* T: the type of the rows, floatX or 8 bits in the format F. scales: the scales of 8-bit rows, otherwise NULL. Counts the
+ * first row of the tiles on a diagonal. */
 template <Fp8Format F, typename T>
 __global__ void __launch_bounds__(QUANTISE_THREADS)
     quantise_transpose_kernel(QuantisedTranspose q, const T* x, const float* scales, const uint32_t* largest, size_t N, int C,

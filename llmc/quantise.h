@@ -11,10 +11,10 @@
  *
  * Everything is e4m3 but the gradients of the logits, see QUANTISED_DLOGITS.
  *
- * Scales are powers of two, so that dividing by one rounds nothing: the only rounding is the one to 8 bits, to nearest, ties to
- * even, and nothing saturates. A scale depends on the row alone. It has no history, so a resumed run computes the same
- * bits. A row of zeros has the scale 1. A row that holds a NaN or an infinity is all NaN, and so is its scale: such a
- * value must show in the loss.
+ * Scales are powers of two, so dividing by a scale rounds nothing. The only rounding is to 8 bits, to nearest, ties to even,
+ * and nothing saturates. A scale depends on the row alone. It has no history, so a resumed run computes the same bits. A row of
+ * zeros has the scale 1. A row that holds a NaN or an infinity is all NaN, and so is its scale: such a value must show in the
+ * loss.
  *
  * Losses: an element is flushed to zero if |x| / 2^k is at most 2^-10, and becomes subnormal if it is below 2^-6. The row's
  * largest |x| / 2^k is above 448 / 2 and at most 448, so these limits are at most 2^-17.8 and 2^-13.8 of the largest. In e5m2
@@ -81,7 +81,8 @@ static inline Fp8Format quantised_format(QuantisedKind kind) {
     return kind == QUANTISED_DLOGITS || kind == QUANTISED_DLOGITS_T ? E5M2 : E4M3;
 }
 
-/* The counts of one kind of tensor: its values, those that are not zero and became zero, and those that became subnormal. */
+/* The counts of one kind of tensor: its values, the values that were not zero and became zero, and the values that became
+ * subnormal. */
 typedef struct {
     uint64_t values, flushed, subnormal;
 } QuantiseCounts;

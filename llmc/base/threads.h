@@ -1,4 +1,4 @@
-/* threads.h -- how many threads OpenMP uses, and which of them is asking. Without OpenMP there is one.
+/* threads.h -- how many threads OpenMP uses, and which of them is calling. Without OpenMP there is one.
  *
  * Layers allocate nothing, and their stack frames are small (dev/test/lint.sh has the limit): a thread that OpenMP starts may
  * have as little stack as 128 KiB, musl's default. Larger buffers lie in scratch memory that the caller gives, with a part

@@ -119,7 +119,7 @@ LLMC_PRINTF(2, 3) static bool fail(Error* e, const char* fmt, ...) {
     return false;
 }
 
-static char message_rank[32];                   // "rank 3: ", in a run of several ranks; "": there is only one
+static char message_rank[32];                   // "rank 3: ", in a run of several ranks; otherwise ""
 static void (*message_last)(const char* text);  // passes the error that ends this rank on to the others; NULL: no others
 
 /* Prints one line and at most one hint line on stderr. */

@@ -463,8 +463,8 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
                  : WGMMA_D_##REGS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(add), "n"(B_COLUMNS))
 // clang-format on
 
-/* Computes d += a b if `add`, else d = a b. a is given by matrix_rows, b by matrix_columns if B_COLUMNS is 1, else by
- * matrix_rows. */
+/* Computes d += a b if `add`, otherwise d = a b. a is given by matrix_rows, b by matrix_columns if B_COLUMNS is 1, otherwise
+ * by matrix_rows. */
 template <int N, int B_COLUMNS>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint32_t b, int add) {
 #if PTX_HAS_SM90A

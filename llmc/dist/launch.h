@@ -1,4 +1,5 @@
-/* launch.h -- the parent of --gpus N: starts N copies of this program, one a rank, and ends with them as they end with it.
+/* launch.h -- the parent of --gpus N: starts N copies of this program, one a rank. When the copies end it ends, and when it
+ * ends they end.
  *
  * launch_ranks() starts /proc/self/exe with the same arguments; a copy knows that it is a rank by LLAMA3_RANK and the other
  * variables that dist/ranks.h reads. All must connect to 127.0.0.1 at a port that was free, and share a random token. Output
@@ -8,8 +9,8 @@
  * When a rank fails, the others normally learn it from their connection to each other (dist/team.h), say so, and end with
  * status 1. Ranks left after LAUNCH_TERM_SECONDS, such as ranks that wait for one that never came, get SIGTERM. Ranks left
  * LAUNCH_KILL_SECONDS later get SIGKILL. The parent's status is the status of the rank that failed first: 128 + N for signal N.
- * The parent reports a signal, because a killed rank cannot. If a rank ended with 1 and the parent then sees that another one
- * failed otherwise, the other one's status counts. The connections of a dying process close at once, but a large process takes
+ * The parent reports a signal, because a killed rank cannot. If a rank ended with 1 and the parent then sees that another rank
+ * failed otherwise, that rank's status counts. The connections of a dying process close at once, but a large process takes
  * seconds to give back its memory, and the parent sees its end only then.
  *
  * When the parent dies, also by SIGKILL, the kernel kills the ranks (PR_SET_PDEATHSIG). Each rank also has the read end of a

@@ -19,10 +19,10 @@
  * from 4294967280 (0xFFFFFFF0) on; 4294967291 is the batch script, 4294967290 the shell of salloc (slurm.h). The step's
  * variables come before the job's variables, because `srun --preserve-env` keeps the job's variables.
  *
- * The address of rank 0 is MASTER_ADDR, else (srun) the first host of SLURM_STEP_NODELIST, else 127.0.0.1 where all ranks are
- * on this host. The port is --port, else MASTER_PORT, else a number made of the run's name. torchrun's agent may keep its own
- * store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True): then the run takes the next port. All this is decided from the
- * environment alone, so that all ranks decide the same way.
+ * The address of rank 0 is MASTER_ADDR. Without it, srun's ranks take the first host of SLURM_STEP_NODELIST, and others take
+ * 127.0.0.1 if all ranks are on this host. The port is --port, otherwise MASTER_PORT, otherwise a number made of the run's
+ * name. torchrun's agent may keep its own store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True): then the run takes the next
+ * port. All this is decided from the environment alone, so that all ranks decide the same way.
  */
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
@@ -271,8 +271,8 @@ static inline bool ranks_find(Ranks* r, RanksVariable variable, int port, Error*
            ranks_find_port(r, variable, v, port, e) && ranks_find_token(r, variable, v, e);
 }
 
-/* Returns the device of this process, which sees `visible` devices: number local rank, or 0 if the launcher shows each
- * process one device. -1: this host has fewer devices than ranks. */
+/* Returns the device of this process, which sees `visible` devices: the device with its local rank's number, or 0 if the
+ * launcher shows each process one device. -1: this host has fewer devices than ranks. */
 static inline int ranks_device(const Ranks* r, int visible) {
     if (visible == 1) { return 0; }
     return visible < r->local_ranks ? -1 : r->local_rank;

@@ -16,7 +16,7 @@
  * "error: rank 3 on host node7 was silent for 20 s, last seen in step 1200". Each rank ends with status 1 from a thread of its
  * own, whatever its training thread waits for. So does a rank whose parent is gone. The watch cannot distinguish ranks that
  * hang together from ranks that work long. Time in which this process itself did not run (Ctrl-Z, a machine that sleeps) does
- * not count as the others' silence.
+ * not count as silence of the others.
  *
  * How: link.h has the messages, team_state.h their kinds, team_hello.h how ranks join, team_loop.h the thread.
  */

@@ -1,5 +1,5 @@
-/* adapter.h -- reads and writes LoRA's adapters in PEFT's layout: adapter_config.json says which matrices have adapters, of
- * which rank and scale, and names the base model's folder; adapter_model.safetensors holds A and B of each.
+/* adapter.h -- reads and writes LoRA's adapters in PEFT's layout. adapter_config.json says which matrices have adapters, of
+ * which rank and scale, and names the base model's folder. adapter_model.safetensors holds A and B of each.
  *
  *   {"peft_type": "LORA", "base_model_name_or_path": DIR, "r": R, "lora_alpha": ALPHA, "target_modules": ["q_proj", ...], ...}
  *

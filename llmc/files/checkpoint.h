@@ -16,8 +16,8 @@
  *      With several ranks, rank 0 makes the folder. Then each rank writes and flushes its own state, and sends rank 0 the
  *      file's size and checksum. Then rank 0 continues (save.h).
  *   2. Resuming trusts nothing. A run that resumes first compares the sizes and checksums of all files, trainer_state.json
- *      included. If the newest checkpoint is damaged, it warns and takes the one before. Loading the model alone does not open
- *      the optimizer state; it checks the weights' checksums while it reads them.
+ *      included. If the newest checkpoint is damaged, it warns and takes the checkpoint before it. Loading the model alone does
+ *      not open the optimizer state; it checks the weights' checksums while it reads them.
  *      The newest checkpoint is the highest step of the run that wrote last. When a run is set back to step N, the log
  *      says so first (log_history.h); then all later steps get the name .set_back. If the process dies between the two,
  *      later steps of other runs do not count.
@@ -259,8 +259,8 @@ static inline bool checkpoint_seal(Checkpoint* k, int ranks, const char* path, E
     return ok;
 }
 
-/* Swaps the finished folder with what already has its name (a damaged folder, one of a run that was set back, a link). The
- * old one is the .tmp afterwards. */
+/* Swaps the finished folder with what already has its name (a damaged folder, a folder of a run that was set back, a link).
+ * The old one is the .tmp afterwards. */
 static inline bool checkpoint_exchange(const char* tmp, const char* dir) {
 #ifdef RENAME_EXCHANGE
     if (renameat2(AT_FDCWD, tmp, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) { return true; }

@@ -70,7 +70,7 @@ enum { NUM_CONFIG_FIELDS = sizeof config_fields / sizeof *config_fields };
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
 
-// Fields that would change what the model computes. Each must be absent, null, false or 0, else the file is refused.
+// Fields that would change what the model computes. Each must be absent, null, false or 0, otherwise the file is refused.
 static const char* const config_unsupported[] = {
     "attention_bias",
     "mlp_bias",

@@ -186,7 +186,7 @@ static void dataloader_close_shard(DataLoader* d) {
     d->file_shard = -1;
 }
 
-/* Opens the shard unless it is open, and checks that its size is still the one that the loader was opened with. */
+/* Opens the shard unless it is open, and checks that its size has not changed since the loader was opened. */
 static bool dataloader_open_shard(DataLoader* d, int shard, Error* e) {
     const char* path = d->shards[shard].path;
     const uint64_t want = tokenfile_bytes(&d->shards[shard].header);

@@ -62,8 +62,8 @@ static inline bool make_directories(const char* path, Error* e) {
 
 enum { FOLDER_DEPTH = 5 };  // levels of folders that remove_tree() removes: no checkpoint has as many
 
-/* Removes the entry `name` of the open folder `parent` and what is in it. Opens folders relative to their open parents, so that
- * nobody can put a link in the place of one meanwhile. `path` is for messages. */
+/* Removes the entry `name` of the open folder `parent` and what is in it. Opens folders relative to their open parents, so
+ * that nobody can put a link in a folder's place meanwhile. `path` is for messages. */
 static inline bool remove_entry(int parent, const char* name, const char* path, int depth, Error* e) {
     const int fd = depth > 0 ? openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (fd < 0 && (depth == 0 || errno == ENOTDIR || errno == ELOOP || errno == ENOENT)) {

@@ -3,10 +3,10 @@
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
  *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": the reason, if the step was;
- *       "trained": the step's trained targets, if some are not trained. With several sources, "sources": the loss on each one's
- *       tokens in the order of --train, null for one without a row)
- *       with --fp8 "quantised":{"weight":[0.0001,0.02],..}: for each kind of tensor in 8 bits, the share of a sample that
- *       became zero, and the share with fewer bits (subnormals).
+ *       "trained": the step's trained targets, if some are not trained. With several sources, "sources": the loss on each
+ *       source's tokens in the order of --train, null for one without a row) with --fp8
+ *       "quantised":{"weight":[0.0001,0.02],..}: for each kind of tensor in 8 bits, the share of a sample that became zero, and
+ *       the share with fewer bits (subnormals).
  *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
  *   {"event":"slowest","step":..,"rank":..,"host":"..","busy_ms":..,"others_ms":..}   with several ranks (run/loop/slowest.h)
@@ -219,7 +219,7 @@ static inline void log_run(FILE* f, const TrainerState* s) {
 typedef struct {
     const char *program, *precision;  // precision: FP32, BF16 or FP16
     const char* machine;              // run_machine()'s text
-    const char* options;              // all of them, as a JSON object
+    const char* options;              // all options, as a JSON object
     int argc;
     char** argv;
 } LoggedRun;

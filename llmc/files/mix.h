@@ -300,9 +300,9 @@ static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, cons
     return true;
 }
 
-/* Opens the training data that `text` names, and over it `stream`, which gives rank `rank` of num_ranks its B rows of T tokens
- * a batch. `rule`, by which rows are made, applies to each source by itself. Fails as dataloader_open() does, and on a text
- * or weights that make no mix. Do not move mix and stream in memory. */
+/* Opens the training data that `text` names, and `stream` over it. The stream gives rank `rank` of num_ranks its B rows of T
+ * tokens a batch. `rule`, by which rows are made, applies to each source by itself. Fails as dataloader_open() does, and on
+ * a text or weights that make no mix. Do not move mix and stream in memory. */
 static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, int B, int T, int rank, int num_ranks, uint64_t seed,
                             const RowRule* rule, Error* e) {
     memset(stream, 0, sizeof *stream);

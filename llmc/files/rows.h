@@ -1,10 +1,10 @@
 /* rows.h -- which tokens of a token file make up a row of T tokens, for data with documents or a mask. dataloader.h asks for
  * row r; a plain file read across its documents needs none of this.
  *
- * A document begins at a BOS token, and at the file's first. A piece is what a row takes of a document: the whole document, or
- * of a document longer than T its tokens 0 ... T-1, T ... 2T-1 and so on. The target of a token is the file's next token, even
- * if that is the BOS of the next document, which says "end". It is -1 if the mask says that it is not trained, or if there is
- * no next token. A piece without a trained target is dropped.
+ * A document begins at a BOS token, and at the first token of the file. A piece is what a row takes of a document: the whole
+ * document, or of a document longer than T its tokens 0 ... T-1, T ... 2T-1 and so on. The target of a token is the file's next
+ * token, even if that is the BOS of the next document, which says "end". It is -1 if the mask says that it is not trained, or
+ * if there is no next token. A piece without a trained target is dropped.
  *
  *   cross   rows begin at the multiples of T, whatever the documents; the row is its only piece
  *   pack    pieces are packed into rows; what is left of a row is padding: token 0, target -1
@@ -106,7 +106,7 @@ typedef struct {
     const TokenFileHeader* h;
     const char* path;
     unsigned char* block;       // (MASK_BLOCK) of the mask
-    uint64_t block_at;          // its first byte's number in the mask
+    uint64_t block_at;          // number of its first byte in the mask
     OpenRow open[ROWS_WINDOW];  // the oldest first
     int num_open, window;
 } RowMaker;
@@ -315,8 +315,8 @@ static bool rows_read_piece(FILE* f, const TokenFileHeader* h, uint64_t first, s
     return true;
 }
 
-/* Reads row r: tokens x, targets y and the starts of the documents, each (T). `mask`: the mode is mask; otherwise starts are
- * 0. */
+/* Reads row r: tokens x, targets y and the starts of the documents, each (T). `mask`: the mode is mask, and starts are
+ * wanted; otherwise they are 0. */
 static inline bool rows_read(const RowIndex* index, FILE* f, const TokenFileHeader* h, uint64_t r, size_t T, bool mask,
                              int64_t limit, int32_t* x, int32_t* y, int32_t* starts, unsigned char* scratch, const char* path,
                              Error* e) {

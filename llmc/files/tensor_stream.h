@@ -1,10 +1,10 @@
 /* tensor_stream.h -- moves weights and optimizer state between files and a trainer, as floats in pieces: neither side holds a
  * second copy.
  *
- * Reading is parallel. All threads read, convert and check the pieces of a batch; meanwhile the calling thread passes the
- * pieces of the batch before to their sinks, then helps reading. Only that thread calls the sinks, one piece at a time, in
- * the order of the list: a sink may own one staging buffer, or a GPU. A file's checksum is put together from its pieces in
- * any order (crc_shift()). model_folder.h and optimizer_state.h make the lists.
+ * Reading is parallel. All threads read, convert and check the pieces of a batch. Meanwhile the calling thread passes the
+ * previous batch's pieces to their sinks, then helps reading. Only that thread calls the sinks, one piece at a time, in the
+ * order of the list: a sink may own one staging buffer, or a GPU. A file's checksum is put together from its pieces in any
+ * order (crc_shift()). model_folder.h and optimizer_state.h make the lists.
  */
 #ifndef LLMC_TENSOR_STREAM_H
 #define LLMC_TENSOR_STREAM_H

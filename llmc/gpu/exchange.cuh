@@ -54,9 +54,10 @@
  * k-th can begin once the earlier ones are done and this rank's compute stream has come to a point that depends on no later
  * one. So by induction over k all ranks begin each collective, and it ends.
  *
- * Across hosts the network is slower, so a sum has two levels, if all hosts have equally many ranks, which are neighbours. The
- * rank at place l of a host gets, from all ranks of its host, the shards of the ranks at place l of any host. It adds them up
- * in rank order, and sends each sum on in fp32, once for the whole host. The owner adds the hosts' sums in the hosts' order.
+ * Across hosts the network is slower. So a sum has two levels, if all hosts have equally many ranks and the ranks of a host are
+ * neighbours. The rank at place l of a host gets, from all ranks of its host, the shards of the ranks at place l of any host.
+ * It adds them up in rank order, and sends each sum on in fp32, once for the whole host. The owner adds the hosts' sums in the
+ * hosts' order.
  *
  *   rank h L + l of H hosts with L ranks   grads (H, L, shard) -> landing (L, H, shard) -> sum of the host (H, shard)
  *                                          -> to the ranks l of all hosts (H, shard) -> sum (shard)

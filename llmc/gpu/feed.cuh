@@ -17,7 +17,7 @@ typedef struct {
     int32_t* x;  // (B, T) on the device: the model's tokens and targets
     int32_t* y;
     int32_t* starts;           // (B, T parts) on the device: where each token's document starts in its row, or NULL (one a row)
-    int32_t* starts_room;      // what it points to, if data has documents; else NULL
+    int32_t* starts_room;      // memory for `starts`, if the data has documents; otherwise NULL
     int32_t* sources;          // (B) the source of each row, if the data has several
     int32_t* host[IN_FLIGHT];  // (2, B, T), (B) and, with starts_room, (B, T parts) pinned: x, y, sources, starts
     int32_t* device[IN_FLIGHT];  // the same on the device
@@ -44,7 +44,7 @@ static inline void feed_close(Feed* f) {
     CUDA_CHECK(cudaStreamDestroy(f->copy_stream));
 }
 
-/* Returns the elements of a slot with so many starts. */
+/* Returns the elements of a slot with this many starts. */
 static inline size_t feed_slot(size_t B, size_t T, size_t starts) { return 2 * B * T + B + starts; }
 
 /* Returns the starts of a batch. */

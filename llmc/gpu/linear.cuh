@@ -109,9 +109,9 @@ static inline Operand fp8_operand(QuantisedTranspose t, QuantisedKind kind) {
     return operand_fp8_tensor(t.data, t.scale, t.pitch, FP8_FAST_DW, fp8_type(quantised_format(kind)));
 }
 
-/* Returns the factor that the head's backward products multiply at their end, so that the rest of dloss, which scales the
- * gradients of the logits, is a power of two. A row's largest gradient is often the gradient of the target, close to that
- * rest. e5m2 holds a power of two exactly; it would round any other number, in all such rows the same way. */
+/* Returns the factor that the head's backward products apply to their results. The rest of dloss, which scales the gradients
+ * of the logits, is then a power of two. A row's largest gradient is often the gradient of the target, close to that rest.
+ * e5m2 holds a power of two exactly; it would round any other number, in all such rows the same way. */
 static inline float fp8_factor_behind(const Linear* head, float dloss) {
     int exponent = 0;
     return head->fp8.rows.data && dloss != 0 ? 2 * frexpf(dloss, &exponent) : 1.0f;

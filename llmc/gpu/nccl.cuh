@@ -15,7 +15,7 @@
  * - With NCCL_WIN_COLL_SYMMETRIC a collective's buffers lie at the same offset of the window on all ranks.
  * - Policy NCCL_CTA_POLICY_ZERO lets copy engines move the data of AllGather, AlltoAll, Gather and Scatter, if both buffers are
  *   in symmetric windows and all ranks on one host. Otherwise, and in collectives that add, NCCL launches its kernels as usual.
- *   On two H200s a step of 1B was no longer with it, and NCCL took 0.43 GiB less (dev/results).
+ *   On two H200s this policy did not slow down a step of 1B, and NCCL took 0.43 GiB less (dev/results).
  * - The first call of a kind allocates and connects: it is made before a stream is captured.
  * - CommDestroy and CommAbort wait until each graph that captured a call of the communicator is destroyed: destroy the graphs
  *   first.

@@ -14,7 +14,7 @@
  * require one order of the operations of two communicators on all GPUs, never two at a time. Otherwise each GPU may run the one
  * operation that the other cannot start. So an exchange of heads runs on the compute stream and waits for everything that
  * the exchange stream has queued (sequence_turn(), `turn` in exchange.cuh). Later work of the exchange stream waits for the
- * compute stream anyhow. All ranks queue in the same order. A forward pass waits for all weights before its first exchange,
+ * compute stream anyway. All ranks queue in the same order. A forward pass waits for all weights before its first exchange,
  * because weights travel outside of its graph.
  */
 #ifndef LLMC_SEQUENCE_CUH

@@ -15,8 +15,8 @@ typedef struct {
     const Exchange* exchange;
 } ShardReader;
 
-/* Writes elements [at, at + n), that this rank owns, to `to` as floats: the exact ones, or those that the model computes
- * with. */
+/* Writes elements [at, at + n), that this rank owns, to `to` as floats: the exact weights, or the weights that the model
+ * computes with. */
 static inline void shard_reader_own(const WeightArena* a, bool exact, size_t at, size_t n, float* to) {
     size_t run = 0;
     void* master = exact ? master_at(a, at) : NULL;
@@ -44,7 +44,7 @@ static inline bool shard_reader_piece(const ShardReader* c, bool exact, const Pa
     return true;
 }
 
-/* Two TensorSources: of the weights that the model computes with, and of the exact ones of what is trained. */
+/* Two TensorSources: of the weights that the model computes with, and of the exact weights of the trained tensors. */
 static bool shard_reader_weights(void* reader, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     (void)e;
     return shard_reader_piece((const ShardReader*)reader, false, p, first, n, dst);

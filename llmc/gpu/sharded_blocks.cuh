@@ -29,7 +29,7 @@ static inline size_t sharded_block_size(const ShardedBlocks* g, const WeightAren
     return (a->blocks_end - a->blocks_first) / (size_t)g->ring.blocks;
 }
 
-/* Makes what ZeRO 3 needs of a model of so many blocks, laid out by `table`. Free with sharded_delete(). */
+/* Makes what ZeRO 3 needs of a model of this many blocks, laid out by `table`. Free with sharded_delete(). */
 static inline ShardedBlocks* sharded_new(WeightArena* a, const ParamTable* table, int blocks, bool tied) {
     ShardedBlocks* g = (ShardedBlocks*)xcalloc(1, sizeof *g);
     const GradientRing arena = gradient_ring_of(table, blocks, tied);

@@ -24,7 +24,7 @@ typedef struct {
     void* v;
     MasterKind master_kind;
     bool bf16_moments;
-    Buckets shards;  // one rank of several holds master, m and v of its shards alone; else all zero
+    Buckets shards;  // with several ranks, this rank holds master, m and v of its shards alone; otherwise all zero
     int rank;
     // ZeRO 3: `params` lacks the blocks, elements [blocks_first, blocks_end), of which `own` holds this rank's shards
     Buckets blocks;  // buckets of all weights; otherwise all zero
@@ -163,7 +163,7 @@ static inline void copy_out_staged(const WeightArena* a, float* dst, size_t n) {
     memcpy(dst, a->pinned[0], n * sizeof(float));
 }
 
-/* The weights that the model computes with, where a rank has all of them (else shard_reader.cuh). */
+/* The weights that the model computes with, where a rank has all of them (otherwise see shard_reader.cuh). */
 static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     const WeightArena* a = (const WeightArena*)arena;
     (void)e;

@@ -7,7 +7,7 @@
  *
  * There are two forms. The form of Llama 3 has a system message if one is given. The form of Llama 3.1, 3.2 and 3.3 always has
  * one, which begins with two dates. No Jinja template is run: the texts in a folder's template decide the form, and any other
- * template is refused. The ids equal those that `transformers` makes with that template.
+ * template is refused. The ids equal the ids that `transformers` makes with that template.
  *
  * Elsewhere: the conversation (run/jobs/chat.h).
  */
@@ -39,8 +39,8 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // the form
 
-/* Finds the format's tokens in a tokenizer (or NULL) and checks that the model's vocabulary has them, and that no text can be
- * one of them; fails with the name of the first one that is not so. */
+/* Finds the format's tokens in a tokenizer (or NULL) and checks that the model's vocabulary has them, and that no text can
+ * be one of them; otherwise fails with the name of the first token. */
 static inline bool chat_tokens(ChatFormat* c, const Tokenizer* t, int vocab_size, Error* e) {
     static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
     int* ids[] = {&c->begin, &c->start_header, &c->end_header, &c->eot};

@@ -30,7 +30,7 @@
 typedef struct {
     size_t at;      // its first token in Tasks.ids
     size_t tokens;  // of context and choice
-    size_t scored;  // the last of them, which are the choice
+    size_t scored;  // the last tokens, which are the choice
     size_t chars;   // of the choice's text
 } TaskChoice;
 
@@ -88,7 +88,7 @@ static inline void* tasks_room(void* items, size_t count, size_t* cap, size_t by
 
 typedef struct {
     TokenEncoder context, whole;
-    int bos;        // what an empty context becomes: BOS, else EOS
+    int bos;        // what an empty context becomes: BOS, otherwise EOS
     bool adds_bos;  // whether BOS is put in front of every text
 } TaskEncoder;
 

@@ -209,8 +209,8 @@ static inline bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text, size
 // ---------------------------------------------------------------------------------------------------------------------
 // tokenizer.json
 
-/* Lists GPT-2's printable stand-in for each byte: the byte itself if it is printable, else the next character from U+0100
- * on. */
+/* Lists GPT-2's printable stand-in for each byte: the byte itself if it is printable, otherwise the next character from
+ * U+0100 on. */
 static inline void byte_stand_ins(uint16_t* code /* (256) */, int16_t* byte_of /* (512), -1: none */) {
     int extra = 0x100;
     for (int i = 0; i < 512; i++) { byte_of[i] = -1; }
@@ -670,9 +670,9 @@ static inline bool folder_has_tokenizer(const char* dir) {
     return folder_has(dir, "tokenizer.json") || folder_has(dir, "tokenizer.model");
 }
 
-/* Loads a tokenizer from a file of either kind, or from the tokenizer.json (else tokenizer.model) of a folder. BOS and EOS are
- * the tokens that the folder's tokenizer_config.json names, else those with a usual name (<|begin_of_text|>, <|endoftext|>
- * ...), else -1. */
+/* Loads a tokenizer from a file of either kind, or from the tokenizer.json (else tokenizer.model) of a folder. BOS and EOS
+ * are the tokens that the folder's tokenizer_config.json names, otherwise tokens with a usual name (<|begin_of_text|>,
+ * <|endoftext|> ...), otherwise -1. */
 static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
     char file[PATH_CAP], folder[PATH_CAP];
     memset(t, 0, sizeof *t);

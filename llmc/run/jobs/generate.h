@@ -28,7 +28,7 @@ typedef struct {
     const ModelConfig* config;
     const Tokenizer* tokenizer;  // NULL: texts are ids
     Sampler* sampler;
-    uint32_t stream;  // random stream: the step while training, else 0
+    uint32_t stream;  // random stream: the step while training, otherwise 0
     uint64_t draws;   // index of the next draw
     int context;      // positions in the model's KV cache
     FILE* out;        // gets the text as it is generated; NULL: no output
@@ -134,9 +134,9 @@ static inline const float* generator_feed(Generator* g, const int32_t* tokens, i
     return logits;
 }
 
-/* Feeds `count` tokens at *pos and generates up to max_tokens more, until a stop token. Advances *pos. Sets *last to the last
- * sampled token if it is not in the cache, as a stop token or the last one that fits; else to -1. A signal before the first
- * sampled token leaves both as they are. */
+/* Feeds `count` tokens at *pos and generates up to max_tokens more, until a stop token. Advances *pos. Sets *last to the
+ * last sampled token if the cache lacks it (a stop token, or the last token that fits); otherwise to -1. A signal before the
+ * first sampled token leaves both as they are. */
 static inline bool generate_from(Generator* g, const int32_t* tokens, int count, int* pos, int max_tokens, int* last,
                                  Error* e) {
     if (count > g->context - *pos) {

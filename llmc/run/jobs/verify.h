@@ -33,7 +33,7 @@ static inline bool verify_config(const char* dir, ModelConfig* c, char base[PATH
     return true;
 }
 
-/* Checks that the base's weights are those that the adapters were trained beside. */
+/* Checks that the adapters were trained beside these weights of the base. */
 static inline bool verify_base(const char* base, const ModelConfig* c, const ParamTable* t, const TrainerState* s,
                                Progress* progress, Error* e) {
     uint32_t crc = 0;

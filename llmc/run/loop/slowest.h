@@ -1,5 +1,5 @@
 /* slowest.h -- finds the slowest of several ranks, by the time that each computes in a step without waiting for others. All
- * ranks take the same time for a step, the slowest rank's: this time alone shows nothing.
+ * ranks take the same time for a step, the time of the slowest rank, so that time alone shows nothing.
  *
  * It compares the means over a window of SLOWEST_STEPS steps. It reports a rank that takes more than SLOWEST_SHARE longer than
  * the median of the others. It reports the same rank again only after SLOWEST_AGAIN windows.
@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct {
     int rank;
-    double ms, others_ms;  // a step's mean of this rank, and the median of the others'
+    double ms, others_ms;  // mean time of a step on this rank, and the median of the other ranks' means
 } SlowRank;
 
 static inline int slowest_compare(const void* a, const void* b) {

@@ -162,7 +162,7 @@ static inline void training_print_plan(const Session* s) {
 static inline void training_prepare(Training* t) {
     const Trainer* trainer = t->trainer;
     Session* s = t->s;
-    // a new run, or one of a build that scales no loss, whose counter never moves
+    // a new run, or a run of a build that scales no loss: there the counter never moves
     const bool unscaled = s->state.loss_scale == 1 && s->state.scale_good == 0;
     if (trainer->scales_loss && (!s->resumed || unscaled)) { s->state.loss_scale = 65536; }
     if (!trainer->scales_loss) { s->state.loss_scale = 1; }
@@ -352,7 +352,7 @@ static inline Due training_due(Training* t) {
     const int64_t step = t->queued;
     const Wishes wishes = training_wishes(t);
     const bool stops = training_stops(t), unsaved = step != t->saved;
-    const bool unkept = unsaved || t->saved_timed;  // a timed checkpoint is written again if one that stays is due at this step
+    const bool unkept = unsaved || t->saved_timed;  // a timed checkpoint is written again if a lasting one is due at this step
     const bool nothing_done = stops && t->error.msg[0] && step == 0;  // the first batch of all could not be read
     Due d;
     d.validation = s->has_val && !stops && session_due(s, o->val_every, step);

@@ -4,8 +4,8 @@
  *   --model ADAPTERS              adapters that exist: their adapter_config.json names the base; every job takes them
  *   --resume of a run with --lora the same: the checkpoint holds the adapters
  *
- * --lora-base DIR gives the base where it has moved. session_load_weights() compares the base's checksum with the one that a
- * checkpoint of ours remembers.
+ * --lora-base DIR gives the base where it has moved. session_load_weights() compares the base's checksum with the checksum that
+ * our checkpoint remembers.
  */
 #ifndef LLMC_LORA_BASE_H
 #define LLMC_LORA_BASE_H

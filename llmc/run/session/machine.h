@@ -157,8 +157,8 @@ static inline uint64_t host_memory_available(void) {
     return have == UINT64_MAX ? 0 : have;
 }
 
-/* Returns the peak resident size of this process so far, in bytes. Linux's ru_maxrss also counts the memory before exec, that
- * of a large parent; VmHWM does not. */
+/* Returns the peak resident size of this process so far, in bytes. Linux's ru_maxrss also counts the memory before exec,
+ * such as the memory of a large parent; VmHWM does not. */
 static inline uint64_t host_memory_peak(void) {
     struct rusage usage;
     const uint64_t peak = read_field("/proc/self/status", "VmHWM");

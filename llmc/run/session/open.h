@@ -117,7 +117,7 @@ static inline void session_find_checkpoint(Session* s, const char* folder) {
 }
 
 /* Takes a model folder given by name. If it is a checkpoint, its weights must match the saved checksums; the user may change
- * the other files. transformers' Trainer also writes a trainer_state.json: one that is not ours is ignored. */
+ * the other files. transformers' Trainer also writes a trainer_state.json: such a file is ignored. */
 static inline void session_take_folder(Session* s, const char* folder) {
     char path[PATH_CAP];
     TrainerState found;
@@ -236,8 +236,8 @@ static inline void session_warn_of_no_tokenizer(const Session* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // data
 
-/* Returns how rows are made: documents begin with the separator of ./tokenize, which is the tokenizer's BOS or else its EOS. A
- * new model without a tokenizer may turn out to have the built-in one. */
+/* Returns how rows are made: documents begin with the separator of ./tokenize, which is the tokenizer's BOS or, without BOS,
+ * its EOS. A new model without a tokenizer may turn out to have the built-in one. */
 static inline RowRule session_row_rule(const Session* s, Progress* scan) {
     RowRule r;
     memset(&r, 0, sizeof r);
@@ -450,7 +450,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     session_lay_out(s);
     if (!job_trains(s->job)) { return; }
     must(plan_make(&s->plan, o, session_share(s).groups, s->train.rows_per_epoch, &e), &e);
-    if (o->epochs > 0) {  // from here on the run is one with --steps
+    if (o->epochs > 0) {  // from here on this is a run with --steps
         s->options.steps = (int)s->plan.steps;
         s->options.given[OPT_steps] = true;
     }

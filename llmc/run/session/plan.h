@@ -101,11 +101,11 @@ static inline void print_rows(FILE* f, const char* name, const DataLoader* d) {
 
 enum { MINUTES_MEASURE = 3 };  // steps timed for --minutes; the fastest counts
 
-/* Returns the number of steps that fit into --minutes. The trainer measures before step 0: it runs MINUTES_MEASURE steps with
- * learning rate 0 and wipes their traces (m, v, gradients, data position), so that the run equals one with --steps and this
- * number. Then it sets o->steps, which the log and the checkpoints record and a resumed run keeps. `elapsed`: seconds since
- * the start of the program. Leaves a tenth of the time for validation, samples and checkpoints. Returns at least 10, rounded
- * down to two digits. */
+/* Returns the number of steps that fit into --minutes. The trainer measures before step 0: it runs MINUTES_MEASURE steps
+ * with learning rate 0 and wipes their traces (m, v, gradients, data position), so that the run equals a run with --steps
+ * and this number. Then it sets o->steps, which the log and the checkpoints record and a resumed run keeps. `elapsed`:
+ * seconds since the start of the program. Leaves a tenth of the time for validation, samples and checkpoints. Returns at
+ * least 10, rounded down to two digits. */
 static inline int64_t steps_for_minutes(double minutes, double elapsed, double step_seconds) {
     double steps = 0.9 * (minutes * 60.0 - elapsed) / (step_seconds > 1e-9 ? step_seconds : 1e-9);
     if (!(steps >= 10.0)) { return 10; }

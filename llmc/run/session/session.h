@@ -51,7 +51,7 @@ typedef struct {
     ModelConfig config;
     ParamTable table;          // of the weights
     ParamTable trained;        // table of the tensors that are trained
-    ArenaRanges owned;         // what of them this rank updates, and whose optimizer state it keeps
+    ArenaRanges owned;         // elements that this rank updates, and whose optimizer state it keeps
     char model_dir[PATH_CAP];  // folder to start from, with a model or with adapters; "": a new model
     FileSums sums;             // checksums of its files, verified on loading; none: unknown, or already verified
     char base_dir[PATH_CAP];   // folder with the weights: model_dir, or the base of its adapters
@@ -71,7 +71,7 @@ typedef struct {
     bool has_tasks;
 
     // the run
-    Plan plan;              // until --minutes is measured, planned for one epoch
+    Plan plan;              // until --minutes is measured, a plan for one epoch
     TrainerState state;     // the trainer keeps it up to date
     char newest[PATH_CAP];  // the checkpoint saved last, or resumed from; "": none yet
     int lock;
@@ -215,8 +215,8 @@ static inline FILE* session_screen(const Session* s) {
     return s->rank == 0 && (!speaks || isatty(fileno(stdout))) ? stdout : NULL;
 }
 
-/* Loads the weights of base_dir into the trainer's sink. With LoRA, checks that they are those that the adapters were trained
- * beside, as far as that is known, and remembers their checksum. */
+/* Loads the weights of base_dir into the trainer's sink. With LoRA, checks as far as possible that the adapters were trained
+ * beside these weights, and remembers their checksum. */
 static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) {
     const FileSums* known = session_has_adapters(s) ? &s->base_sums : &s->sums;
     const FileSums* sums = known->count > 0 ? known : NULL;

@@ -31,7 +31,7 @@ static volatile sig_atomic_t run_signal_time;  // time of the first signal, in s
 
 enum { RUN_SAME_SIGNAL = 2 };  // seconds
 
-/* Says what a signal does, on a line of its own at a terminal, which shows ^C. stdio may not be used here. */
+/* Says what a signal does, on a line of its own at a terminal, because a terminal shows ^C. stdio may not be used here. */
 static inline void run_tell_stop(void) {
     static const char text[] = "\nstop    saves the last whole step and ends; Ctrl-C again ends at once\n";
     const int skip = !run_terminal, cause = errno;

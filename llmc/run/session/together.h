@@ -76,7 +76,8 @@ LLMC_NORETURN static inline void together_die(Session* s, const Error* e) {
     die("%s", e->msg);
 }
 
-/* Rank 0 reports the checkpoint of its session to the others, before they open theirs. Returns it; the others pass NULL. */
+/* Rank 0 reports the checkpoint of its session to the others, before they open theirs. Returns the checkpoint; the other
+ * ranks pass NULL. */
 static inline FoundCheckpoint together_share_checkpoint(Team* team, const Session* s) {
     FoundCheckpoint found = {true, s && s->resumed, s ? s->state.step : 0};
     agree_first(team, &found, sizeof found);
@@ -85,7 +86,7 @@ static inline FoundCheckpoint together_share_checkpoint(Team* team, const Sessio
 
 static Team* together_team;  // the team that hears of the error that ends this rank; a hook needs a global
 
-/* Passes on the error that ends this rank: message_last of utils.h. The team's own thread cannot, and just ends. */
+/* Passes on the error that ends this rank: message_last of utils.h. The team's own thread cannot pass it on, and just ends. */
 static inline void together_tell(const char* text) {
     Team* t = together_team;
     message_last = NULL;
@@ -93,7 +94,7 @@ static inline void together_tell(const char* text) {
     together_exit();
 }
 
-/* Connects to the other ranks, or refuses one that runs another version. */
+/* Connects to the other ranks, or refuses a rank of another version. */
 static inline void together_meet(Team* team, const Ranks* r) {
     TeamField version = {"the version of llama3.c", LLMC_VERSION};
     Error e = NO_ERROR;
@@ -113,9 +114,10 @@ static inline bool together_is_for_one(int argc, char** argv, OptionScope traine
     return result == OPTIONS_HELP || result == OPTIONS_SHOW_VERSION || (result == OPTIONS_OK && is);
 }
 
-/* Makes the process one of several ranks, before it opens its session. Rank 0 opens its own first. So errors in flags or files
- * are printed once, the others find --out cleaned, and they take the checkpoint that rank 0 has read whole. Rank 0 alone does a
- * job of one process: then *r says so, and the others end here. Returns the checkpoint that rank 0 has reported. */
+/* Makes the process one of several ranks, before it opens its session. Rank 0 opens its session first. So errors in flags or
+ * files are printed once, the others find --out cleaned, and they take the checkpoint that rank 0 has read whole. Rank 0
+ * alone does a job of one process: then *r says so, and the others end here. Returns the checkpoint that rank 0 has
+ * reported. */
 static inline FoundCheckpoint together_begin(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer) {
     if (r->ranks > 1 && together_is_for_one(argc, argv, trainer)) {
         if (r->rank > 0) { exit(0); }
