@@ -8,7 +8,8 @@
  * HD <= MAX_HEAD_DIM. q and k are rotated already (rope.h).
  *
  * A row may hold several documents, each of which sees only itself: starts (B, T) holds for each token the index, inside its
- * row, of its document's first token. So starts[t] <= t, and starts never fall inside a row. NULL: each row is one document.
+ * row, of its document's first token. So starts[t] <= t, and starts never decrease within a row. NULL: each row is one
+ * document.
  *
  * The plain loops come first and follow the formulas above. -DLLMC_PLAIN builds the program from them; the tests compare the
  * fast form below with them. Neither form ever holds a (T, T) matrix. Results are bitwise the same for any thread count.
@@ -120,8 +121,8 @@ static inline void attention_backward_plain(float* dqkv, const float* dout, cons
 // A tile holds its scores transposed, (key, query). Queries are the lanes of a vector, so max, sum and exponentials need no
 // work across lanes. Only Q and dO are transposed, once for each tile of queries.
 //
-// A tile of queries begins with the first key of its first query: starts never fall, so no query of the tile sees an earlier
-// key, and the keys of earlier documents cost nothing.
+// A tile of queries begins with the first key of its first query: starts never decrease, so no query of the tile sees an
+// earlier key, and the keys of earlier documents cost nothing.
 //
 // On one thread of an Intel Xeon with AVX-512 (a shared virtual machine, gcc 12, HD 64, T 256) the fast form takes 1/16 to
 // 1/20 of the plain loops' time forward, and 1/15 to 1/20 backward. bench_layers.c times both.

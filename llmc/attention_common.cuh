@@ -51,9 +51,9 @@ __device__ __forceinline__ Element* attention_row(Element* base, size_t row, siz
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// documents: kernels with DOCUMENTS true let a query see only keys of its own document. starts never fall inside a row. So the
-// first query of a tile limits the keys that its queries see, and the last key of a tile limits the queries that see its keys.
-// Those tiles are skipped. Only tiles that a document's end divides are masked
+// documents: kernels with DOCUMENTS true let a query see only keys of its own document. starts never decrease within a row. So
+// the first query of a tile limits the keys that its queries see, and the last key of a tile limits the queries that see its
+// keys. Those tiles are skipped. Only tiles that a document's end divides are masked
 
 /* Returns the first query behind `key` that does not see it: where the key's document ends. starts: (T) of the row */
 __device__ __forceinline__ int attention_document_end(const int32_t* starts, int key, int T) {

@@ -269,7 +269,7 @@ typedef struct {
 
 static inline size_t param_size(const Param* p) { return p->rows * p->cols; }
 
-/* Returns the whole arena as ranges: what the only rank owns. `range` holds it. */
+/* Returns the whole arena as ranges, for a run of one rank. `range` holds it. */
 static inline ArenaRanges whole_arena(const ParamTable* t, ArenaRange* range) {
     const ArenaRanges all = {range, 1};
     range->first = 0;

@@ -290,7 +290,7 @@ static inline void matmul_set_scales(const MatmulPlan* p, const float* a, const 
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a));
 }
 
-/* Finds or makes the plan of a key. a_scale, b_scale: of a product with scales, which the heuristic may ask for */
+/* Finds or makes the plan of a key. a_scale, b_scale: the scales of a product that has them; the heuristic may ask for them */
 static inline MatmulPlan* matmul_plan(MatmulContext* c, const MatmulKey* key, const float* a_scale = NULL,
                                       const float* b_scale = NULL) {
     for (int i = 0; i < c->num_plans; i++) {

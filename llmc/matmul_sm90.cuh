@@ -55,8 +55,8 @@ enum MatmulSplit { SPLIT_ROWS, SPLIT_TILES };
 
 enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE };  // the first: bench_product's
 
-/* B_COLUMNS: whether sums go over the rows of B in memory (backward input), else along them (forward)
- * HD: columns of a head, 64 or 128, for RoPE */
+/* B_COLUMNS: whether sums go over the rows of B in memory (backward input), otherwise along them (forward) HD: columns of a
+ * head, 64 or 128, for RoPE */
 template <MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 64>
 struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int B_COLUMNS = B_COLUMNS_, HD = HD_;
@@ -474,15 +474,15 @@ static inline bool matmul_takes(size_t N, size_t width, size_t C) {
 /* Whether SwiGLU's functions below take these sizes. */
 static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return matmul_takes(N, F, C); }
 
-/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and, unless it is NULL, act (N, F), SwiGLU of it. */
+/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and its SwiGLU act (N, F) unless act is NULL. */
 template <MatmulSplit SPLIT = SPLIT_TILES>
 static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
                                       size_t F, cudaStream_t stream) {
     matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, N, 2 * F, C, stream, act);
 }
 
-/* Writes dgate_up (N, 2F), which may be gate_up, from gate_up (N, 2F) and dact = dout (N, C) w, w: (C, F), and, unless it is
- * NULL, act (N, F) again. */
+/* Writes dgate_up (N, 2F), which may be gate_up, from gate_up (N, 2F) and dact = dout (N, C) w, w: (C, F). Writes act (N, F)
+ * again unless it is NULL. */
 static inline void matmul_swiglu_backward_cuda(floatX* dgate_up, floatX* act, const floatX* dout, const floatX* w,
                                                const floatX* gate_up, size_t N, size_t F, size_t C, cudaStream_t stream) {
     typedef MatmulTiles<SPLIT_ROWS, 1, EPILOGUE_SWIGLU_BACKWARD> Tiles;

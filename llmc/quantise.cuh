@@ -120,7 +120,7 @@ __device__ __forceinline__ void add_counts(QuantiseCounts* to, unsigned long lon
 // rows
 
 /* Quantises row n, which the threads of this block have written to memory. largest: of the elements that the thread has seen;
- * the block has seen the whole row. All threads of a block of whole warps, (threads) or (32, warps), call it; the block has
+ * the block has seen the whole row. All threads of the block call it: whole warps, (threads) or (32, warps). The block has
  * this row alone. */
 template <Fp8Format F = E4M3, typename T>
 __device__ __forceinline__ void quantise_row(QuantisedRows q, size_t n, const T* row, int C, uint32_t largest,

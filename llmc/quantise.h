@@ -114,8 +114,8 @@ static inline float f32_from_fp8(uint8_t q, Fp8Format f) {
     return float_from_bits(sign | float_bits((float)magnitude * unit));
 }
 
-/* Returns the scale of a row by the bits of its largest absolute value. As integers, the bits of absolute values have the
- * order of the values, with infinity and NaN on top. So a maximum of bits misses none. */
+/* Returns the scale of a row, given the bits of its largest absolute value. As integers, the bits of absolute values have
+ * the order of the values, with infinity and NaN on top. So a maximum of bits misses none. */
 LLMC_HOST_DEVICE static inline float quantise_scale(uint32_t largest, Fp8Format f) {
     const uint32_t top = (uint32_t)fp8_top(f);
     if (largest == 0) { return 1.0f; }

@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(NORM_SUM_THREADS) step_decide_kernel(StepState
 }
 
 /* Computes the rest of StepState from the step's sums: loss, norm, scores, verdict, the optimizer's factors, loss scale.
- * sums: added to state->norm_square first; with several GPUs it has none */
+ * sums: added to state->norm_square first; with several GPUs they are empty */
 static inline void step_decide_cuda(StepState* state, const NormSums* sums, const Hyperparameters* hyper, cudaStream_t stream) {
     step_decide_kernel<<<1, NORM_SUM_THREADS, 0, stream>>>(state, *sums, *hyper);
     CUDA_CHECK_LAUNCH("step_decide_kernel");

@@ -128,7 +128,7 @@ static inline void swiglu_forward_cuda(floatX* out, const floatX* gate_up, size_
     CUDA_CHECK_LAUNCH("swiglu_forward_kernel");
 }
 
-/* Writes dgate_up (N, 2F), gate_up_pitch, which may be gate_up, and, unless it is NULL, out (N, F), out_pitch, the forward
+/* Writes dgate_up (N, 2F), gate_up_pitch, which may be gate_up, and out (N, F), out_pitch, unless it is NULL: the forward
  * output again. dout: (N, F), out_pitch   gate_up: (N, 2F), gate_up_pitch */
 static inline void swiglu_backward_cuda(floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up, size_t N,
                                         int F, size_t gate_up_pitch, size_t out_pitch, cudaStream_t stream) {

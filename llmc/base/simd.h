@@ -98,7 +98,7 @@ LLMC_INLINE float vf_dot(const float* a, const float* b, size_t n) {
 typedef float v4 __attribute__((vector_size(16)));
 typedef float v4_anywhere __attribute__((vector_size(16), aligned(sizeof(float)), may_alias));
 
-#if defined(__clang__) || (__GNUC__ >= 12 && !defined(__CUDACC__))  // nvcc's front end knows it from CUDA 13 on
+#if defined(__clang__) || (__GNUC__ >= 12 && !defined(__CUDACC__))  // nvcc's front end knows the builtin from CUDA 13 on
 #define LLMC_SHUFFLE(a, b, i0, i1, i2, i3) __builtin_shufflevector(a, b, i0, i1, i2, i3)
 #else
 typedef int32_t v4i __attribute__((vector_size(16)));

@@ -27,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "llmc/base/utf8.h"  // utf8_decode, utf8_encode, plain_char_length: after the line that asks for GNU functions
+#include "llmc/base/utf8.h"  // utf8_decode, utf8_encode, plain_char_length; included after the line that asks for GNU functions
 
 #define LLMC_VERSION "0.1.0"
 

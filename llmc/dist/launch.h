@@ -68,7 +68,7 @@ typedef struct {
     sigset_t before, awaited;  // the signals that were blocked before, and those that launch_wait() takes
     sigset_t asked;            // signals that went to the ranks: death by one of them is no news
     int failed, status;        // the rank whose status the parent returns (-1: none), and that status
-    bool signalled;            // the ranks got `next` after a failure
+    bool signalled;            // the ranks have got `next` after a failure
     int next;                  // the signal for the ranks that are left at `deadline`; 0: none
     double deadline;
 } Launch;

@@ -445,7 +445,7 @@ static inline bool checkpoint_parent(const char* dir, char* out, Error* e) {
     return true;
 }
 
-/* Reads the log beside a checkpoint, if there is one, and compares the checkpoint's weights with what the log says of them. */
+/* Reads the log beside a checkpoint, if there is one, and compares the checkpoint's weights with the log's record of them. */
 static inline bool checkpoint_check_log(const char* dir, const TrainerState* s, LogHistory* log, Error* e) {
     char folder[PATH_CAP];
     if (!checkpoint_parent(dir, folder, e) || !log_history_read(log, folder, s->step, e)) { return false; }

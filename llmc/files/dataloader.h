@@ -578,7 +578,7 @@ static void dataloader_ask(DataLoader* d, uint64_t first) {
     pthread_mutex_unlock(&d->mutex);
 }
 
-/* Reads this rank's next B rows into inputs x, targets y and, unless it is NULL, d->starts, and advances by num_ranks * B
+/* Reads this rank's next B rows into inputs x, targets y and d->starts (unless that is NULL), and advances by num_ranks * B
  * rows. On an error (a token outside the vocabulary, a file that vanished or shrank) the position stays. */
 static inline bool dataloader_next(DataLoader* d, int32_t* x /* (B, T) */, int32_t* y /* (B, T) */, Error* e) {
     uint64_t first = d->row + (uint64_t)d->rank * (uint64_t)d->B, step = (uint64_t)d->num_ranks * (uint64_t)d->B;

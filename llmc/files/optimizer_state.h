@@ -102,7 +102,7 @@ static inline size_t state_list(const ParamTable* t, const ArenaRanges* own, con
 // ---------------------------------------------------------------------------------------------------------------------
 // writing
 
-/* Writes the state of what a rank owns into dir/state_rankRRRRR.safetensors and flushes it. */
+/* Writes the state that a rank owns into dir/state_rankRRRRR.safetensors and flushes it. */
 static inline bool state_save(const char* dir, int rank, const ParamTable* t, const ArenaRanges* own, const StateSlot* slots,
                               int num_slots, FileSums* sums, Error* e) {
     char name[64], path[PATH_CAP];

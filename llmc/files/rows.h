@@ -61,7 +61,7 @@ enum {
 };
 
 typedef struct {
-    uint64_t* pieces;  // (num_pieces) of row 0, 1, ...: start << 25 | (length - 1) << 1 | whether it is its row's first
+    uint64_t* pieces;  // (num_pieces) pieces, row by row: start << 25 | (length - 1) << 1 | whether it begins its row
     uint64_t* steps;   // (ceil(rows / ROWS_STEP)) the first piece of each ROWS_STEP-th row
     size_t num_pieces;
     RowCounts counts;

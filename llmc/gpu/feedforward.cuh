@@ -17,7 +17,7 @@ static inline bool swiglu_is_joined(const Linear* l, size_t N, int C, int F) {
     return !l->fp8.rows.data && l->lora.parts == 0 && matmul_takes_swiglu(N, (size_t)C, (size_t)F);
 }
 
-/* Writes gate_up (N, 2F) from x (N, C) and, unless it is NULL, act (N, F). reader: the product that reads act */
+/* Writes gate_up (N, 2F) from x (N, C), and act (N, F) unless it is NULL. reader: the product that reads act */
 static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, const Linear* l, const floatX* x, size_t N,
                                   const Linear* reader) {
     const int C = l->C, F = l->OC / 2;
@@ -38,8 +38,8 @@ static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, 
     }
 }
 
-/* Overwrites gate_up (N, 2F) with its gradient, from dy (N, C), the gradient of down's output, and, unless it is NULL, writes
- * act (N, F) again. reader: the product whose dx reads the gradient. q's scratch has room for act's gradient (N, F). */
+/* Overwrites gate_up (N, 2F) with its gradient, from dy (N, C), the gradient of down's output. Writes act (N, F) again
+ * unless it is NULL. reader: the product whose dx reads the gradient. q's scratch has room for act's gradient (N, F). */
 static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, const Linear* l, const floatX* dy, size_t N,
                                   const Linear* reader) {
     const int F = l->C, C = l->OC;

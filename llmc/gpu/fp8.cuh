@@ -41,7 +41,7 @@
 
 /* The 8-bit copies of the weights; all NULL without --fp8, the head's without --fp8-head. */
 typedef struct {
-    QuantisedWeights of[NUM_LINEARS];  // the copies of the first block; those of the others follow
+    QuantisedWeights of[NUM_LINEARS];  // the copies of the first block; the copies of the other blocks follow
     int blocks;                        // blocks with room for copies: all, or slots of them; block l has number l % blocks
     bool gathered;                     // slots, which are filled as blocks are gathered
     bool several;                      // GPUs

@@ -128,9 +128,9 @@ static inline void gradients_zero_elements(const Gradients* g, size_t from, size
 }
 
 /* Call between the backward pass of the head and the backward pass of the blocks. Zeroes what a micro-step accumulates into:
- * in the `first` micro-step the gradients of the norms and of the embedding. It leaves the embedding's gradient alone if it
- * is tied, because the head has just written it, and if it lies in the ring: gradients_zero_embedding() zeroes it later. In
- * the ring, zeroes the gaps beside the head. */
+ * in the `first` micro-step the gradients of the norms and of the embedding. It leaves the embedding's gradient alone in two
+ * cases: if it is tied, because the head has just written it, and if it lies in the ring, because gradients_zero_embedding()
+ * zeroes it later. In the ring, zeroes the gaps beside the head. */
 static inline void gradients_zero(const Gradients* g, bool first, cudaStream_t stream) {
     const ModelConfig* c = &g->config;
     const size_t norms = norm_rows_size(g), V = (size_t)c->vocab_size * c->hidden_size;  // norms 0: frozen

@@ -149,7 +149,7 @@ static bool store_weights(void* arena, const Param* p, size_t first, size_t n, c
     return true;
 }
 
-/* Sets exact weights of what is trained. */
+/* Sets exact weights of trained tensors. */
 static bool store_trained(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
     WeightArena* a = (WeightArena*)arena;
     (void)e;

@@ -10,10 +10,10 @@
  *      table of (left id, right id) -> (rank, merged id). If tokenizer.json does not set `ignore_merges`, a piece counts as
  *      a token only if merging its bytes gives that token.
  *
- * Bytes that are not UTF-8 are allowed: each is a symbol of its own, neither letter nor number nor space. So the tokens of
- * any bytes join to the same bytes, if the vocabulary has all 256 of them (tiktoken's kind must).
- * Invariants: ids are 0 .. vocab_size-1 without holes; a loaded Tokenizer is constant, so threads may share it; each thread
- * that encodes has its own TokenEncoder.
+ * Bytes that are not UTF-8 are allowed: each is a symbol of its own, neither letter nor number nor space. So decoding the
+ * tokens of any bytes gives the same bytes, if the vocabulary has all 256 of them (tiktoken's kind must). Invariants: ids are 0
+ * .. vocab_size-1 without holes; a loaded Tokenizer is constant, so threads may share it; each thread that encodes has its own
+ * TokenEncoder.
  * Elsewhere: tokenizer files (tokenizer_read.h, tokenizer_write.h), chat messages (chat.h), files of token ids
  * (tokenfile.h).
  */
@@ -87,7 +87,7 @@ typedef struct {
     size_t max_token_len;  // bytes of the longest token
 
     HashSeed seed;                       // seed of all tables; ids do not depend on it
-    TokenTable pieces;                   // tokens that a whole piece may be
+    TokenTable pieces;                   // tokens that may be a whole piece
     AddedNames added[2];                 // names of added tokens: those not TOKEN_NORMALIZED, the others
     bool added_first[256];               // bytes that a name starts with
     bool has_specials, has_plain_added;  // kinds of added tokens that exist

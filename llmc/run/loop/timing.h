@@ -18,8 +18,8 @@
 #include <semaphore.h>
 
 typedef struct {
-    double ms;   // of the fastest step. If it gave up before one was done: an estimate by `parts`, or without them the time
-                 // that a step takes at least
+    double ms;   // time of the fastest step. If it gave up before one was done: an estimate from `parts` or, without
+                 // them, a lower bound
     int parts;   // micro-batches that were done then
     bool whole;  // a step was done
 } StepTime;

@@ -411,7 +411,8 @@ static inline bool training_take_validation(Training* t, double loss) {
     return best;
 }
 
-/* Validates, unless a signal ends the run meanwhile. A loss that is not finite is reported, but only steps end a run for it. */
+/* Validates, unless a signal ends the run meanwhile. A loss that is not finite is reported, but only steps that are not
+ * finite end a run. */
 static inline void training_validate(Training* t, Due* due) {
     Session* s = t->s;
     const uint64_t rows = (uint64_t)s->options.val_batches * (uint64_t)s->options.batch;

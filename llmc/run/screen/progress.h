@@ -45,7 +45,7 @@ static inline const char* progress_amount(char* out, size_t cap, double amount, 
     return out;
 }
 
-/* Writes the line of work that has taken `seconds`. */
+/* Writes the line for work that has taken `seconds` so far. */
 static inline void progress_text(const Progress* p, double seconds, char line[PROGRESS_CAP]) {
     char share[32] = "", amount[48], speed[64], left[48] = "", clock[32];
     const double done = (double)p->done, total = (double)p->total, rate = done / seconds;

@@ -120,7 +120,7 @@ static inline size_t session_tokens(const Session* s) {
 /* Returns whether this process writes into --out. */
 static inline bool session_writes(const Session* s) { return s->job == JOB_TRAIN && s->rank == 0 && s->options.profile == 0; }
 
-/* Returns the word of --export-dtype that stands for weights of this dtype; F32 holds what has no word. */
+/* Returns the word of --export-dtype that stands for weights of this dtype; F32 stands in for a dtype without a word. */
 static inline ExportDtype export_dtype_of(SafeDtype dtype) {
     return dtype == SAFE_BF16 ? EXPORT_BF16 : dtype == SAFE_F16 ? EXPORT_F16 : EXPORT_F32;
 }
