@@ -674,8 +674,8 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
 /* Returns whether the ranks meet in every micro-step, not only in the last one of a step. */
 static bool meets_always(const Llama* m) { return m->grads.in_ring || m->team; }
 
-/* Runs the micro-batch in feed.x and feed.y: adds to the gradients and to the sum of losses. After the last one of a step, the
- * ranks add up both. */
+/* Runs the micro-batch in feed.x and feed.y: adds to the gradients and to the sum of losses. After the last micro-batch of a
+ * step, the ranks add up gradients and losses. */
 static void micro_step(void* model, const Recipe* recipe, MicroKind kind) {
     Llama* m = (Llama*)model;
     const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST, add = !first && !m->grads.in_ring;

@@ -674,7 +674,7 @@ __global__ static void attention_ends_kernel(int32_t* ends, const int32_t* start
     if (i < N) { ends[i] = attention_document_end(starts + row, (int)(i - row), T); }
 }
 
-/* Fills stats as attention_stats does, and with documents the B * T integers that follow them. */
+/* Fills stats as attention_stats does; with documents, also fills the B * T integers after them. */
 template <int HD>
 static inline void attention_wgmma_backward(floatX* dqkv, float2* stats, const floatX* dout, const floatX* out,
                                             const float* lse, const floatX* qkv, int B, const AttentionArgs& s,

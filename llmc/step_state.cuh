@@ -37,7 +37,7 @@ typedef struct {
     double lr;
     float loss;            // mean over the trained targets
     float norm;            // norm of the gradients, before clipping
-    float loss_z, norm_z;  // z-scores of both against the last steps, NaN if these are too few
+    float loss_z, norm_z;  // z-scores of loss and norm against the last steps, NaN if there are too few
     int32_t verdict;       // an UpdateVerdict
     // for the optimizer
     float grad_scale;          // clip factor * tokens / trained targets / loss_scale

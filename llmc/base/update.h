@@ -28,7 +28,7 @@ typedef struct {
     double beta1, beta2, eps, weight_decay;
     double grad_clip;                 // largest gradient norm; 0: no clipping
     double skip_loss_z, skip_norm_z;  // skip steps with a higher z-score; 0: never
-    double tokens;                    // of a step, over all ranks
+    double tokens;                    // tokens of a step, over all ranks
     double loss_weight;               // 1 / tokens
     int scale_interval;               // finite steps until the loss scale doubles; 0: the scale is fixed
 } Hyperparameters;

@@ -86,7 +86,7 @@ static inline bool remove_entry(int parent, const char* name, const char* path, 
            (unlinkat(parent, name, AT_REMOVEDIR) == 0 || fail(e, "%s: cannot remove the folder: %s", path, strerror(errno)));
 }
 
-/* Removes a folder, or whatever is in its place, if there is anything. */
+/* Removes a folder, or a file in its place; does nothing if neither exists. */
 static inline bool remove_tree(const char* path, Error* e) { return remove_entry(AT_FDCWD, path, path, FOLDER_DEPTH, e); }
 
 #endif

@@ -105,7 +105,7 @@ static size_t mix_part_length(const char* text) {
     }
 }
 
-/* Reads a part of n bytes. Without a weight after a ':' it is a pattern alone. */
+/* Reads a part of n bytes. A part without a weight after a ':' is a pattern alone. */
 static bool mix_parse_part(MixPart* p, const char* text, size_t n, Error* e) {
     const size_t colon = mix_last(text, n, ':');
     char *whole = mix_copy(text, n), *end = whole;
@@ -301,8 +301,8 @@ static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, cons
 }
 
 /* Opens the training data that `text` names, and `stream` over it. The stream gives rank `rank` of num_ranks its B rows of T
- * tokens a batch. `rule`, by which rows are made, applies to each source by itself. Fails as dataloader_open() does, and on
- * a text or weights that make no mix. Do not move mix and stream in memory. */
+ * tokens a batch. `rule`, by which rows are made, applies to each source by itself. Fails as dataloader_open() does, and if
+ * text or weights make no mix. Do not move mix and stream in memory. */
 static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, int B, int T, int rank, int num_ranks, uint64_t seed,
                             const RowRule* rule, Error* e) {
     memset(stream, 0, sizeof *stream);

@@ -17,7 +17,7 @@
  * first. A full row closes at once, and the others, by age, at the end. The row that closes first is row 0.
  *
  * The index has 8 bytes a piece, and a number for every 64th row. It is made when the loader opens, in one pass over the file's
- * tokens (cross: over its mask).
+ * tokens (with `cross`, over its mask).
  */
 #ifndef LLMC_ROWS_H
 #define LLMC_ROWS_H

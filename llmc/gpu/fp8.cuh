@@ -85,7 +85,7 @@ static inline void fp8_check(const ModelConfig* c, bool head, size_t tokens, con
     }
 }
 
-/* Refuses a card, or a cuBLASLt, without scales for each row, before anything is allocated. */
+/* Refuses a card or a cuBLASLt that lacks scales for each row, before anything is allocated. */
 static inline void fp8_check_device(const Device* d) {
     if (d->missing) { return; }
     const int major = device_attribute(cudaDevAttrComputeCapabilityMajor);

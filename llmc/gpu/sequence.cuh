@@ -36,7 +36,7 @@ typedef struct Sequence {
     floatX* out;     // (heads_room) attention's output by heads
 } Sequence;
 
-/* Returns the elements of a row of activations, `width` wide, that holds all heads of a token, or `parts` rows with a part. */
+/* Returns the elements that one token takes: a row of `width` with all its heads, or `parts` rows with a part of them each. */
 static inline size_t heads_room(size_t width, int parts) {
     return size_max(pitch_of(width), (size_t)parts * pitch_of(width / (size_t)parts));
 }

@@ -136,7 +136,7 @@ static inline const float* generator_feed(Generator* g, const int32_t* tokens, i
 
 /* Feeds `count` tokens at *pos and generates up to max_tokens more, until a stop token. Advances *pos. Sets *last to the
  * last sampled token if the cache lacks it (a stop token, or the last token that fits); otherwise to -1. A signal before the
- * first sampled token leaves both as they are. */
+ * first sampled token leaves *pos and *last as they are. */
 static inline bool generate_from(Generator* g, const int32_t* tokens, int count, int* pos, int max_tokens, int* last,
                                  Error* e) {
     if (count > g->context - *pos) {

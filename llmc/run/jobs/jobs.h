@@ -63,7 +63,7 @@ static inline void job_check_memory(const Trainer* t, const Session* s, FILE* sc
     must(memory_check(&table, have, what, o, session_share(s).groups, job_memory_need, &question, &e), &e);
 }
 
-/* Creates a model with the weights of the session's folder, or newly initialized. */
+/* Creates a model and gives it the weights of the session's folder, or new ones. */
 static inline void* job_open_model(const Trainer* t, Session* s) {
     void* model = t->create(t, s);
     const StateSlot weights = t->slot(model, SLOT_WEIGHTS);

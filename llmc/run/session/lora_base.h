@@ -88,7 +88,7 @@ static inline void session_read_adapters(Session* s) {
     snprintf(s->base_dir, sizeof s->base_dir, "%s", base);
 }
 
-/* Takes the base's checksums, if it is a checkpoint of ours. */
+/* Takes the base's checksums, if the base is a checkpoint of ours. */
 static inline void session_take_base_sums(Session* s) {
     char path[PATH_CAP];
     TrainerState found;
@@ -101,7 +101,7 @@ static inline void session_take_base_sums(Session* s) {
     trainer_state_free(&found);
 }
 
-/* Sets base_dir and the shape of the adapters, if there are any. */
+/* Sets base_dir and, if there are adapters, their shape. */
 static inline void session_find_base(Session* s) {
     snprintf(s->base_dir, sizeof s->base_dir, "%s", s->model_dir);
     if (s->model_dir[0] && folder_is_adapter(s->model_dir)) {

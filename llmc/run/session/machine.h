@@ -62,7 +62,8 @@ static inline bool list_has(const char* list, const char* word) {
     }
 }
 
-/* Returns how much of something a cgroup leaves; `dir` is its folder, `v1`: of version 1. UINT64_MAX: no limit. */
+/* Returns how much of a resource a cgroup leaves. `dir` is the cgroup's folder; `v1`: it is of version 1. UINT64_MAX: no
+ * limit. */
 typedef uint64_t (*CgroupLeft)(const char* dir, bool v1);
 
 /* Returns the least that the cgroups of this process (containers, Slurm) leave of the resource that `controller` manages.

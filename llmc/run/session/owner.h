@@ -22,7 +22,7 @@
  *
  * Limits: it is a guard, no lock. A host that does not run for three minutes (a paused virtual machine) loses --out to another
  * one, and notices only before its next checkpoint. Where a host sees others' files late (NFS with nocto or long actimeo), two
- * hosts that replace a dead owner in the same seconds may both continue until then. The log has lines of both meanwhile.
+ * hosts that replace a dead owner in the same seconds may both continue until then. The log then has lines of both runs.
  */
 #ifndef LLMC_OWNER_H
 #define LLMC_OWNER_H

@@ -30,7 +30,7 @@ static inline bool row_parts_next(void* parts, int32_t* x, int32_t* y, Error* e)
 }
 
 /* Returns the source of this rank's parts of the rows of `whole`, which have T tokens: `whole` itself where rows are not
- * shared. *p stays where it is until row_parts_free(). */
+ * shared. *p must stay at its place in memory until row_parts_free(). */
 static inline BatchSource row_parts_of(RowParts* p, const BatchSource* whole, RowShare share, int T) {
     memset(p, 0, sizeof *p);
     if (share.parts == 1) { return *whole; }
