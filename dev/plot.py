@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """plot.py LOG... -o out.png -- plots the loss (training as lines, validation as edged dots), the learning rate and the
 gradient's norm, and the throughput of runs.
-plot.py LOG... --base LOG... -o out.png -- compares runs one by one with others, such as FP8 with BF16 at the same seeds: plots
-the loss, and below it the difference in per cent of the base run's; prints those of the last validations that both have.
+plot.py LOG... --base LOG... -o out.png -- compares each run with a base run, such as FP8 with BF16 at the same seed. Plots the
+loss, and below it the difference in per cent of the base run's loss. Prints the losses of the last validation that both have.
 
 LOG is a run's folder or its log.jsonl; the folder's name labels the run. --smooth N averages the training loss over N steps
-(by default 1 % of the run), with the raw line faint behind it. --tokens shows tokens instead of steps, to compare runs with
-different batch sizes; --bpb bits per byte of the validations, to compare runs with different tokenizers."""
+(by default 1 % of the run); the raw line is faint. --tokens shows tokens instead of steps, to compare runs with different batch
+sizes. --bpb shows bits per byte of the validations, to compare runs with different tokenizers."""
 import argparse
 import json
 import os
@@ -119,8 +119,8 @@ def shared(events, base, key):
 
 
 def draw_difference(axis, run, base, color, a):
-    """Draws by how much a run's loss is above the base's. Returns the differences in per cent, without signs and
-    without those of the first tenth of the steps."""
+    """Draws by how much a run's loss is above the base's. Returns the absolute differences in per cent, without the first tenth
+    of the steps."""
     place, key, late = places(a, base[1]), "bpb" if a.bpb else "loss", []
     for events, base_events, is_val in ((run[1], base[1], False), (run[2], base[2], True)):
         both = [row for row in shared(events, base_events, key) if row[0] in place]
@@ -141,7 +141,7 @@ def draw_difference(axis, run, base, color, a):
 
 
 def draw_comparison(a):
-    """Draws each run on that of --base, and their difference. Returns the figure and whether a run has validations."""
+    """Draws each run over its run of --base, and their difference. Returns the figure and whether a run has validations."""
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 8), sharex=True, height_ratios=(3, 2), layout="constrained")
     drawn, late = [], []
     for i, pair in enumerate(zip(a.logs, a.base)):

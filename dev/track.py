@@ -4,9 +4,9 @@
     python dev/track.py out/*/log.jsonl --tensorboard tb --follow        then: tensorboard --logdir tb
     WANDB_MODE=offline python dev/track.py out/mine/log.jsonl --wandb llama
 
-A run has the name of its folder. Each step is sent once, also over several starts of this program: what was sent is kept in
-FOLDER/track-TARGET.json beside the log. With --follow new lines are sent as they come. Where a resumed run cut its log back,
-the steps that follow replace those sent before: TensorBoard hides the old ones, Weights & Biases gets a second run.
+A run has the name of its folder. Each step is sent once, also over several starts of this program: FOLDER/track-TARGET.json,
+beside the log, records the lines that were sent. With --follow new lines are sent as they come. If a resumed run cuts its log
+back, its steps replace the steps sent before: TensorBoard hides the old ones, Weights & Biases gets a second run.
 Needs `tensorboard` or `wandb`; the trainers need neither.
 """
 import argparse
@@ -57,7 +57,7 @@ def scalars(event):
 
 
 class TensorBoard:
-    """Writes event files. An event's time is that at which its step ended."""
+    """Writes event files. An event's time is the end of its step."""
 
     def __init__(self, folder, name):
         try:
@@ -121,7 +121,7 @@ class WeightsAndBiases:
 
 
 class Run:
-    """A log and where it goes."""
+    """A log and its target."""
 
     def __init__(self, log, target, open_target):
         folder = os.path.dirname(os.path.abspath(log))
@@ -155,7 +155,7 @@ def main():
     p.add_argument("logs", nargs="+", metavar="LOG", help="log.jsonl of a run, or its folder")
     p.add_argument("--tensorboard", metavar="DIR", help="write event files below this folder")
     p.add_argument("--wandb", metavar="PROJECT", help="send to this project; WANDB_MODE=offline keeps it on the disk")
-    p.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
+    p.add_argument("--follow", action="store_true", help="continue until Ctrl-C")
     a = p.parse_args()
     if bool(a.tensorboard) == bool(a.wandb):
         p.error("give --tensorboard DIR or --wandb PROJECT")

@@ -287,7 +287,7 @@ def compare_gpus(name, shape, a, monitors, work):
     lines = [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch} a card", "", *lines, "",
              f"**{shares[0]:.1f} %** of the slowest card alone"
              + "".join(f", {share:.1f} % with {way}" for way, share in zip(a.together, shares[1:]))
-             + f" (figures are those of a card; clock, power and memory of the {a.gpus} are card 0's; steps counted: {counts})",
+             + f" (figures are per card; clock, power and memory of the {a.gpus} are card 0's; steps counted: {counts})",
              ""]
     if a.torch_dist and step_args:
         theirs, most, one = torch_dist(a, step_args)

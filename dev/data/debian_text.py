@@ -191,8 +191,8 @@ def read_package(deb, fraction, work, sides, seen):
         sides["val" if is_for_validation(key, fraction) else "train"].append(text)
         kept, size = kept + 1, size + len(data)
     shutil.rmtree(folder)
-    print(f"{title}: {kept:,} documents, {size:,} bytes; left out: {twice:,} that are there twice, "
-          f"{no_text:,} that are no text")
+    print(f"{title}: {kept:,} documents, {size:,} bytes; left out: {twice:,} duplicates, "
+          f"{no_text:,} that are not text")
 
 
 def read_packages(debs, fraction, work):

@@ -126,7 +126,10 @@ static inline int unicode_class(uint32_t c) {{
     return (int)(word >> (2 * (c & 31))) & 3;
 }}
 
-/* Tells whether the Digits pre-tokenizer cuts a code point out. */
+/* Returns whether a code point is white space to Python's str.strip(), which also strips the four separators 1C to 1F. */
+static inline bool unicode_is_stripped(uint32_t c) {{ return unicode_class(c) == UNICODE_SPACE || (c >= 0x1C && c <= 0x1F); }}
+
+/* Returns whether the Digits pre-tokenizer cuts a code point out. */
 static inline bool unicode_is_digit(uint32_t c) {{
     if (unicode_class(c) == UNICODE_NUMBER) {{ return true; }}
     for (size_t i = 0; i < sizeof unicode_extra_digits / sizeof *unicode_extra_digits; i += 2) {{

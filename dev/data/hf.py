@@ -207,7 +207,7 @@ def convert(shard, file_format, column, tokenize):
             lines = said.read().splitlines() or ["killed"]
             error = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             hint = next((line for line in lines if line.startswith("  hint: ")), "").removeprefix("  hint: ")
-            raise ShardError(f"{shown_source(shard['file'])}: {error}", hint or "the same command goes on")
+            raise ShardError(f"{shown_source(shard['file'])}: {error}", hint or "the same command continues")
         rows_said.seek(0)
         count = int(rows_said.read().split()[-1])
     os.replace(part, shard["target"])
@@ -245,7 +245,7 @@ def convert_all(todo, total, manifest, jobs, work):
         fail(*e.args)
     except KeyboardInterrupt:
         pool.shutdown(cancel_futures=True)
-        fail("stopped", "the same command goes on")
+        fail("stopped", "the same command continues")
 
 
 def plan(args, files):
@@ -305,7 +305,7 @@ def main():
         "fingerprint": fingerprint_of(tokenizer)})
     todo = [shard for shard in shards if not manifest.finished(shard)]
     if len(todo) < len(shards):
-        print(f"{len(shards) - len(todo)} of {len(shards)} shards are there already")
+        print(f"{len(shards) - len(todo)} of {len(shards)} shards exist already")
     threads = max(1, len(os.sched_getaffinity(0)) // args.jobs)
     convert_all(todo, len(shards), manifest, args.jobs,
                 (file_format, args.column, [TOKENIZE, *tokenizer, "--threads", str(threads)]))

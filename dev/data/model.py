@@ -38,7 +38,7 @@ def main():
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
         fail(f"{args.repo}: no such model on the hub, wanted OWNER/NAME", "a private one needs `hf auth login`")
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as e:
-        fail(f"{args.repo}: the download failed: {str(e).splitlines()[0]}", "the same command goes on where it stopped")
+        fail(f"{args.repo}: the download failed: {str(e).splitlines()[0]}", "the same command continues where it stopped")
     if not os.path.exists(os.path.join(out, "config.json")):
         fail(f"{args.repo}: holds no config.json, wanted a model in Hugging Face's format")
     print(f"wrote {shown(out)}\nnext  ./train_llama3 --model {shown(out)} --generate \"Once upon a time\"")

@@ -98,7 +98,7 @@ def check(tok, texts, limit=2_000_000):
         seen += len(text)
         if seen >= limit:
             break
-    return f"{seen:,} characters encode alike in tokenizers and tiktoken"
+    return f"{seen:,} characters have the same ids in tokenizers and tiktoken"
 
 
 def bytes_to_chars():

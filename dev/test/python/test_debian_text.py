@@ -112,8 +112,8 @@ def test_every_text_is_there_once_on_one_side(made):
     assert sorted(set(train + val) - set(runs)) == sorted(page(i).rstrip() for i in range(80))
     for side, documents in (("train", train), ("val", val)):
         assert f"{side}{len(documents):{20 - len(side)},}" in printed
-    assert "dict-made 1.0: " in printed and "left out: 0 that are there twice, 1 that are no text" in printed
-    assert "linux-made 1.0: 80 documents, " in printed and "left out: 80 that are there twice, 3 that are no text" in printed
+    assert "dict-made 1.0: " in printed and "left out: 0 duplicates, 1 that are not text" in printed
+    assert "linux-made 1.0: 80 documents, " in printed and "left out: 80 duplicates, 3 that are not text" in printed
     assert "note: val.bin has " in printed and "raise --val-fraction" in printed
 
 

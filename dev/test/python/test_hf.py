@@ -65,7 +65,7 @@ def test_parquet_files_become_shards_and_only_what_changed_is_made_again(tmp_pat
     write_parquet(tmp_path / "set/002.parquet", texts(7, 50))  # another size, so this file is another source
     before = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in names}
     done = run(tmp_path, *flags)
-    assert done.returncode == 0 and "2 of 3 shards are there already" in done.stdout, done.stderr
+    assert done.returncode == 0 and "2 of 3 shards exist already" in done.stdout, done.stderr
     after = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in names}
     assert [name for name in names if before[name] != after[name]] == names[2:]
     assert (tmp_path / "out" / names[2]).read_bytes() == direct(tmp_path, texts(7, 50), "--tokenizer", TALES)
@@ -94,7 +94,7 @@ def test_a_killed_run_goes_on(tmp_path):
     before = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished}
     assert 1 <= len(finished) < 4
     done = run(tmp_path, *flags)
-    assert done.returncode == 0 and f"{len(finished)} of 4 shards are there already" in done.stdout, done.stderr
+    assert done.returncode == 0 and f"{len(finished)} of 4 shards exist already" in done.stdout, done.stderr
     assert before == {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished}
     for file in range(4):
         assert (tmp_path / f"out/z_train_{file:03d}.bin").read_bytes() == direct(tmp_path, texts(file, 3000)), file
