@@ -197,22 +197,8 @@ def init_weights(model, seed):
             rand_normal_(w, 0.02 / math.sqrt(2.0 * model.c.num_hidden_layers) if residual else 0.02, seed, ordinal)
 
 
-@torch.no_grad()
-def init_telling(model, seed, embedding_std=0.02):
-    """Weights for tests, large enough for every detail of the model to show in its logits: attention that is not flat, uneven
-    gains, a first residual stream small enough for eps to matter. They are no larger than that, because rounding to BF16
-    changes the norm of a small gradient by 0.3 % (root mean square, seeds 500 to 529), and 16-bit builds must keep it within
-    1 % where PyTorch does."""
-    for ordinal, (name, w) in enumerate(hf_tensors(model)):
-        if w.dim() == 1:
-            rand_normal_(w, 0.25, seed, ordinal, mean=1.0)
-        else:
-            rand_normal_(w, embedding_std if "embed_tokens" in name else 0.08, seed, ordinal)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # LoRA: y = x W^T + alpha / rank (x A^T) B^T beside frozen weights W
-
 
 LORA_ON = {"qkvo": ["q_proj", "k_proj", "v_proj", "o_proj"], "ffn": ["gate_proj", "up_proj", "down_proj"]}
 LORA_ON["all"] = LORA_ON["qkvo"] + LORA_ON["ffn"]
