@@ -150,7 +150,8 @@ static inline void attention_transpose(float* dst, const float* src, size_t row,
     for (size_t i = 0; i < HD * ATT_Q; i += SIMD) { vf_store(dst + i, vf_load(dst + i) * scale); }
 }
 
-/* Writes first (ATT_Q), the first key that each query of a tile sees. Queries past the end see what the last one sees. */
+/* Writes first (ATT_Q), the first key that each query of a tile sees. Queries past the end see the keys that the last query
+ * sees. */
 static inline void attention_first_keys(int32_t* first, const int32_t* starts, AttentionHead a, size_t q0, size_t nq) {
     for (size_t i = 0; i < ATT_Q; i++) { first[i] = (int32_t)attention_first_key(starts, a, q0 + size_min(i, nq - 1)); }
 }

@@ -449,10 +449,11 @@ static inline WalkOrder walk_order(int B, int NKV, int T, uint32_t processors) {
     return o;
 }
 
-/* Whether a walk keeps at least 85 % of the multiprocessors at work. It has fewer pieces than the two kernels: with few
- * heads, or if their pairs divide the multiprocessors badly, a walk leaves more of the card idle than it saves. */
+/* Whether a walk keeps at least 85 % of the multiprocessors at work. A walk has fewer pieces of work than the two kernels.
+ * With few heads, or if their pairs of tiles divide badly among the multiprocessors, it leaves more of the card idle than it
+ * saves. */
 static inline bool walk_fills(const WalkOrder& o, uint32_t processors) {
-    const size_t pairs = (size_t)o.heads * o.pairs;  // pairs of all heads; each pair is as much work
+    const size_t pairs = (size_t)o.heads * o.pairs;  // pairs of all heads; every pair is the same work
     const size_t turns = o.step == o.pairs ? ceil_div((size_t)o.heads, (size_t)o.together) : ceil_div(pairs, (size_t)o.step);
     return pairs * 100 >= turns * processors * 85;
 }

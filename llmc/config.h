@@ -1,7 +1,7 @@
 /* config.h -- the shape of a model: its configuration, the presets, and the one table of its parameters.
  *
  * All code that walks over parameters (initialization, files, weight decay, the memory plan, the tests) walks over
- * `param_specs` and the ParamTable built from it. Names, shapes and the half-split RoPE pairing are Hugging Face's.
+ * `param_specs` and the ParamTable built from it. Names, shapes and the half-split RoPE pairing follow Hugging Face.
  *
  * The arena's layout (weights, gradients, master weights, m and v share the element offsets):
  *   embedding | block 0 | block 1 | ... | final norm | lm_head (untied only)

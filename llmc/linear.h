@@ -34,7 +34,8 @@ typedef struct {
     float eps;
 } Norm;
 
-/* Writes y (N, OC) from x (N, C) and adds residual (N, OC) unless NULL, which may be y. scratch: matmul_scratch() bytes */
+/* Writes y (N, OC) from x (N, C) and adds residual (N, OC), which may be y, unless it is NULL. scratch: matmul_scratch()
+ * bytes */
 static inline void linear(void* scratch, float* y, const Linear* l, const float* x, const float* residual, size_t N) {
     matmul_forward(y, scratch, x, l->w, residual, N, l->C, l->OC);
     lora_forward(y, l->t, scratch, x, l->adapters, &l->lora, N);

@@ -204,8 +204,8 @@ static inline void matmul_vectors(float* c, size_t c_row, void* scratch, const f
                                   size_t N, size_t K) {
     float *packed_b = (float*)scratch, *packed_a_0 = packed_b + MATMUL_PACKED_B;
     const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
-    // A tall block pays, twice as tall where columns of A are read in pieces of its height. But each thread should get about
-    // four blocks or more, because their costs differ.
+    // A tall block pays off; where columns of A are read in pieces of its height, it is twice as tall. But each thread should
+    // get about four blocks or more, because their costs differ.
     const size_t tallest = a.col == 1 ? MATMUL_MC : 2 * MATMUL_MC;
     const size_t mc = size_min(tallest, round_up(ceil_div(M, 4 * max_threads()), MATMUL_MR));
 #pragma omp parallel

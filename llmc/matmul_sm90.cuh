@@ -37,8 +37,9 @@
  * Blocks are persistent. They take tiles in the order of a list: `group` tiles of rows after each other in each column of
  * tiles. So this part of A stays in the L2 cache while B passes by, once a group.
  *
- * On an H200 (dev/results/nvidia-h200-kernels.md), by rows, sums alone have 89 to 98.6 % of the speed of cuBLASLt's best. With
- * SwiGLU, measured in turns, they are 0.6 to 10 % faster forward than cuBLASLt and swiglu.cuh, and 4 to 12 % backward.
+ * On an H200 (dev/results/nvidia-h200-kernels.md), with tiles split by rows, sums alone have 89 to 98.6 % of the speed of
+ * cuBLASLt's best. With SwiGLU, measured in turns, they are 0.6 to 10 % faster forward than cuBLASLt and swiglu.cuh, and 4 to
+ * 12 % backward.
  */
 #ifndef LLMC_MATMUL_SM90_CUH
 #define LLMC_MATMUL_SM90_CUH
@@ -305,7 +306,7 @@ __device__ __forceinline__ void matmul_write_swiglu_gradient(MatmulBoxes<Tiles>&
     ring_release_cluster(held);
 }
 
-/* What the producer's thread does: copies what the consumers of this block's tiles read into the ring. */
+/* Runs in the producer's thread: copies the factors that the consumers of this block's tiles read into the ring. */
 template <typename Tiles>
 __device__ __forceinline__ void matmul_produce(Ring<Tiles::STAGES>& ring, uint32_t stages, const MatmulTilesArgs& s, int rank) {
     constexpr int BN = Tiles::BN;

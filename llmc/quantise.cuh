@@ -238,8 +238,8 @@ static void quantise_transpose_launch(QuantisedTranspose q, const T* x, const fl
     CUDA_CHECK_LAUNCH("quantise_transpose_kernel");
 }
 
-/* Writes the transpose q (C, N) of x (N, C), x_pitch, in e4m3, whose largest magnitude is `largest`, on the device. counts as
- * above. N and C are multiples of QUANTISE_WIDTH. */
+/* Writes the transpose q (C, N), in e4m3, of x (N, C), x_pitch. largest: the largest magnitude of x, on the device. counts
+ * as above. N and C are multiples of QUANTISE_WIDTH. */
 template <typename T>
 static void quantise_transposed_cuda(QuantisedTranspose q, const T* x, const uint32_t* largest, size_t N, int C, size_t x_pitch,
                                      QuantiseCounts* counts, cudaStream_t stream) {

@@ -11,7 +11,7 @@
  * so the caller must keep to the range. Infinity, NaN and quotients that are too large give infinity or NaN.
  *
  * One correction of q is enough if 1 / d is rounded to nearest itself (P. Markstein, "Computation of elementary functions on
- * the IBM RISC System/6000 processor", 1990). It is so for every r within a unit in its last place, except for the d whose
+ * the IBM RISC System/6000 processor", 1990). This is so for every r within a unit in its last place, except for the d whose
  * mantissa is all ones. This d, and some roots, rely on the r that cards really compute. dev/test/cuda/test_kernels.cu compares
  * every mantissa.
  */

@@ -7,7 +7,7 @@
  * --gpus needs the number of devices, launch_count() asks a child for it.
  *
  * When a rank fails, the others normally learn it from their connection to each other (dist/team.h), say so, and end with
- * status 1. Ranks left after LAUNCH_TERM_SECONDS, such as ranks that wait for one that never came, get SIGTERM. Ranks left
+ * status 1. Ranks left after LAUNCH_TERM_SECONDS, such as ranks that wait for a rank that never came, get SIGTERM. Ranks left
  * LAUNCH_KILL_SECONDS later get SIGKILL. The parent's status is the status of the rank that failed first: 128 + N for signal N.
  * The parent reports a signal, because a killed rank cannot. If a rank ended with 1 and the parent then sees that another rank
  * failed otherwise, that rank's status counts. The connections of a dying process close at once, but a large process takes
@@ -18,8 +18,8 @@
  *
  * SIGINT, SIGTERM, SIGHUP and SIGUSR1 are for the ranks: the parent passes them on, and stays until all ranks have ended. It
  * does not pass on a SIGINT with si_code SI_KERNEL: Ctrl-C, which the terminal sends to all processes of the group. Other
- * senders signal the whole group, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot distinguish their signal from one
- * for itself alone, so a rank may get such a signal twice (run/session/signals.h counts it once).
+ * senders signal the whole group, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot distinguish their signal from a
+ * signal for itself alone, so a rank may get such a signal twice (run/session/signals.h counts it once).
  */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H

@@ -75,7 +75,7 @@ static inline void team_miss(Team* t, double timeout) {
     }
 }
 
-/* Returns whether rank 0 has this rank, or at least its connection, for which it may take some time. */
+/* Returns whether rank 0 has let this rank join. A rank that is only connected counts, too, for some time. */
 static inline bool team_is_heard(const Team* t, double waited, double timeout) {
     const TeamMember* zero = &t->members[0];
     return zero->joined || (zero->link.fd >= 0 && waited < TEAM_PATIENCE * timeout);
@@ -225,8 +225,8 @@ static inline void team_at(Team* t, TeamPhase phase, uint64_t step, int bucket) 
     __atomic_store_n(&t->place, step << 24 | (uint64_t)(bucket & 0xFFFF) << 8 | (uint64_t)phase, __ATOMIC_RELAXED);
 }
 
-/* Gives `bytes` (at most TEAM_PAYLOAD, as many on every rank) and gets all ranks' bytes, in rank order. All ranks call it,
- * one thread of each. If another rank fails meanwhile, this process ends. */
+/* Gives `bytes` (at most TEAM_PAYLOAD, the same number on every rank) and gets all ranks' bytes, in rank order. All ranks
+ * call it, one thread of each. If another rank fails meanwhile, this process ends. */
 static inline bool team_gather(Team* t, const void* mine, size_t bytes, void* all /* (ranks, bytes) */, Error* e) {
     if (!t->open) { return fail(e, "the team of the ranks is closed"); }
     if (bytes > TEAM_PAYLOAD) { return fail(e, "a rank gives %zu bytes, wanted at most %d", bytes, TEAM_PAYLOAD); }

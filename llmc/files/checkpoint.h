@@ -594,7 +594,7 @@ static inline uint64_t checkpoint_lowest(const CheckpointWorth* worths, size_t c
     return best;
 }
 
-/* The same for the checkpoints of a folder up to and including step `last`. */
+/* Does the same for the checkpoints of a folder up to and including step `last`. */
 static inline uint64_t checkpoint_best(const char* out, uint64_t last, double* loss) {
     CheckpointWorth* worths = NULL;
     size_t count = 0;

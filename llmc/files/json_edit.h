@@ -53,7 +53,7 @@ static inline char* json_with_member(const char* text, const char* key, const ch
     return out;
 }
 
-/* Replaces *text by json_with_member() of it; frees the old text. */
+/* Replaces *text by its json_with_member(); frees the old text. */
 static inline void json_set_member(char** text, const char* key, const char* value) {
     char* changed = json_with_member(*text, key, value);
     free(*text);

@@ -13,9 +13,9 @@
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
  *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *
- * "run" is the run's id; one that branched off from another adds "parent_run" and "parent_step" (trainer_state.h).
- * "step" counts the optimizer steps done: the first step's line says 1, and the checkpoint step_N holds the state after the
- * lines up to N. A number that is not finite is written as null.
+ * "run" is the run's id; a run that branched off from another adds "parent_run" and "parent_step" (trainer_state.h). "step"
+ * counts the optimizer steps done: the first step's line says 1, and the checkpoint step_N holds the state after the lines up
+ * to N. A number that is not finite is written as null.
  * Invariants: everything up to the last newline is whole lines. All events of a step are written before its checkpoint, and
  * the log is flushed to disk before a checkpoint is renamed into place: a resumed run finds every line up to its step. A
  * resumed run cuts off the lines of later steps, the "end" of the run that it continues, and a torn last line.
@@ -71,8 +71,8 @@ static inline bool logger_is_later(const char* line, size_t length, int64_t step
     return true;
 }
 
-/* Finds the length in bytes that a run resumed at `step` keeps: whole lines up to the first that is later. `buffer` holds
- * LOG_LINE_MAX bytes. */
+/* Finds the length in bytes that a run resumed at `step` keeps: whole lines up to the first line of a later step. `buffer`
+ * holds LOG_LINE_MAX bytes. */
 static inline bool logger_find_cut(const Logger* g, char* buffer, int64_t step, off_t* keep, Error* e) {
     size_t have = 0;  // bytes in the buffer; the file's byte *keep is the first
     for (*keep = 0;;) {

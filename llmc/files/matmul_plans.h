@@ -5,7 +5,7 @@
  *    "plans": [{"m": …, (every field of MatmulKey,) "algo": "128 hexadecimal digits"}, …]}
  *
  * "algo" is the 64 bytes of a cublasLtMatmulAlgo_t. Only the same version of cuBLASLt on the same GPU understands them, so a
- * file from another version or GPU is not used. matmul_plans_read() reports whether it is such a file or a damaged one. Older
+ * file from another version or GPU is not used. matmul_plans_read() reports whether a file is from elsewhere or damaged. Older
  * files may lack "sms", the number of multiprocessors. The files of --tune, a search that is gone, also hold times.
  */
 #ifndef LLMC_MATMUL_PLANS_H

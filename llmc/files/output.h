@@ -117,7 +117,7 @@ static inline int open_locked(const char* path, int flags, bool* busy, Error* e)
             close(fd);
             return -1;
         }
-        // the owner before may have removed or renamed the file between our two calls
+        // the previous owner may have removed or renamed the file between our two calls
         if (*busy || is_open_file(fd, path)) { return fd; }
         close(fd);
     }

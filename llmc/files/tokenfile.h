@@ -67,7 +67,7 @@ static inline void tokenfile_header(int32_t* words /* (256) */, const TokenFileH
     memcpy(words + 9, &h->crc, 4);
 }
 
-/* Checks that the header's number of tokens is the one that a file of this size holds. */
+/* Checks that the header's number of tokens matches the size of the file. */
 static inline bool tokenfile_check_size(const TokenFileHeader* h, uint64_t file_bytes, const char* path, Error* e) {
     const uint64_t bytes = file_bytes - TOKENFILE_HEADER_BYTES, bits = 8 * (uint64_t)h->token_bytes + h->masked;  // of a token
     const uint64_t have = bytes / bits * 8 + bytes % bits * 8 / bits;

@@ -36,7 +36,7 @@ typedef char RunId[17];  // 16 hexadecimal digits; "": none
 
 /* The results of validations. Steps count from 1, so 0 is none. */
 typedef struct {
-    uint64_t step, best_step;  // of the newest validation, and of the one with the lowest loss
+    uint64_t step, best_step;  // steps of the newest validation, and of the validation with the lowest loss
     double loss, best;         // their losses
     uint64_t since_best;       // validations after that one
 } Validations;
@@ -226,7 +226,7 @@ static inline bool validations_read(const Json* j, Validations* v, Error* e) {
                   json_u64(j, n, "since_best", &v->since_best, e));
 }
 
-/* Takes the loss of a validation. Returns whether it is the lowest so far; one that is not finite is not. */
+/* Takes the loss of a validation. Returns whether it is the lowest so far; a loss that is not finite never is. */
 static inline bool validations_add(Validations* v, uint64_t step, double loss) {
     const bool best = isfinite(loss) && (v->best_step == 0 || loss < v->best);
     v->step = step;

@@ -4,8 +4,8 @@
  * free memory while the context, cuBLAS and the kernels load. NVML, which comes with the driver, reports the free memory before
  * there is a context. Without NVML, all memory in use counts as memory of the context.
  *
- * --dry-run with --max-memory needs no card: device_missing() then stands for a card, with the memory that one is expected to
- * take.
+ * --dry-run with --max-memory needs no card: device_missing() then stands for a card, with the memory that context and
+ * libraries are expected to take.
  */
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH

@@ -284,8 +284,8 @@ static inline cudaError_t exchange_alloc(const Exchange* x, void** memory, size_
 // ---------------------------------------------------------------------------------------------------------------------
 // gradients to their owners
 
-/* Replaces the gradients (hosts, ranks of a host, shard) by what the ranks of all hosts have added up of this rank's shard,
- * (hosts, shard) in fp32. Returns these. */
+/* Replaces the gradients (hosts, ranks of a host, shard) by the sums (hosts, shard), in fp32, that the ranks of all hosts
+ * have computed for this rank's shard. Returns these. */
 static inline const float* exchange_on_hosts(Exchange* x, Gradient grads, size_t shard, double* unused) {
     const int hosts = x->links.hosts, most = x->ranks / hosts;
     const size_t bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX)), n = (size_t)hosts * shard;
@@ -330,8 +330,8 @@ static inline void exchange_await_sent(const Exchange* x, int part) {
 }
 
 /* Sends the gradients of a layer to their owners: of the embedding (-1), a block, or final norm and head (the number of
- * layers). Without a ring only the `last` micro-step sends, which completes them. In a ring each micro-step sends its own
- * gradients: in the `first` one they overwrite the owners' sums, in later ones they are added. */
+ * layers). Without a ring only the `last` micro-step sends, because it completes the gradients. In a ring each micro-step
+ * sends its own gradients: in the `first` one they overwrite the owners' sums, in later ones they are added. */
 static inline void exchange_send_layer(Exchange* x, const Gradients* g, int layer, bool first, bool last) {
     for (int i = 0; (g->in_ring || last) && i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
@@ -340,7 +340,8 @@ static inline void exchange_send_layer(Exchange* x, const Gradients* g, int laye
     if (g->in_ring) { exchange_sent(x, gradient_part_of(layer, g->config.num_layers, g->config.tied)); }
 }
 
-/* Waits until the part of the ring for a layer's gradients (-1: the embedding) is free, if this micro-step has taken it. */
+/* Waits until the part of the ring for a layer's gradients (-1: the embedding) is free, if this micro-step has used that
+ * part before. */
 static inline void exchange_await_ring(const Exchange* x, const Gradients* g, int layer) {
     const int L = g->config.num_layers;
     const bool taken = layer < 0 ? !g->config.tied : layer + GRADIENT_BLOCKS < L;

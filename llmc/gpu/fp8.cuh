@@ -176,7 +176,8 @@ static inline void fp8_quantise_product(const Fp8* f, int product, const floatX*
     quantise_weights_cuda(w, data, f->block, count, f->counts, stream);
 }
 
-/* Makes the copies of `count` blocks from block l on, whose first elements lie at `block` and f->block further each. */
+/* Makes the copies of `count` blocks from block l on. The first block begins at `block`, each later one f->block elements
+ * further. */
 static inline void fp8_quantise_weights(const Fp8* f, const floatX* block, int l, int count, Profiler* profiler,
                                         cudaStream_t stream) {
     for (int i = 0; i < BLOCK_LINEARS; i++) { fp8_quantise_product(f, i, block + f->first[i], l, count, profiler, stream); }

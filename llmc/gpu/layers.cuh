@@ -35,7 +35,7 @@ struct Sequence;
 typedef struct {
     size_t N;                // B T of them
     AttentionShape shape;    // with shared rows, T is the length of the part that this rank holds
-    const int32_t* starts;   // (B, T parts) where each token's document starts in its row (attention.h); NULL: a row is one
+    const int32_t* starts;   // (B, T parts) where each token's document starts in its row (attention.h); NULL: each row is one
     const float* rope;       // (T parts, HD) the table of rope.h, from position 0 on
     int first_pos;           // position of the first token of each row
     const Sequence* shared;  // with the ranks that hold the other parts (sequence.cuh); NULL: this rank has whole rows

@@ -9,7 +9,7 @@
 
 #include "llmc/cuda/cuda_common.cuh"  // defines: ProfileRange, CUDA_CHECK
 
-constexpr double FP8_RATE = 2;  // operations in fp8 for one in BF16, on cards of compute capability 9.0
+constexpr double FP8_RATE = 2;  // fp8 operations in the time of one in BF16, on cards of compute capability 9.0
 enum { PROFILE_MAX = 16384, PROFILE_ROWS = 128 };
 
 typedef struct {

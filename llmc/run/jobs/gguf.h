@@ -291,8 +291,8 @@ static inline void gguf_pack(GgufType type, const float* x, size_t n, uint8_t* o
     }
 }
 
-/* Returns which of our rows is row `row` of the tensor in GGUF: in q and k, row 2i + j of a head there is our row i + j *
- * HD/2. */
+/* Returns which of our rows is row `row` of the tensor in GGUF: in q and k, row 2i + j of a head there is our row
+ * i + j * HD/2. */
 static inline size_t gguf_source_row(const ModelConfig* c, const Param* p, size_t row) {
     const size_t HD = (size_t)c->head_dim, in_head = row % HD;
     return p->kind == P_Q || p->kind == P_K ? row - in_head + in_head % 2 * (HD / 2) + in_head / 2 : row;

@@ -204,7 +204,7 @@ static inline bool owner_write(Owner* o, const char* out, bool waits, Error* e) 
         snprintf(text, sizeof text, "%s %ld %016llx %s\n", o->host, (long)o->process, (unsigned long long)o->token, o->boot);
     if (!path_join(o->path, out, ".owner", e) || !path_join(o->temporary, out, name, e)) { return false; }
     if (!is_replaceable(o->path, e)) { return false; }
-    unlink(o->temporary);  // of a process that was killed: it may be a second name of .owner
+    unlink(o->temporary);  // left by a killed process: it may be a second name of .owner
     const bool ok = write_file(o->temporary, text, (size_t)length, e) && owner_claim(o, waits, e);
     unlink(o->temporary);
     return ok;

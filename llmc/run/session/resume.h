@@ -32,7 +32,7 @@ static inline bool session_goes_on_in_out(const Session* s) {
            stat(s->options.out, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Returns whether the run branches off from its checkpoint's: it uses another folder, or a step before the newest. */
+/* Returns whether the run branches off from the run of its checkpoint: it uses another folder, or a step before the newest. */
 static inline bool session_branches(const Session* s) {
     uint64_t* steps = NULL;
     size_t count = 0;

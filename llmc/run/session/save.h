@@ -130,8 +130,8 @@ static inline bool session_add_states(const Session* s, Checkpoint* k, const Sta
  * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every
  * rank calls this. Rank 0 makes the folder and writes the model, whose weights with `together` lie on all ranks
  * (lockstep.h). Then each rank writes its own state. When all have done so, rank 0 seals the folder. Returns false, on all
- * ranks, if one of them could not write its part. A log that cannot be written does not hinder it: then the log is closed,
- * and *e says so. */
+ * ranks, if one of them could not write its part. A log that cannot be written does not prevent this: then the log is
+ * closed, and *e says so. */
 static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx, bool together,
                                       const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx, Error* e) {
     Checkpoint k;

@@ -78,7 +78,7 @@ typedef struct {
     Owner owner;  // guards --out against other hosts
     Logger log;
     char machine[256];
-    char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint's
+    char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint
 } Session;
 
 /* Rank 0's report to the other ranks before they open their sessions (together.h): the checkpoint that it has found and read
