@@ -6,7 +6,7 @@
 #include "llmc/crossentropy.h"
 #include "kernel_test.cuh"
 
-/* Computes the oracle's gradients. For long rows it computes them in double, since the oracle's fp32 sum is not exact enough. */
+/* Computes the oracle's gradients; for long rows in double, since there the oracle's fp32 sum is not exact enough. */
 static void crossentropy_gradients(Floats& losses, Floats& dlogits, const std::vector<int32_t>& targets, float dloss, size_t N,
                                    size_t V) {
     const Floats logits = dlogits;
