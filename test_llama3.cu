@@ -3,10 +3,11 @@
  *   ./test_llama3   [MODEL_DIR STATE_FILE]    the CPU trainer (this file compiled as C)
  *   ./test_llama3cu [MODEL_DIR STATE_FILE]    both trainers  (this file compiled as C and as CUDA, and linked)
  *
- * A debug state, written by train_llama3.py, holds one batch and PyTorch's results for it: logits, loss, the gradient of
- * every parameter, and the losses and gradient norms of N AdamW steps on that batch, whose rows may hold documents. The
- * trainers' own train_step() and validation compute the same: this file includes their sources, without main. Prints a line per
- * tensor; exits with 0 if all agree, else with 1. Without arguments, checks every pair committed under dev/test/pairs.
+ * A debug state, written by train_llama3.py, holds one batch and PyTorch's results for it: logits, loss, the gradient of every
+ * parameter, and the losses and gradient norms of N AdamW steps on that batch. The batch's rows may hold documents. The
+ * trainers' own train_step() and validation compute the same values: this file includes the trainers' sources, without main. It
+ * prints a line per tensor; exits with 0 if all agree, else with 1. Without arguments, checks every pair committed under
+ * dev/test/pairs.
  *
  * Tolerances (fp32): logits 1e-4 absolute; each gradient 1e-4 of its own largest element; every loss 1e-4; norms 1e-4 of
  * max(norm, first norm). 16-bit: see check_gradient_16bit() and step_limit_16bit().
@@ -20,7 +21,7 @@ extern "C" {
 typedef struct {
     const char* name;
     int bits;          // of the arithmetic: 32, or 16
-    const char* kind;  // of the 16: "bf16", "fp16"; of BF16 "fp8", or "fp8_head" (and --fp8-head)
+    const char* kind;  // of 16 bits: "bf16", "fp16"; of BF16 with --fp8: "fp8", with --fp8-head: "fp8_head"
     void* (*open)(const char* model_dir, int B, int T);                     // a model with the folder's weights
     void (*divide)(void* model, int* starts);                               // rows hold documents from now on (attention.h)
     void (*logits)(void* model, const int* x, float* out);                  // (B, T, V)
@@ -47,13 +48,13 @@ extern const TestedTrainer tested_cpu;
 #include "llmc/files/model_folder.h"  // defines: model_check, model_load
 
 // ---------------------------------------------------------------------------------------------------------------------
-// what both halves of the test share
+// shared by both halves of the test
 
-/* A model and the run it is in. */
+/* A model and its run. */
 typedef struct {
     Llama* model;
     TrainerState run;
-    const int* starts;  // of the batch's documents, or NULL
+    const int* starts;  // starts of the batch's documents, or NULL
 } Tested;
 
 /* A batch that repeats for ever. */
@@ -70,7 +71,7 @@ static bool fixed_next(void* batch, int32_t* x, int32_t* y, Error* e) {
     return true;
 }
 
-/* Makes the plan of steps of one micro-batch, this one. */
+/* Makes a plan whose steps each take this one micro-batch. */
 static Recipe fixed_recipe(FixedBatch* batch, const int* starts, int B, const float* hyper, TrainerState* run) {
     Recipe recipe;
     memset(&recipe, 0, sizeof recipe);
@@ -91,7 +92,7 @@ static Recipe fixed_recipe(FixedBatch* batch, const int* starts, int B, const fl
     return recipe;
 }
 
-/* Reads the configuration of a folder with a model, or with adapters beside another folder's model, which `base` names. */
+/* Reads the configuration of a folder with a model, or with adapters. `base` receives the folder of the model itself. */
 static void tested_config(const char* dir, ModelConfig* config, char* base /* PATH_CAP */) {
     AdapterConfig a;
     Error e = NO_ERROR;
@@ -351,7 +352,7 @@ typedef struct {
     const char* kind;  // and their format
 } State;
 
-/* A tensor of the state in fp32; dies where it is missing or not of `count` elements. */
+/* Returns a tensor of the state in fp32; dies if it is missing or has not `count` elements. */
 static float* state_tensor(State* s, const char* name, size_t count) {
     Error e = NO_ERROR;
     const SafeTensor* t = safetensors_find(&s->st, name);
@@ -362,7 +363,7 @@ static float* state_tensor(State* s, const char* name, size_t count) {
     return out;
 }
 
-/* A number of the state's __metadata__. */
+/* Returns a number of the state's __metadata__. */
 static float state_number(State* s, const char* key) {
     const char* text = safetensors_metadata(&s->st, key);
     char* end = NULL;
@@ -378,7 +379,7 @@ static void report(State* s, bool ok, const char* name, const char* unit, double
     s->failures += !ok;
 }
 
-/* Largest absolute difference relative to `scale`. NaN anywhere fails: it is not <= the limit. */
+/* Checks the largest absolute difference relative to `scale`. A NaN anywhere fails: it is not <= the limit. */
 static void check_close(State* s, const char* name, const float* got, const float* want, size_t n, double scale, double limit) {
     double worst = 0;
     for (size_t i = 0; i < n; i++) {
@@ -395,17 +396,18 @@ static double l2_norm(const float* a, size_t n) {
     return sqrt(sum);
 }
 
-/* The key under which the state's metadata carry PyTorch's own 16-bit error of a tensor, of the losses or of the norms; what:
- * "error", or "norm_error". */
+/* Makes the key of PyTorch's own 16-bit error in the state's metadata: the error of a tensor, of the losses or of the norms.
+ * what: "error", or "norm_error". */
 static const char* error_key(const State* s, const char* what, const char* name, char* key, size_t size) {
     snprintf(key, size, "%s_%s.%s", s->kind, what, name);
     return key;
 }
 
-/* What a gradient may be off in 16 bits: `least`, or `times` PyTorch's own error, which the state tells: the largest of 16 runs
- * whose roundings are independent. A single run is no yardstick: most of an error is chance, that of a norm even in its sign.
- * Of 160 models, each a pair's with its weights perturbed, rounding alone fails one in 70 for lora_all, and one in 180 or fewer
- * for the others. An adapters' product that is 5 % too large is 4 to 6 times over the limit. */
+/* Returns the limit of a gradient's error in 16 bits: `least`, or `times` PyTorch's own error, whichever is larger. The state
+ * holds PyTorch's error, the largest of 16 runs whose roundings are independent. A single run is no yardstick: most of an error
+ * is chance; a norm's error has even a random sign. The limits were tried on 160 models, each a pair's model with perturbed
+ * weights: rounding alone fails one in 70 for lora_all, and at most one in 180 for the other pairs. A product of adapters that
+ * is 5 % too large exceeds the limit 4 to 6 times. */
 static double limit_16bit(State* s, const char* what, const char* name, double least, double times) {
     char key[96];
     error_key(s, what, name, key, sizeof key);
@@ -418,9 +420,10 @@ static double l2_limit_16bit(State* s, const char* name) { return limit_16bit(s,
 /* 1 %, or twice PyTorch's own error. name: "all" for the norm of all gradients. */
 static double norm_limit_16bit(State* s, const char* name) { return limit_16bit(s, "norm_error", name, 0.01, 2); }
 
-/* What the loss or the norm of 16-bit step `step` (from 1) may be off, relative: at the first step 1 %, for the norm that of
- * gradients; later also 3 times the largest error of PyTorch's own 16-bit runs up to that step, since rounding grows from step
- * to step. INFINITY where the state does not tell that error: nothing can be said of the step then. */
+/* Returns the limit of the relative error of the loss or the norm at 16-bit step `step` (from 1). At the first step it is 1 %
+ * for the loss, and a gradient's limit for the norm. Later it is 1 %, or 3 times the largest error of PyTorch's own 16-bit runs
+ * up to that step, since rounding grows from step to step. INFINITY if the state lacks that error: then the step cannot be
+ * judged. */
 static double step_limit_16bit(State* s, const char* name, int step) {
     char key[96];
     const char* text = safetensors_metadata(&s->st, error_key(s, "error", name, key, sizeof key));
@@ -443,7 +446,7 @@ static void check_l2(State* s, const char* name, const float* got, const float* 
     report(s, diff <= limit, name, "L2 ", diff, limit);
 }
 
-/* 16-bit arithmetic: relative L2 error, and the norm. Cosine alone would be blind to scale. */
+/* Checks a gradient of 16-bit arithmetic: its relative L2 error, and its norm. The cosine alone would not see a wrong scale. */
 static void check_gradient_16bit(State* s, const char* name, const float* got, const float* want, size_t n) {
     const double off = fabs(l2_norm(got, n) / l2_norm(want, n) - 1), limit = norm_limit_16bit(s, name);
     check_l2(s, name, got, want, n, l2_limit_16bit(s, name));
@@ -457,11 +460,11 @@ static void check_gradient(State* s, const char* name, const float* got, const f
         check_gradient_16bit(s, name, got, want, n);
         return;
     }
-    // all zero: that of q and k at T = 1, where only rounding is left
+    // all zero: the gradient of q and k at T = 1, where only rounding is left
     check_close(s, name, got, want, n, largest > 0 ? largest : 1.0, 1e-4);
 }
 
-/* The logits after the last token of the first row, which generation takes in passes of 5 tokens and then one by one. */
+/* Checks the logits after the last token of the first row. Generation takes the row in passes of 5 tokens, then one by one. */
 static void check_decode(State* s, const TestedTrainer* trainer, void* model, const int* x, const float* want, int T, int V) {
     const float* got = NULL;
     for (int pos = 0, count; pos < T; pos += count) {
@@ -471,7 +474,7 @@ static void check_decode(State* s, const TestedTrainer* trainer, void* model, co
     check_close(s, "logits of generation", got, want + (size_t)(T - 1) * V, V, 1.0, 1e-4);
 }
 
-/* The loss or the norm of one AdamW step (from 1); `limit` is that of fp32, absolute. */
+/* Checks the loss or the norm of one AdamW step (from 1). `limit` is the absolute limit for fp32. */
 static void check_step(State* s, const char* name, const char* what, int step, double got, double want, double limit) {
     char label[64];
     if (s->bits == 16) { limit = step_limit_16bit(s, name, step) * want; }
@@ -483,7 +486,7 @@ static void check_step(State* s, const char* name, const char* what, int step, d
     report(s, fabs(got - want) <= limit, label, "abs", fabs(got - want), limit);
 }
 
-/* Every gradient tensor of the state belongs to a parameter; the reverse is checked by state_tensor(). */
+/* Checks that every gradient tensor of the state belongs to a parameter; state_tensor() checks the reverse. */
 static void check_no_extra_gradients(State* s, const ParamTable* table) {
     for (size_t i = 0; i < s->st.count; i++) {
         const char* name = s->st.tensors[i].name;
@@ -494,7 +497,7 @@ static void check_no_extra_gradients(State* s, const ParamTable* table) {
     }
 }
 
-/* The starts (B, T) of a state whose rows hold documents; NULL if the state has none. */
+/* Returns the starts (B, T) of a state whose rows hold documents; NULL if the state has none. */
 static int32_t* state_starts(State* s, int B, int T) {
     Error e = NO_ERROR;
     const SafeTensor* t = safetensors_find(&s->st, "starts");
@@ -512,7 +515,7 @@ static int32_t* state_starts(State* s, int B, int T) {
     return starts;
 }
 
-/* Returns N tokens of a state, allocated: its tensor x or y. */
+/* Returns a state's N tokens: its tensor x or y. The caller frees them. */
 static int32_t* state_tokens(State* s, const char* name, size_t N, int V) {
     Error e = NO_ERROR;
     const SafeTensor* t = safetensors_find(&s->st, name);
@@ -525,7 +528,7 @@ static int32_t* state_tokens(State* s, const char* name, size_t N, int V) {
     return tokens;
 }
 
-/* The gradient of every tensor. */
+/* Checks the gradient of every tensor. */
 static void check_gradients(State* s, const TestedTrainer* trainer, void* model, const ParamTable* table) {
     for (int i = 0; i < table->count; i++) {
         const Param* p = &table->items[i];
@@ -542,7 +545,7 @@ static void check_gradients(State* s, const TestedTrainer* trainer, void* model,
     check_no_extra_gradients(s, table);
 }
 
-/* One pair on one trainer; returns the number of comparisons that failed. */
+/* Checks one pair on one trainer; returns the number of comparisons that failed. */
 static int check_pair(const TestedTrainer* trainer, const char* model_dir, const char* state_path) {
     Error e = NO_ERROR;
     State s;
@@ -570,7 +573,7 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
 
     float* want = state_tensor(&s, "logits", N * V);
     float* got = (float*)xmalloc(N * V * sizeof(float));
-    memset(got, 0xFF, N * V * sizeof(float));  // NaN: what is not written fails
+    memset(got, 0xFF, N * V * sizeof(float));  // NaN: an element that is not written fails
     trainer->logits(model, x, got);
     if (s.bits == 16) {
         check_l2(&s, "logits", got, want, N * V, l2_limit_16bit(&s, "logits"));
@@ -621,7 +624,7 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
 
 static int compare_names(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
 
-/* The names of the committed pairs: the folders of `dir`, sorted. */
+/* Lists the names of the committed pairs: the folders of `dir`, sorted. */
 static int list_pairs(const char* dir, char** names, int max) {
     DIR* d = opendir(dir);
     if (!d) {
@@ -652,7 +655,7 @@ static int list_trainers(TestedTrainer* trainers) {
 }
 
 #ifdef __CUDACC__
-/* Whether a state tells PyTorch's errors of --fp8, or of --fp8-head: it does if these take the model. */
+/* Returns whether a state holds PyTorch's errors of --fp8, or of --fp8-head. It does if these flags take the model. */
 static bool has_fp8_errors(const char* state_path, bool head) {
     Error e = NO_ERROR;
     SafeTensors st;

@@ -1,4 +1,4 @@
-/* run_of_flags.cuh -- what the tests of the CUDA trainer share: the session, the layout and the model of a run, made from flags
+/* run_of_flags.cuh -- shared by the tests of the CUDA trainer: the session, the layout and the model of a run, made from flags
  * by the trainer's own functions. The includer defines TESTING, which leaves the trainer's main out.
  */
 #ifndef TEST_RUN_OF_FLAGS_CUH
@@ -16,7 +16,7 @@ static Session* session_of(const ModelConfig* config, const char* flags) {
     Error e = NO_ERROR;
     for (char* word = strtok(words, " "); word && argc < MOST_WORDS; word = strtok(NULL, " ")) { argv[argc++] = word; }
     if (options_parse(&s->options, argc, argv, ON_GPU, &e) != OPTIONS_OK) { die("%s: %s", flags, e.msg); }
-    free(words);  // no text is among the flags
+    free(words);  // no option points into `words`: none of the flags has a text
     s->job = JOB_TRAIN;
     s->ranks = 1;
     s->config = *config;
@@ -24,11 +24,11 @@ static Session* session_of(const ModelConfig* config, const char* flags) {
     return s;
 }
 
-/* What memory holds before a run. compute-sanitizer's initcheck knows only memory that nothing was written to: with the
- * environment variable NO_FILL it is left alone. */
+/* Returns the byte that memory holds before a run. For compute-sanitizer's initcheck memory counts as uninitialized only until
+ * it is filled: the environment variable NO_FILL keeps memory unfilled. */
 static int fill_of(int fill) { return getenv("NO_FILL") ? NO_FILL : fill; }
 
-/* The same for gradients, whose arena must be zero between its tensors: a step has to overwrite them. */
+/* Fills the gradients, which a step has to overwrite. Gaps between tensors stay zero, as the arena needs them. */
 static void fill_gradients(Llama* m, int fill) {
     if (fill_of(fill) == NO_FILL) { return; }
     for (int i = 0; i < m->trained.count; i++) {
@@ -44,7 +44,7 @@ static MatmulContext* test_matmul(void) {
     return context;
 }
 
-/* Makes a session's model. fp32_head: the head's gradient is in fp32 alone, as in a run whose sums are long for it only.
+/* Makes a session's model. fp32_head: only the head's gradient is in fp32, as in a run that has long sums for the head alone.
  * fill: the byte that activations, workspace and gradients hold at first */
 static Llama* model_of(const Session* s, bool fp32_head, int fill) {
     Layout layout = layout_of(s, &s->options);
@@ -58,20 +58,21 @@ static Llama* model_of(const Session* s, bool fp32_head, int fill) {
 /* Large enough that a small gradient of a 16-bit build is no denormal; the test divides by it. */
 static const float test_loss_scale = IS_FP16 ? 1024.0f : 1.0f;
 
-/* As trainer_prepare() does once the weights are there: makes 8-bit copies, and begins at step 0. */
+/* Does the rest of trainer_prepare() after the weights are loaded: makes 8-bit copies, and begins at step 0. */
 static void start_run(Llama* m, TrainerState* run) {
     fp8_refresh(&m->fp8, &m->queue, &m->weights);
     run->loss_scale = test_loss_scale;
     runner_restore(&m->runner, run);
 }
 
-/* Returns whether this card has scales for each row of a factor: only there --fp8 runs. */
+/* Returns whether this card's products take a scale for each row of a factor, as --fp8 needs. */
 static bool has_fp8(void) {
     return IS_BF16 && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
            device_attribute(cudaDevAttrComputeCapabilityMinor) == 0 && matmul_has_row_scales();
 }
 
-/* Copies one parameter's gradient to `out`, host memory. Returns the number of its elements; 0: there is no such parameter. */
+/* Copies one parameter's gradient to `out`, host memory. Returns the number of its elements; 0 if no parameter has that
+ * name. */
 static size_t read_gradient(const Llama* m, const char* name, float* out) {
     for (int i = 0; i < m->trained.count; i++) {
         const Param* p = &m->trained.items[i];

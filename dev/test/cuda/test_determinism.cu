@@ -1,6 +1,6 @@
-/* test_determinism.cu -- compares steps of the CUDA trainer with themselves, on seeded random tokens. They have the same bits
- * twice, beside other work, whatever memory held before, and at each level of recomputation. They are nearly the same however a
- * step's rows are cut into micro-batches, also past 2^31 elements.
+/* test_determinism.cu -- compares steps of the CUDA trainer with themselves, on seeded random tokens. Steps have the same bits
+ * when they are repeated, beside other work, whatever memory held before, and at each level of recomputation. Steps are nearly
+ * the same if their rows are cut into other micro-batches, also past 2^31 elements.
  *
  *   make build/test_determinism_cu && build/test_determinism_cu [WORD]     only the tests whose name contains WORD
  *
@@ -27,7 +27,7 @@ typedef struct {
 typedef struct {
     double loss, norm;  // of the last step
     uint64_t hash;      // of the bits of weights, master, m and v
-    bool gaps;          // all of them are zero behind each tensor
+    bool gaps;          // all of them are zero in the gap after each tensor
 } Outcome;
 
 /* A trial that is running. Its tokens are random, and depend only on step and position. */
@@ -66,7 +66,7 @@ static void trial_session(Running* r, const Trial* trial) {
     if (!config_preset(&config, trial->preset, trial->vocab_size)) { die("%s: is no preset", trial->preset); }
     snprintf(flags, sizeof flags, "--lr 1e-3 --schedule constant %s %s", trial->flags, trial->more ? trial->more : "");
     r->s = session_of(&config, flags);
-    snprintf(r->s->model_dir, PATH_CAP, "%s", trial->preset);  // adapters stand beside a model
+    snprintf(r->s->model_dir, PATH_CAP, "%s", trial->preset);  // the adapters name their base model
     session_new_lora(r->s);
 }
 
@@ -162,7 +162,7 @@ static const char* outcome_text(const Outcome* o, char* text /* 96 */) {
     return text;
 }
 
-/* Checks that a trial has the bits of one that ended so. */
+/* Checks that a trial ends with the bits of `want`, another trial's outcome. */
 static void check_same(const Outcome* want, const Trial* trial, const char* what) {
     char a[96], b[96];
     const Outcome got = run_trial(trial);
@@ -211,7 +211,7 @@ static void recomputation_in_micro_batches_gives_the_same_bits() {
     check_same(&kept, &t, t.more);
 }
 
-/* The weights are frozen, whatever is recomputed or cut into micro-batches. */
+/* The adapters train beside frozen weights, with every level of recomputation. */
 static void recomputation_gives_adapters_the_same_bits() {
     const Trial base = {"d3", 1001, "--batch 4 --seq 128 --total-batch 1024 --steps 5 --lora 6 --lora-on all"};
     const Outcome kept = run_trial(&base);
@@ -223,7 +223,7 @@ static void recomputation_gives_adapters_the_same_bits() {
     }
 }
 
-/* C = 192: a norm ends inside of its row, and AdamW must not train the gap behind it. */
+/* C = 192: a norm ends inside of its row, and AdamW must not train the gap that follows. */
 static void gaps_between_tensors_stay_zero() {
     static const char* const masters[] = {"--master fp32", "--master none", "--master split"};
     for (int i = 0; i < (IS_BF16 ? 3 : 1); i++) {
@@ -264,7 +264,7 @@ static double gradients_differ(const Trial* a, const Trial* b, const char* name)
     return sqrt(diff / sum);
 }
 
-/* This is why a run sums them in fp32, as below. */
+/* This is why a run sums such gradients in fp32, as below. */
 static void sums_of_256_micro_batches_in_bfloat16_are_off_by_1_percent() {
     const Trial base = {"d2", 1000, "--batch 1 --seq 64 --total-batch 16384 --steps 1"};
     const Trial own = trial_with(&base, "--grad-dtype param"), exact = trial_with(&base, "--grad-dtype fp32");
@@ -307,7 +307,8 @@ static void check_same_step(const Trial* whole, const Trial* parts) {
           whole->flags, whole->more, outcome_text(&a, at_once), outcome_text(&b, in_parts));
 }
 
-/* In fp32, so that the mechanism is compared, and in the gradients' own type, which rounds after each micro-batch. */
+/* Gradients are summed in fp32, so that the test compares the mechanism, and in their own type, which rounds after each
+ * micro-batch. */
 static void micro_batches_of_one_row_are_one_of_32() {
     static const char* const dtypes[] = {"--grad-dtype fp32", "--grad-dtype param"};
     for (int i = 0; i <= (sizeof(floatX) == 2); i++) {
@@ -331,9 +332,9 @@ static void four_rows_of_3_billion_weights_are_one_after_the_other() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// --fp8: every way to run gives the same bits, they are not those of BF16, and the loss is near
+// --fp8: every way to run gives the same bits, other bits than BF16, and nearly BF16's loss
 
-/* Checks the loss of an 8-bit trial beside BF16's, and that its bits are not those of another one. */
+/* Checks that the loss of an 8-bit trial is near BF16's, and that its bits differ from the bits of `other`. */
 static void check_near(const Outcome* fp8, const Outcome* bf16, const Outcome* other) {
     char a[96], b[96];
     CHECK(fabs(fp8->loss - bf16->loss) <= 0.02 * bf16->loss, "%s, in BF16 %s", outcome_text(fp8, a), outcome_text(bf16, b));
@@ -373,8 +374,8 @@ static void fp8_head_is_near_bf16_and_repeats_its_bits() {
 static const struct {
     const char* name;
     void (*run)();
-    size_t gib;  // of the card's memory that the test needs; 0: little
-    bool fp8;    // it needs a card that has --fp8
+    size_t gib;  // GiB of the card's memory that the test needs; 0: little
+    bool fp8;    // whether it needs a card with --fp8
 } tests[] = {
 #define ENTRY(test, ...) \
     { #test, test, __VA_ARGS__ }
