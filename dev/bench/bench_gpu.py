@@ -48,7 +48,7 @@ from dev.reference import oracles, tables  # noqa: E402
 from dev.reference.config import preset  # noqa: E402
 from bench_cpu import run, write_tokens  # noqa: E402
 
-# name: model, vocabulary, batch, seq, flags of ours, arguments of --torch-step
+# name: model, vocabulary, batch, seq, our flags, arguments of --torch-step
 SHAPES = {
     "126M": ("d12", 32768, 64, 1024, "", "--preset tiny"),
     "1B-2k": ("llama3.2-1b", 128256, 16, 2048, "", "--preset 1b --seqlen 2048 --batch 16"),

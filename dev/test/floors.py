@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """floors.py -- checks the floors of llmc: a file includes only files of its own room or of rooms on lower floors. Rooms on one
-floor may include each other in one direction, gpu and run not at all. The folders of run have floors of their own. Prints each
+floor may include each other in one direction, gpu and run not at all. The folders of run have their own floors. Prints each
 include that climbs; exit 1 if there is one. Run from the project's root."""
 import re
 import sys

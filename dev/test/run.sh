@@ -8,7 +8,7 @@
 set -u
 counts=dev/test/counts.txt
 
-count_matches() { # count_matches NAME TESTS: compares with the list; "18/24" there: one or the other, by what the CPU has
+count_matches() { # count_matches NAME TESTS: compares with the list; "18/24" there means one or the other, by the CPU
     case "$1 ${BIN:-} ${COUNTS:-}" in *sanitize* | *write) return 0 ;; esac # sanitizers: some tests cannot run under them
     listed=$(awk -v name="$1" '$1 == name { print $2 }' $counts)
     case "/$listed/" in */"$2"/*) return 0 ;; esac

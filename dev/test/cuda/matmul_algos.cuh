@@ -1,5 +1,5 @@
-/* matmul_algos.cuh -- lists algorithms for a matrix product, for tests and benchmarks: the heuristic's of cuBLASLt, and
- * variants of the best ones with other cluster shapes and another order of blocks (CTA swizzling). All of them fit into the
+/* matmul_algos.cuh -- lists algorithms for a matrix product, for tests and benchmarks: the algorithms of cuBLASLt's heuristic,
+ * and variants of the best ones with other cluster shapes and another order of blocks (CTA swizzling). All of them fit into the
  * workspace and sum in a fixed order: an algorithm that splits k joins the parts in fp32.
  */
 #ifndef TEST_MATMUL_ALGOS_CUH

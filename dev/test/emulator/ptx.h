@@ -274,7 +274,7 @@ __device__ __forceinline__ void copy_box_4d_to(uint32_t, uint32_t dst, const voi
 }
 __device__ __forceinline__ void cluster_sync() { __syncthreads(); }
 
-// blocks run one after the other: a flag that is not set yet may belong to a block that has not begun
+// blocks run one after the other, so a flag that is not set yet may belong to a block that has not begun
 __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
     emulator_wait([=] { return *flag >= n; });
 }

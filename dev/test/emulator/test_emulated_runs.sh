@@ -3,8 +3,8 @@
 # itself: in other orders, with and without graphs, recomputed, resumed, on several cards. `make test-emulated` builds the
 # programs and runs this.
 #
-# Every run has its own number. By it the emulator draws the order of works and threads that the program leaves unordered. So
-# "the same bits" says that no bit depends on this order. Memory starts as NaN.
+# Every run has its own number. From this number the emulator draws the order of works and threads that the program leaves
+# unordered. So "the same bits" says that no bit depends on this order. Memory starts as NaN.
 . dev/test/lib.sh
 . dev/test/gpu/trainer.sh
 emulated=$root/build/emulated run=0

@@ -76,7 +76,7 @@ def package(folder, name, fill=None, depends=""):
 
 
 def run(folder, *flags, path=None):
-    """Runs the script with a folder for temporary files of its own, which must be empty at the end."""
+    """Runs the script with its own folder for temporary files, which must be empty at the end."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(temporary), "PATH": f"{path or ''}:{os.environ['PATH']}"}

@@ -5,7 +5,7 @@
 
 static void fault_point(const char* where);
 
-/* Replaces fsync(): a point to die at, and nothing else. The tests check the order of the steps, not the disk. */
+/* Replaces fsync(): only a point to die at. The tests check the order of the steps, not the disk. */
 static int test_fsync(int fd) {
     fault_point("fsync");
     return fd < 0 ? -1 : 0;

@@ -245,7 +245,7 @@ static void ranks_are_added_in_their_order(void) {
     }
     CHECK(reversed_differs > N, "the order makes no difference: the test cannot fail");
 
-    // the sum may take the place of a part; one rank's is its own, bit for bit; a NaN of any rank stays
+    // the sum may take the place of a part; one rank's sum is its part, bit for bit; a NaN of any rank stays
     parts[0][0] = -0.0f;
     memcpy(out, parts[0], sizeof out);
     ordered_sum(parts[0], (const float* const*)parts, 1, N, false);

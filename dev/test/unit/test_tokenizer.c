@@ -233,7 +233,8 @@ static void short_and_long_pieces_merge_alike(void) {
         }
         encoder_init(&a, &t);
         encoder_init(&b, &t);
-        t.num_ranks = round % 2 ? 1000 : 6;  // pieces of as many bytes as ranks or more use a list for each rank
+        t.num_ranks = round % 2 ? 1000 : 6;  // pieces with at least as many bytes as the tokenizer has ranks use a list for
+                                             // each rank
         merge_short(&a, (const uint8_t*)text, n);
         merge_long(&b, (const uint8_t*)text, n);
         CHECK(a.count == b.count && memcmp(a.ids, b.ids, a.count * sizeof(int32_t)) == 0, "%.*s", (int)n, text);
@@ -426,7 +427,7 @@ static void of_added_names_the_longest_is_found(void) {
         }
         names[count][n] = 0;
         for (int i = 0; i < count; i++) { twin = twin || strcmp(names[i], names[count]) == 0; }
-        count += !twin || n == 2;  // of two tokens with one name, the first has it
+        count += !twin || n == 2;  // if two tokens have one name, the first keeps it
     }
     parse_added(&t, names, count, &e);
     CHECK(e.msg[0] == 0, "%s", e.msg);

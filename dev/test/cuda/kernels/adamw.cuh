@@ -79,8 +79,8 @@ static AdamWCase adamw_case(int C, GradWindow window) {
     return c;
 }
 
-/* Uploads one step's gradients g and the stretches. The separate rows follow each other without a gap, so reading past one's
- * end reads another's gradient; the main array has NaN in their places. */
+/* Uploads one step's gradients g and the stretches. The separate rows follow each other without a gap, so a read past the end
+ * of one reads another's gradient; the main array has NaN in their places. */
 template <typename Grad>
 static void upload_grads(OptimizerTensors<Grad>* t, const AdamWCase& c, const Floats& g) {
     Floats window = g, rows;
