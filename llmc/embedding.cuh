@@ -80,7 +80,7 @@ enum {
     SORT_TILES = 128,
 };
 
-/* What the blocks of the sort share. */
+/* The state that the blocks of the sort share. */
 typedef struct {
     int count[SORT_WARPS][SORT_DIGITS];  // each warp's counts; then where its next key goes
     int sums[SORT_WARPS];

@@ -1,5 +1,5 @@
-/* launch.h -- the parent of --gpus N: starts N copies of this program, one a rank. When the copies end it ends, and when it
- * ends they end.
+/* launch.h -- the parent of --gpus N: starts N copies of this program, one a rank. It ends when the copies end, and the copies
+ * end when it ends.
  *
  * launch_ranks() starts /proc/self/exe with the same arguments; a copy knows that it is a rank by LLAMA3_RANK and the other
  * variables that dist/ranks.h reads. All must connect to 127.0.0.1 at a port that was free, and share a random token. Output
@@ -233,9 +233,9 @@ static inline void launch_wait(Launch* l) {
     }
 }
 
-/* Starts `count` ranks, waits until all have ended, and returns the status for main() to return. main() should return soon,
- * because the ranks' signals stay blocked here. -1: they could not be started, and the error says why. Call it once, in a
- * process with one thread that has not called CUDA. */
+/* Starts `count` ranks, waits until all have ended, and returns a status for main(). main() should return soon, because the
+ * ranks' signals stay blocked here. -1: they could not be started, and the error says why. Call it once, in a process with
+ * one thread that has not called CUDA. */
 static inline int launch_ranks(int count, int argc, char** argv, Error* e) {
     Launch l;
     (void)argc;  // argv ends with NULL

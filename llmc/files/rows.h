@@ -43,7 +43,7 @@ typedef struct {
     void* progress_ctx;
 } RowRule;
 
-/* What the rows hold. */
+/* Numbers of what the rows hold. */
 typedef struct {
     uint64_t rows, documents;
     uint64_t trained;  // targets

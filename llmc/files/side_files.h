@@ -3,8 +3,8 @@
  *
  * They are read once, when the run starts, and kept in memory: the folder may be removed during the run. Only regular files
  * on a short list of names are taken. A link is followed only within the folder, or into the blobs of the download cache
- * that holds the folder: no private file may end up in a published checkpoint. What is left out is named in one warning: a run
- * does not end for a licence.
+ * that holds the folder: no private file may end up in a published checkpoint. One warning names all files that are left out: a
+ * run does not end for a licence.
  */
 #ifndef LLMC_SIDE_FILES_H
 #define LLMC_SIDE_FILES_H

@@ -46,7 +46,7 @@ typedef struct {
     bool gathered;                     // slots, which are filled as blocks are gathered
     bool several;                      // GPUs
     size_t first_block, block;         // elements of the arena before the first block, and from one to the next
-    size_t first[BLOCK_LINEARS];       // elements of a block before the weight
+    size_t first[BLOCK_LINEARS];       // elements from a block's start to the weight
     size_t head;                       // elements of the arena before the head
     int head_layer;                    // of its bucket
     uint32_t* largest;       // (L, NUM_LINEARS, 2) of each x and dout; the head uses the place of block 0; NULL: not trained

@@ -77,8 +77,8 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // 8 bits
 
-/* Returns the shared buffer for rows of `width` of a kind of tensor, with `largest`, the place for their largest value, and
- * the place for the kind's counts, or NULL. */
+/* Return the shared buffer for rows of `width` of a kind of tensor, which leave their largest value in `largest`; and the
+ * counts of the kind, or NULL. */
 static inline QuantisedRows fp8_rows(const Queue* q, QuantisedKind kind, size_t width, uint32_t* largest) {
     return {q->quantised.data, q->quantised.scale, quantised_pitch(width), largest, quantised_format(kind)};
 }

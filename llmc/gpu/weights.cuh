@@ -26,7 +26,7 @@ typedef struct {
     bool bf16_moments;
     Buckets shards;  // with several ranks, this rank holds master, m and v of its shards alone; otherwise all zero
     int rank;
-    // ZeRO 3: `params` lacks the blocks, elements [blocks_first, blocks_end), of which `own` holds this rank's shards
+    // ZeRO 3: `params` lacks the blocks, elements [blocks_first, blocks_end); `own` holds this rank's shards of them
     Buckets blocks;  // buckets of all weights; otherwise all zero
     size_t blocks_first, blocks_end;
     floatX* own;

@@ -282,8 +282,8 @@ static inline bool option_same_name(const char* text, size_t n, const char* name
     return true;
 }
 
-/* Returns the option that an argument names ("--val-every", "--val_every=3", "-v"), or -1. Sets *value to the text after
- * '=' or NULL, *negated for --no-name of a switch. */
+/* Returns the option that an argument names ("--val-every", "--val_every=3", "-v"), or -1. Sets *value to the text after '='
+ * or to NULL, and *negated to whether it is --no-name of a switch. */
 static inline int option_find(const char* arg, const char** value, bool* negated) {
     *value = NULL;
     *negated = false;

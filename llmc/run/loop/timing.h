@@ -1,6 +1,6 @@
-/* timing.h -- times a few steps at learning rate 0, for --minutes and --dry-run. A step may take minutes. So the timing shows
- * its own duration, and can give up after a while. Then it knows the time of a part of a step, or only that a step takes
- * longer.
+/* timing.h -- times a few steps at learning rate 0, for --minutes and --dry-run. A step may take minutes. So the timing shows a
+ * progress line of its own, and can give up after a while. Then it knows the time of a part of a step, or only that a step
+ * takes longer.
  */
 #ifndef LLMC_TIMING_H
 #define LLMC_TIMING_H

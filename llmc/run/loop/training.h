@@ -290,7 +290,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     step_lines_init(&t->lines, s->plan.steps, s->plan.tokens_per_step, t->queued,
                     flops_per_token(&s->config, &s->table, o->seq), trainer->peak_flops * s->ranks);
     t->lines.ranks = s->ranks;
-    // a run that has ended so, or died after its last checkpoint, does not continue
+    // a run whose patience is over, whether it ended so or died after its last checkpoint, does not continue
     t->out_of_patience = s->resumed && s->has_val && training_patience_is_over(s);
     if (s->resumed) { training_catch_up(t); }
     return true;

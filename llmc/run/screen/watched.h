@@ -13,7 +13,7 @@
 #include "llmc/run/screen/progress.h"    // defines: Progress, progress_add
 
 typedef struct {
-    Progress* progress;  // of all that is watched together, in elements
+    Progress* progress;  // progress of all that is watched together, in elements
     StateSlot slot;      // whose sink, which may be NULL, and source are called
 } Watched;
 

@@ -21,7 +21,7 @@
 #include "llmc/run/session/session.h"  // defines: Session
 #include "llmc/run/session/signals.h"  // run_together
 
-/* What the ranks ask for between two steps. */
+/* The ranks' wishes between two steps. */
 typedef struct {
     bool end;       // any rank got a signal
     bool save;      // any rank got SIGUSR1
