@@ -1,6 +1,6 @@
 #!/bin/sh
-# run.sh TEST... -- runs test programs, shell tests (.sh) and Python tests (.py) and adds up their results. LANES of them run
-# at a time (a lane for each core, at most 4), the longest first, so that all lanes end at about the same time. A test's output
+# run.sh TEST... -- runs test programs, shell tests (.sh) and Python tests (.py) and adds up their results. LANES of them run at
+# a time (a lane for each core, at most 4). The longest run first, so that all lanes end at about the same time. A test's output
 # is shown when the test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped by name. A test ends with "N
 # passed, N failed, N skipped"; a test that ends otherwise, such as by a crash, counts as one failure. A test that vanishes is a
 # failure, too: dev/test/counts.txt lists each test's number of passed + failed + skipped and its seconds. A file of Python

@@ -1,5 +1,5 @@
-/* test_attention.cu -- compares every attention kernel of this build with a reference in double precision that shares no code
- * with it, and the CPU oracle attention.h with the same reference.
+/* test_attention.cu -- compares every attention kernel of this build, and the CPU oracle attention.h, with a reference in
+ * double precision. The reference shares no code with them.
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp -diag-suppress 1675 \
  *        -I. -o test_attention dev/test/cuda/test_attention.cu && ./test_attention [plain|mma|wgmma|walk [TEST]]

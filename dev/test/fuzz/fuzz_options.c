@@ -1,5 +1,5 @@
-/* fuzz_options.c -- parses the bytes as a command line (arguments separated by NUL) of both trainers, prints the options,
- * writes them as JSON and reads them back. Nothing may crash, and accepted options must come back unchanged. */
+/* fuzz_options.c -- parses the bytes as a command line of both trainers, with arguments separated by NUL. It prints the
+ * options, writes them as JSON and reads them back. Nothing may crash, and accepted options must come back unchanged. */
 #include "fuzz.h"
 #include "llmc/run/cli/options.h"
 

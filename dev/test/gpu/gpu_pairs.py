@@ -5,11 +5,11 @@
                                  [--out DIR]
     python dev/test/gpu/gpu_pairs.py --gap MODEL PROMPT A.txt B.txt      do two greedy texts first differ at a tie?
 
-The cases cover every head_dim with its own kernel (and odd ones), all group sizes, odd vocabulary sizes, T of one token, one
-tile and many tiles, tied and untied heads, RoPE without scaling and with factors 8 and 32, rows of documents. The seeds are
-fixed, not selected: each case is written for seeds 1, 2 and 3, with the default learning rate. PyTorch computes in fp32 on the
-CPU, where TF32 is impossible, and its 16-bit runs on a GPU if there is one. Prints "ok" or "FAIL" for each pair and program;
-exits with 0 if all pass. --out without --trainer only writes.
+The cases cover every head_dim with its own kernel (and odd ones), all group sizes, odd vocabulary sizes, and T of one token,
+one tile and many tiles. They also cover tied and untied heads, RoPE without scaling and with factors 8 and 32, and rows of
+documents. The seeds are fixed, not selected: each case is written for seeds 1, 2 and 3, with the default learning rate. PyTorch
+computes in fp32 on the CPU, where TF32 is impossible. Its 16-bit runs use a GPU where one exists. Prints "ok" or "FAIL" for
+each pair and program; exits with 0 if all pass. --out without --trainer only writes.
 """
 import argparse
 import concurrent.futures as futures

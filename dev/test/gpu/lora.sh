@@ -43,8 +43,8 @@ adapters_resume() {
     cu $v $flags --recompute block --out "$name.block" && same_adapters "$name.whole" "$name.block" 20
 }
 
-# lora_fits SIZE MODEL FLAGS...: the plan of a run with adapters fits into SIZE, with all memory that it takes of the card, and
-# three steps stay within the plan. The weights are drawn: --dry-run takes a preset.
+# lora_fits SIZE MODEL FLAGS...: the plan of a run with adapters fits into SIZE, including all memory that it takes of the card.
+# Three steps stay within the plan. The weights are drawn: --dry-run takes a preset.
 lora_fits() {
     size=$1
     shift

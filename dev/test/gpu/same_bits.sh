@@ -1,7 +1,7 @@
 #!/bin/bash
 # same_bits.sh OLD NEW [PRECISION...] -- shows on a card that a change of the sources changes no bit. Builds ./train_llama3cu in
-# both source trees, trains d12 for 20 steps with each set of flags, and compares every loss, every gradient norm and the last
-# checkpoint's tensors. Prints a line a case. Exit 1 if any bit differs. PRECISION: FP32 BF16 (default: both)
+# both source trees, and trains d12 for 20 steps with each set of flags. It compares every loss, every gradient norm and the
+# last checkpoint's tensors. Prints a line a case. Exit 1 if any bit differs. PRECISION: FP32 BF16 (default: both)
 old=$(cd "$1" && pwd) new=$(cd "$2" && pwd) || exit 2
 shift 2
 precisions=${*:-FP32 BF16}

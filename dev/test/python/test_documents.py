@@ -1,5 +1,5 @@
-"""Compares ./train_llama3 with train_llama3.py on data with documents and masks, step by step in each --documents mode, and
-micro-batches of unequal rows with one large batch. Run: pytest dev/test/python/test_documents.py"""
+"""Compares ./train_llama3 with train_llama3.py on data with documents and masks, step by step in each --documents mode. Also
+compares micro-batches of unequal rows with one large batch. Run: pytest dev/test/python/test_documents.py"""
 import json
 import os
 import re

@@ -1,6 +1,6 @@
-"""Compares train_llama3.py with transformers' LlamaForCausalLM (the model, every spelling of config.json), with the C headers
-(random numbers, learning rates, GPU peaks, presets, flags), with ./train_llama3 and with its own committed pairs.
-Run: pytest dev/test/python/test_reference.py"""
+"""Compares train_llama3.py with transformers' LlamaForCausalLM: the model, every spelling of config.json. Compares it with the
+C headers: random numbers, learning rates, GPU peaks, presets, flags. Compares it with ./train_llama3 and with its own committed
+pairs. Run: pytest dev/test/python/test_reference.py"""
 import copy
 import dataclasses
 import json

@@ -1,6 +1,6 @@
 """Tests --tasks: each question's answer, by likelihood and by likelihood a character, equals the answer of transformers under
-lm-eval's rules, and of lm-eval itself where it is installed. Also the errors of a task file, --eval-every in training, bits per
-byte."""
+lm-eval's rules. Where lm-eval is installed, it equals lm-eval's own answer, too. Also the errors of a task file, --eval-every
+in training, bits per byte."""
 
 import itertools
 import json

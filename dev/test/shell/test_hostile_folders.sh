@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_hostile_folders.sh -- folders that came from elsewhere, or change while a run uses them. A program must never write to a
-# file through a link, a pipe must not hang it, a name must not drive the terminal, and two runs must never share a folder. Run
+# file through a link, and a pipe must not hang it. A name must not drive the terminal. Two runs must never share a folder. Run
 # from the project's root after `make`.
 . dev/test/lib.sh
 cd "$tmp" || exit 1

@@ -888,8 +888,8 @@ static void a_file_that_is_lost_before_the_end_is_missed(void) {
     param_table_free(&t);
 }
 
-/* Makes step_00000001 (of one rank) and a new copy of it (of two ranks), as a run leaves them that dies between the two renames
- * of an exchange. `damaged`: 1 the new folder, 2 the old one, 3 both. */
+/* Makes step_00000001 (of one rank) and a new copy of it (of two ranks). A run that dies between the two renames of an exchange
+ * leaves both. `damaged`: 1 the new folder, 2 the old one, 3 both. */
 static void cut_exchange(const char* out, int damaged) {
     char from[PATH_CAP + 64], to[PATH_CAP + 64];
     Error e = NO_ERROR;

@@ -1,5 +1,5 @@
-/* test_session.c -- tests which rows of the data each rank gets from the session, the progress of a long validation, and the
- * checkpoint that several ranks write together, each a process. */
+/* test_session.c -- tests which rows of the data each rank gets from the session, and the progress of a long validation. Also
+ * tests the checkpoint that several ranks write together, each a process. */
 #include "llmc/base/utils.h"
 
 static double seconds;  // the time that has passed; a test sets it

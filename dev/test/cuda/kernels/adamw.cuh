@@ -281,8 +281,8 @@ __global__ void quotients_kernel(unsigned* wrong, int exponent) {
     }
 }
 
-/* The functions without branches give the bits of the general ones: for every mantissa, at the ends of the range, in the
- * middle, and just above and below 1, since odd exponents take another branch of the root. */
+/* The functions without branches give the bits of the general ones: for every mantissa, at the ends and in the middle of the
+ * range. They also agree just above and below 1, where the root of an odd exponent takes another branch. */
 static void quotients_and_roots_are_rounded() {
     unsigned* wrong = upload(std::vector<unsigned>(3, 0));
     for (int exponent : {-125, -124, -101, -100, -51, -50, -1, 0, 1, 40, 63, 64, 123, 124}) {
