@@ -29,7 +29,7 @@ enum {
     QUANTISE_MAX_ROWS = 64,      // rows of a tile of the pass for maxima
     QUANTISE_MAX_COLUMNS = 256,  // its columns: 32 lanes of 8
     QUANTISE_TILE = 64,          // rows and columns of a tile of the pass that converts
-    QUANTISE_PITCH = 64 + 4,     // bytes of its rows in shared memory
+    QUANTISE_PITCH = 64 + 4,     // bytes of a tile's rows in shared memory
     QUANTISE_THREADS = 256,
     TRANSPOSE_TILE = 128,  // rows and columns of a tile of a transpose
     TRANSPOSE_ROWS = 4,    // rows of a word

@@ -35,7 +35,7 @@ __device__ __forceinline__ void ring_release(uint32_t empty) {
     if (threadIdx.x % 32 == 0) { barrier_arrive(empty); }
 }
 
-/* Releases a buffer into which each block of a cluster may copy: in all of the cluster's blocks. */
+/* Releases a buffer into which each block of a cluster may copy. It releases the buffer in all blocks of the cluster. */
 __device__ __forceinline__ void ring_release_cluster(uint32_t empty) {
     __syncwarp();
     if (threadIdx.x % 32 < CLUSTER_BLOCKS) { barrier_arrive_in(empty, threadIdx.x % 32); }

@@ -167,8 +167,8 @@ static inline Fp8Copies fp8_copies_of(const Fp8* f, LinearKind product, int l) {
     return c;
 }
 
-/* Makes the copies of a product in `count` blocks from block l on. The weights of block l lie at `data`, and those of each
- * later block f->block elements further. */
+/* Makes the copies of a product in `count` blocks from block l on. The weights of block l lie at `data`; the weights of each
+ * later block lie f->block elements further. */
 static inline void fp8_quantise_product(const Fp8* f, int product, const floatX* data, int l, int count, Profiler* profiler,
                                         cudaStream_t stream) {
     const QuantisedWeights w = fp8_copies(f, product, l);

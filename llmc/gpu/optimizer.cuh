@@ -28,7 +28,7 @@ typedef struct {
 } UpdateRange;
 
 /* Lists the stretches of the trained tensors, with their weight decay and the gradients that lie apart in fp32. With several
- * ranks the sums of all gradients, except those of norms, lie in the exchange. */
+ * ranks the sums of all gradients, except the norms' gradients, lie in the exchange. */
 static inline void optimizer_open(Optimizer* o, const Gradients* g, bool alone, cudaStream_t stream) {
     OptimizerStretch* list = (OptimizerStretch*)xcalloc(g->trained.count, sizeof *list);
     for (int i = 0; i < g->trained.count; i++) {

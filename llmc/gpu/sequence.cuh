@@ -171,7 +171,7 @@ static inline void attend(const Queue* q, floatX* att, float* lse, const floatX*
 }
 
 /* Writes dqkv (B T, QKV), the gradient before the rotation by RoPE, from datt (B T, NH HD), which it may overwrite. `fresh`:
- * this block's attend() was the last one. */
+ * no attend() of another block came after the attend() of this block. */
 static inline void attend_backward(const Queue* q, floatX* dqkv, floatX* datt, floatX* att, bool fresh, const float* lse,
                                    const floatX* qkv, const Rows* r) {
     const Sequence* p = r->shared;

@@ -486,7 +486,7 @@ static inline bool options_read_text(Options* o, int i, Error* e) {
 
 enum { OPTIONS_WIDTH = 100, OPTIONS_HELP_COLUMN = 34 };
 
-/* Returns the columns to print in: those of the terminal, or of the variable COLUMNS, at least 60 and at most OPTIONS_WIDTH. */
+/* Returns the columns to print in: the terminal's width or the variable COLUMNS, at least 60 and at most OPTIONS_WIDTH. */
 static inline int screen_width(FILE* f) {
     struct winsize size;
     const char* columns = getenv("COLUMNS");

@@ -81,7 +81,8 @@ static inline void run_catch_signal(int signal_number, void (*handler)(int)) {
 /* Catches SIGUSR1, which would end the process. Called before files are loaded. */
 static inline void run_catch_save_signal(void) { run_catch_signal(SIGUSR1, run_on_save_signal); }
 
-/* Catches the signals that ask for the end; those of a lost screen only if they were not ignored from the start (nohup). */
+/* Catches the signals that ask for the end. It catches the signals of a lost screen only if they were not ignored from the
+ * start (nohup). */
 static inline void run_catch_signals(void) {
     run_terminal = isatty(STDOUT_FILENO);
     run_catch_signal(SIGINT, run_on_signal);
