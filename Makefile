@@ -150,7 +150,7 @@ $(VARIANTS_BUILT): emulated-%:
 emulated-BF16_80: OF_VARIANT = EMULATED_OPT=-O1 EMULATED_PROGRAMS=test_attention_cu
 emulated-FP16_75: OF_VARIANT = EMULATED_OPT=-O1 EMULATED_PROGRAMS="test_kernels_cu test_attention_cu"
 test-emulated: train_llama3 build/random_model $(VARIANTS_BUILT)
-	@dev/test/run.sh dev/test/emulator/test_emulated_layers.sh dev/test/emulator/test_emulated_runs.sh
+	@FULL=$(FULL) dev/test/run.sh dev/test/emulator/test_emulated_layers.sh dev/test/emulator/test_emulated_runs.sh
 
 $(EMULATED):
 	@mkdir -p $@

@@ -153,17 +153,21 @@ weights_are_saved_as() { # in any dtype: F32 holds the exact weights; beside F16
     cp -r "$tmp/none10" "$tmp/none_cpu" && "$bin/train_llama3" --resume --sample-tokens 0 --stop-after 12 --out "$tmp/none_cpu"
 }
 
+in_full() { # in_full NAME COMMAND...: a test whose parts others test together. FULL=1 (make test-full) runs it
+    if [ "${FULL:-0}" = 1 ]; then check "$@"; else skip "$1" "FULL=1 runs it"; fi
+}
+
 check "the CPU trainer's losses" like_the_cpu plain
 check "the CPU trainer's losses, two micro-batches" like_the_cpu micro --total-batch 128
 check "the CPU trainer's losses, adapters" like_the_cpu lora --lora 4
 check "the same bits in any order, without a graph, recomputed, resumed" repeats plain16
-check "the same bits in any order ..., --fp8" repeats fp8 --fp8
+in_full "the same bits in any order ..., --fp8" repeats fp8 --fp8
 check "the same bits in any order ..., --fp8-head" repeats fp8_head --fp8 --fp8-head
 check "tuned plans of an older version are read, and travel with the checkpoint: the same bits" plans_are_kept
 check "no master weights: losses are near those of fp32 masters" no_master_is_near
 check "no master weights: the same bits in any order, without a graph, recomputed, resumed" repeats none16 $none
-check "no master weights: the same bits in any order ..., fp32 moments, --fp8" repeats none_fp8 --master none --fp8
-check "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
+in_full "no master weights: the same bits in any order ..., fp32 moments, --fp8" repeats none_fp8 --master none --fp8
+in_full "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
 check "no master weights, and fp32 and split ones: a run goes on as another" masters_change
 check "no master weights: saved in any dtype, the same bits; the CPU trainer goes on" weights_are_saved_as
 check "two cards have the losses of one" two_are_one plain
@@ -172,8 +176,8 @@ check "two cards share rows with the losses of one" two_are_one shared --seq-par
 check "four cards in two groups share rows with the losses of one" two_are_one groups --seq-parallel 2 --gpus 4
 check "two cards, ZeRO 1, 2 and 3: the same bits" zeros_repeat zeros "1 2 3"
 check "two cards, ZeRO 2 and 3, two micro-batches: the same bits" zeros_repeat zeros_micro "2 3" --total-batch 256
-check "two cards, ZeRO 1, 2 and 3, --fp8 with the head: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8 --fp8-head
-check "two cards, ZeRO 1, 2 and 3, no master weights: the same bits" zeros_repeat zeros_none "1 2 3" $none
+in_full "two cards, ZeRO 1, 2 and 3, --fp8 with the head: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8 --fp8-head
+in_full "two cards, ZeRO 1, 2 and 3, no master weights: the same bits" zeros_repeat zeros_none "1 2 3" $none
 check "two cards, ZeRO 1, 2 and 3, no master weights, --fp8 with the head: the same bits" zeros_repeat zeros_none_fp8 "1 2 3" $none --fp8 --fp8-head
 check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
 check "two cards share rows: the same bits in any order ..., --fp8 with the head" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8 --fp8-head
