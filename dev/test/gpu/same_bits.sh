@@ -1,13 +1,14 @@
 #!/bin/bash
 # same_bits.sh OLD NEW [PRECISION...] -- shows on a card that a change of the sources changes no bit. Builds ./train_llama3cu in
-# both source trees, and trains d12 for 20 steps with each set of flags. It compares every loss, every gradient norm and the
-# last checkpoint's tensors. Prints a line a case. Exit 1 if any bit differs. PRECISION: FP32 BF16 (default: both)
+# both source trees, trains d12 for 20 steps with each set of flags, and compares every loss, every gradient norm and the last
+# checkpoint's tensors. Prints a line a case. Exit 1 if any bit differs. PRECISION: FP32 BF16 (default: both). KEEP=DIR builds
+# there and keeps the programs: DIR/PRECISION/{old,new}/train_llama3cu, for dev/bench/bench_gpu.py --trainer-before
 old=$(cd "$1" && pwd) new=$(cd "$2" && pwd) || exit 2
 shift 2
 precisions=${*:-FP32 BF16}
 tales=$new/dev/data/tinytales
-work=$(mktemp -d "${TEST_TMP:-/tmp}/same_bits_XXXXXX") || exit 2
-trap 'rm -rf "$work"' EXIT
+work=${KEEP:-$(mktemp -d "${TEST_TMP:-/tmp}/same_bits_XXXXXX")}
+[ -n "${KEEP:-}" ] || trap 'rm -rf "$work"' EXIT
 
 build() { # build TREE PRECISION: keeps the program as train_PRECISION in a copy of its tree
     mkdir -p "$work/$2" && cp -r "$1" "$work/$2/$3"
