@@ -52,7 +52,7 @@ static void optimizer_update(const Optimizer* o, const Queue* q, const WeightAre
                              const Recipe* plan, UpdateRange r) {
     const double moved = 4 * moment_bytes(a->bf16_moments) + 2 * master_bytes(a->master_kind) + sizeof(Grad) +
                          sizeof(floatX) * (a->master_kind == MASTER_FP32 ? 1 : 2);
-    Op op(q->profiler, q->stream, "optimizer", 0, (double)r.elements.count * moved);
+    Op op(q->profiler, q->stream, "adamw", 0, (double)r.elements.count * moved);
     OptimizerTensors<Grad> t;
     t.params = r.weights - r.elements.first;  // as if all weights lay there
     t.grads = (const Grad*)r.grads;

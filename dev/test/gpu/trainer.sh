@@ -139,8 +139,8 @@ other_choices() {
         { print }' "$1" >"$2" && ! cmp -s "$1" "$2" || { echo "error: $1 has no other choices" && return 1; }
 }
 
-# has_taken PLAN OTHER CHECKPOINT: the checkpoint has choices of OTHER that PLAN does not have
-has_taken() { grep -vxFf "$1" "$2" | grep -qxFf - "$3/matmul_plan.json" || { echo "error: $3 has no choice of $2" && return 1; }; }
+# has_choices PLAN OTHER CHECKPOINT: the checkpoint has choices of OTHER that PLAN does not have
+has_choices() { grep -vxFf "$1" "$2" | grep -qxFf - "$3/matmul_plan.json" || { echo "error: $3 has no choice of $2" && return 1; }; }
 
 # plans_are_carried NAME PROGRAM FLAGS...: a run takes other choices than the heuristic's, such as an older version's search
 # left. The checkpoint of step 10 carries them to a run in another folder, after the plan file is removed.
@@ -149,7 +149,7 @@ plans_are_carried() {
     shift 2
     $pc bf16 "$@" --train "$tmp/data_train.bin" --out "$d/first" --steps 1 && other_choices "$d/first/step_00000001/matmul_plan.json" "$d/plan.json" &&
         $pc bf16 "$@" --train "$tmp/data_train.bin" --out "$d/whole" --plan "$d/plan.json" --checkpoint-every 10 &&
-        has_taken "$d/first/step_00000001/matmul_plan.json" "$d/plan.json" "$d/whole/step_00000010" && mkdir "$d/parts" &&
+        has_choices "$d/first/step_00000001/matmul_plan.json" "$d/plan.json" "$d/whole/step_00000010" && mkdir "$d/parts" &&
         cp -r "$d/whole/step_00000010" "$d/parts" && rm "$d/plan.json" && $pc bf16 --resume --out "$d/parts" && same_end "$d/whole" "$d/parts" 20 &&
         cmp "$d/whole/step_00000020/matmul_plan.json" "$d/parts/step_00000020/matmul_plan.json"
 }
