@@ -4,7 +4,7 @@
  *   - Weights, activations and gradients are floatX. Master weights, m, v, norm gradients, losses and all sums are fp32.
  *   - The backward pass may recompute activations instead of keeping them (--recompute), with the same bits.
  *   - All numbers that change from step to step lie in one struct on the device (StepState). So the host queues a step without
- *     waiting, allocating or synchronizing. It reads the result one step late (llmc/gpu/runner.cuh).
+ *     waiting for its results, and without allocating. It reads them one step late (llmc/gpu/runner.cuh).
  *   - The first micro-step of a step overwrites the gradients of matrices; the others add to them. With ZeRO 2 and 3 all
  *     overwrite, and the owner of a gradient adds up the micro-steps.
  *
@@ -135,7 +135,7 @@ typedef struct {
     Queue queue;
     const Device* device;
     Fp8 fp8;              // weights in 8 bits
-    WeightArena weights;  // params (table.elements); with --lora trained (trained.elements); master, m, v (trained.elements)
+    WeightArena weights;  // params (table.elements); with --lora trained (trained.elements); master, m, v (of this rank)
 
     Gradients grads;
     Optimizer optimizer;

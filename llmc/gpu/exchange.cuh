@@ -3,6 +3,7 @@
  * Every rank computes gradients of all trained tensors from its own rows. The tensors are cut into buckets, and every rank owns
  * a shard of each bucket (dist/buckets.h). A rank sends each shard of its gradients to the owner. The owner adds up what
  * arrives, in rank order, and updates the shard; it alone keeps m, v and master weights of it. Then all gather the new weights.
+ * Gradients of norms are small: every rank gathers and adds up all of them (exchange_finish()). Adapters go as in ZeRO 1.
  *
  *   ZeRO 1   every rank holds all weights and all gradients; the last micro-step of a step sends
  *   ZeRO 2   gradients lie in a ring (dist/zero.h); every micro-step sends, and the owner adds onto its sums

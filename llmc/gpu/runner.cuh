@@ -10,7 +10,8 @@
 #include "llmc/step_state.cuh"        // defines: StepState, step_begin_cuda
 #include "llmc/train/step.h"          // defines: Recipe, Metrics
 
-/* A micro-step by its place in its step: the first overwrites gradients; with several ranks, the last exchanges them. */
+/* A micro-step by its place in its step. The first overwrites gradients; with several ranks, the last exchanges them, and adds
+ * up losses and norms. With ZeRO 2 and 3 every micro-step overwrites and sends. */
 typedef unsigned MicroKind;
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_KINDS = 4 };
 

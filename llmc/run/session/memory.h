@@ -61,7 +61,7 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
     const bool gpu = options->trainer == ON_GPU;
     const int64_t total = options->total_batch ? options->total_batch : (int64_t)options->batch * options->seq * ranks;
     for (int seq = options->seq; seq >= 1; seq /= 2) {
-        for (int state = 0; state < (gpu ? 6 : 1); state++) {  // bit 0: bf16 moments; above it: a MasterOption
+        for (int state = 0; state < (gpu ? 6 : 1); state++) {  // bit 0: bf16 moments; above it: a MasterKind
             for (int batch = options->batch; batch >= 1; batch--) {
                 if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
                 if (options->seq_parallel > 1 && seq % options->seq_parallel != 0) { continue; }
