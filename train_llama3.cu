@@ -939,6 +939,7 @@ static Trainer cuda_trainer(Device* d) {
 /* Refuses flags that this build or model does not take, before it opens the card. Returns whether products are in 8 bits. */
 static bool flags_check(const Session* s) {
     const Options* o = &s->options;
+    if (s->job == JOB_VERIFY) { return false; }  // computes nothing
     if (s->config.hidden_size > RMSNORM_MAX_C) {
         die("%s: hidden_size is %d, wanted at most %d on a GPU", s->model_dir[0] ? s->model_dir : o->model,
             s->config.hidden_size, RMSNORM_MAX_C);
