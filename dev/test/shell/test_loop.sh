@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_loop.sh -- compares the source of the two trainers: the parts come in the same order, and both run one short training loop.
-# Run from the project's root.
+# test_loop.sh -- compares the source of the two trainers: the parts come in the same order, and both run one short training
+# loop. Run from the project's root.
 . dev/test/lib.sh
 
 parts() {
