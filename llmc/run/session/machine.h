@@ -67,12 +67,11 @@ static inline bool list_has(const char* list, const char* word) {
 typedef uint64_t (*CgroupLeft)(const char* dir, bool v1);
 
 /* Returns the least that the cgroups of this process (containers, Slurm) leave of the resource that `controller` manages.
- * `root` is where
- * /proc and /sys are: "", or a folder in tests. */
+ * /proc and /sys are in `root`: "", or a folder in tests. */
 static inline uint64_t cgroups_least(const char* root, const char* controller, CgroupLeft left_in) {
     uint64_t least = UINT64_MAX;
     // inside a container the cgroup is mounted as the root; outside, the limits of all ancestors apply too
-    char line[PATH_CAP / 2], dir[PATH_CAP];
+    char line[PATH_CAP / 2], dir[2 * PATH_CAP];
     snprintf(dir, sizeof dir, "%s/proc/self/cgroup", root);
     FILE* f = fopen(dir, "r");
     while (f && fgets(line, sizeof line, f)) {
