@@ -9,8 +9,8 @@
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
 chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so.
-Ours also runs lean, with 10 bytes per parameter; PyTorch all in bf16 has 8. Ours has 8 as well with
---also="--master none --moments bf16" it has 8 as well.
+Ours also runs lean, with 10 bytes per parameter; PyTorch all in bf16 has 8. With --also="--master none --moments bf16" ours
+has 8 as well.
 
 All sides start from the same random weights, read the same random tokens, and run in turns A B B A of at least --seconds
 each. A turn is killed when it has enough steps, so that it writes no checkpoint. Step times come from each run's log.jsonl,
