@@ -399,7 +399,7 @@ joined_layers_have_one_result() {
 profile_has_a_table() {
     v=$1
     cu "$v" --model d3 --train "$tmp/data_train.bin" --batch 8 --seq 1024 --profile 2 --out "$tmp/profile_$v" >"$tmp/profile_$v.txt" || return 1
-    for row in operation attention "attention backward" "gate up dw" rmsnorm cross-entropy optimizer; do
+    for row in operation attention "attention backward" "gate up dw" rmsnorm cross-entropy adamw; do
         grep -q "^$row  *[0-9c]" "$tmp/profile_$v.txt" || { cat "$tmp/profile_$v.txt" && echo "error: no row $row" && return 1; }
     done
     awk '/^operation/ { on = 1; next } on { for (i = 2; i <= NF; i++) if ($i ~ /%$/) { sum += $i; break } }
