@@ -35,8 +35,7 @@
 #include "llmc/matmul.h"        // defines: matmul_scratch
 #include "llmc/lora.h"          // defines: lora_at, lora_width, lora_most_width
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
-#include "llmc/adamw.h"         // defines: global_norm, global_norm_scratch
-#include "llmc/optimizer.h"     // defines: OptimizerArenas, optimizer_update
+#include "llmc/optimizer.h"     // defines: OptimizerArenas, optimizer_update, global_norm, global_norm_scratch
 #ifndef TESTING                 // a test of the model leaves out the code that runs it
 #include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT, name_first_not_finite
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak

@@ -1,5 +1,5 @@
 /* adamw.h -- AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019), computed in the order of
- * PyTorch's torch.optim.AdamW, and the global gradient norm. fp32 state.
+ * PyTorch's torch.optim.AdamW. fp32 state.
  *
  *   g = grad_scale * g                      the clip factor (and any loss scale) is applied where g is read
  *   p = p * (1 - lr * weight_decay)
@@ -48,34 +48,6 @@ static inline void adamw_update(float* p, const float* g, float* m, float* v, si
             pc[i] = pc[i] * decay - step_size * mi / (sqrtf(vi) * rsqrt_correction2 + eps);
         }
     }
-}
-
-enum { NORM_CHUNK = 16384 };  // elements of one partial sum: fixed, so that the norm is the same for any thread count
-
-/* Returns the bytes of scratch that global_norm() needs. */
-static inline size_t global_norm_scratch(size_t n) { return ceil_div(n, NORM_CHUNK) * sizeof(double); }
-
-/* Returns sqrt(sum of g^2) over g (n), summed in double. */
-static inline double global_norm(const float* g, size_t n, void* scratch) {
-    enum { LANES = 32 };  // running sums: enough for several vectors of doubles
-    const size_t chunks = ceil_div(n, NORM_CHUNK);
-    double* partial = (double*)scratch;
-#pragma omp parallel for schedule(static)
-    for (size_t k = 0; k < chunks; k++) {
-        const float* gc = g + k * NORM_CHUNK;
-        const size_t count = size_min(n - k * NORM_CHUNK, NORM_CHUNK);
-        double lane[LANES] = {0};
-        size_t i = 0;
-        for (; i + LANES <= count; i += LANES) {
-            for (size_t j = 0; j < LANES; j++) { lane[j] += (double)gc[i + j] * (double)gc[i + j]; }
-        }
-        for (; i < count; i++) { lane[i % LANES] += (double)gc[i] * (double)gc[i]; }
-        for (int j = 1; j < LANES; j++) { lane[0] += lane[j]; }
-        partial[k] = lane[0];
-    }
-    double sum = 0;
-    for (size_t k = 0; k < chunks; k++) { sum += partial[k]; }
-    return sqrt(sum);
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* optimizer.h -- one update of a model's trained tensors. AdamW (adamw.h) is the rule; another rule is another file beside it
- * and another call here. The CUDA trainer's twin is gpu/optimizer.cuh.
+/* optimizer.h -- the global norm of the gradients, and one update of a model's trained tensors. AdamW (adamw.h) is the rule;
+ * another rule is another file beside it, and another call here. The CUDA trainer's twin is gpu/optimizer.cuh.
  */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
@@ -7,6 +7,34 @@
 #include "llmc/adamw.h"        // defines: AdamW, adamw_update
 #include "llmc/base/update.h"  // defines: Hyperparameters
 #include "llmc/config.h"       // defines: ParamTable, param_specs, param_size
+
+enum { NORM_CHUNK = 16384 };  // elements of one partial sum: fixed, so that the norm is the same for any thread count
+
+/* Returns the bytes of scratch that global_norm() needs. */
+static inline size_t global_norm_scratch(size_t n) { return ceil_div(n, NORM_CHUNK) * sizeof(double); }
+
+/* Returns sqrt(sum of g^2) over g (n), summed in double. */
+static inline double global_norm(const float* g, size_t n, void* scratch) {
+    enum { LANES = 32 };  // running sums: enough for several vectors of doubles
+    const size_t chunks = ceil_div(n, NORM_CHUNK);
+    double* partial = (double*)scratch;
+#pragma omp parallel for schedule(static)
+    for (size_t k = 0; k < chunks; k++) {
+        const float* gc = g + k * NORM_CHUNK;
+        const size_t count = size_min(n - k * NORM_CHUNK, NORM_CHUNK);
+        double lane[LANES] = {0};
+        size_t i = 0;
+        for (; i + LANES <= count; i += LANES) {
+            for (size_t j = 0; j < LANES; j++) { lane[j] += (double)gc[i + j] * (double)gc[i + j]; }
+        }
+        for (; i < count; i++) { lane[i % LANES] += (double)gc[i] * (double)gc[i]; }
+        for (int j = 1; j < LANES; j++) { lane[0] += lane[j]; }
+        partial[k] = lane[0];
+    }
+    double sum = 0;
+    for (size_t k = 0; k < chunks; k++) { sum += partial[k]; }
+    return sqrt(sum);
+}
 
 /* The arenas of the trained tensors, all laid out by one table. */
 typedef struct {

@@ -1,5 +1,5 @@
 /* step_state.cuh -- all that changes from step to step, in one struct on the device: learning rate, mean loss, gradient norm,
- * and the decision whether to update. The oracles are adamw.h (the norm) and outlier.h.
+ * and the decision whether to update. The oracles are optimizer.h (the norm) and outlier.h.
  *
  * Kernels read the StepState, so a step needs no answer from the host and can be captured in a graph once. The host copies it
  * back one step late for the log, and at checkpoints. In order:

@@ -18,7 +18,7 @@ static ssize_t test_pread(int fd, void* out, size_t bytes, off_t offset) {
 static size_t bucket_most = (size_t)64 << 20;  // a small limit cuts small models' buckets
 #define BUCKET_MOST bucket_most
 
-#include "llmc/adamw.h"
+#include "llmc/optimizer.h"
 #include "llmc/base/threads.h"
 #include "llmc/dist/buckets.h"
 #include "llmc/dist/zero.h"
