@@ -214,15 +214,26 @@ static inline void gguf_config(FILE* f, uint64_t* count, const GgufModel* m) {
     gguf_key_f32(f, count, "llama.attention.layer_norm_rms_epsilon", c->rms_eps);
 }
 
+/* The tensors' names in GGUF. */
+static const struct {
+    ParamKind kind;
+    const char* name;
+} gguf_names[] = {
+    {P_EMBEDDING, "token_embd"},   {P_INPUT_NORM, "attn_norm"}, {P_Q, "attn_q"},      {P_K, "attn_k"},  {P_V, "attn_v"},
+    {P_O, "attn_output"},          {P_POST_NORM, "ffn_norm"},   {P_GATE, "ffn_gate"}, {P_UP, "ffn_up"}, {P_DOWN, "ffn_down"},
+    {P_FINAL_NORM, "output_norm"}, {P_LM_HEAD, "output"}};
+
 /* Writes the tensor's name in GGUF. */
 static inline void gguf_name(char* out, size_t cap, const Param* p) {
-    static const char* const names[NUM_PARAM_SPECS] = {"token_embd", "attn_norm",   "attn_q",      "attn_k",
-                                                       "attn_v",     "attn_output", "ffn_norm",    "ffn_gate",
-                                                       "ffn_up",     "ffn_down",    "output_norm", "output"};
+    size_t i = 0;
+    while (gguf_names[i].kind != p->kind) {
+        i++;
+        assert(i < sizeof gguf_names / sizeof *gguf_names);  // a new kind needs a row
+    }
     if (p->layer >= 0) {
-        snprintf(out, cap, "blk.%d.%s.weight", p->layer, names[p->kind]);
+        snprintf(out, cap, "blk.%d.%s.weight", p->layer, gguf_names[i].name);
     } else {
-        snprintf(out, cap, "%s.weight", names[p->kind]);
+        snprintf(out, cap, "%s.weight", gguf_names[i].name);
     }
 }
 
