@@ -76,7 +76,7 @@ def as_kind(model, kind):
 def gradient_errors_16bit(model, dtype, loss_scale, batch, kind=""):
     """Compares the gradients of PyTorch's 16-bit runs with fp32 gradients from the same weights. Returns {name: (relative L2
     error, relative error of the norm)}, the largest errors of GRADIENT_RUNS_16BIT runs. "all" names all gradients as one
-    vector. A `kind` with fp8 has the products of use_fp8(), and "logits" names the errors of its logits.
+    vector, "logits" the logits. A `kind` with fp8 has the products of use_fp8().
 
     One run is no yardstick. The error of a norm is a sum of many roundings, and scatters about zero: in any arithmetic, some
     run has a small one. Each run starts from other perturbed() weights, so that all roundings are drawn anew."""
@@ -87,8 +87,7 @@ def gradient_errors_16bit(model, dtype, loss_scale, batch, kind=""):
         want, got = gradients(exact, batch), gradients(low, batch, loss_scale)
         for m, grads in ((exact, want), (low, got)):
             grads["all"] = torch.cat([g.flatten() for g in grads.values()])
-            if kind.startswith("fp8"):
-                grads["logits"] = m.logits(batch[0], *batch[2:]).detach().float()
+            grads["logits"] = m.logits(batch[0], *batch[2:]).detach().float()
         for name, w in want.items():
             g, size = got[name], w.norm()
             errors = torch.stack(((g - w).norm() / size, (g.norm() / size - 1).abs()))
@@ -155,10 +154,11 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
       logits F32 (B, T, V); loss F32 (); grad.<name> F32 of the loss by each tensor;
       losses, grad_norms F32 (steps): loss and global gradient norm before clipping at each of `steps` AdamW steps.
     Metadata holds the hyper-parameters as strings, and PyTorch's own errors in BF16 and FP16, the yardstick of 16-bit builds:
-      bf16_error.<name>, fp16_error.<name>          the relative L2 error of a tensor's gradient: see gradient_errors_16bit()
+      bf16_error.<name>, fp16_error.<name>          the relative L2 error of a tensor's gradient: see gradient_errors_16bit();
+                                                    <name> "logits": of the logits
       bf16_norm_error.<name>, ...                   the relative error of its norm; <name> "all": of all gradients as one
       bf16_error.losses, bf16_error.grad_norms, ... `steps` numbers each: see errors_16bit()
-      fp8_error.<name>, ...                         of BF16 with --fp8, if fits_fp8(); <name> "logits": of the logits
+      fp8_error.<name>, ...                         of BF16 with --fp8, if fits_fp8()
       fp8_head_error.<name>, ...                    the same with --fp8-head
     The 16-bit runs are computed on `device_16bit`, by default the model's device. Returns losses and gradient norms."""
     device = model.final_norm.device

@@ -315,6 +315,7 @@ def test_committed_pairs_are_what_this_script_writes(tmp_path, pair):
     oracles.write_pair_state(model, name, path)
     again = load_file(path)
     assert set(again) == set(state)
+    assert safe_open(path, "pt").metadata().keys() == safe_open(folder + ".state.safetensors", "pt").metadata().keys()
     for key in state:
         assert (again[key].double() - state[key].double()).abs().max() <= 1e-5 * max(1.0, state[key].abs().max()), key
     for (key, a), (_, b) in zip(ref.hf_tensors(oracles.pair_model(name)), ref.hf_tensors(model)):

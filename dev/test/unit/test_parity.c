@@ -7,6 +7,7 @@
 
 enum { LATE_STEP = 2 };  // the first step judged by PyTorch's own errors
 static int planted_step, steps_made;
+static float logit_factor = 1;  // what planted_logits() multiplies the logits by
 static char folder[PATH_CAP];
 static const char model_dir[] = "dev/test/pairs/mha_odd", committed[] = "dev/test/pairs/mha_odd.state.safetensors";
 
@@ -17,6 +18,12 @@ static double planted_error(void* model, const int* x, const int* y, const float
     return loss;
 }
 
+static void planted_logits(void* model, const int* x, float* out) {
+    const Llama* m = ((Tested*)model)->model;
+    cpu_logits(model, x, out);
+    for (size_t i = 0; i < (size_t)m->B * m->T * m->config.vocab_size; i++) { out[i] *= logit_factor; }
+}
+
 /* Returns the number of failed comparisons on a state with the error planted at `step` (0: nowhere). The comparisons go to
  * `report`, since those that fail are wanted. */
 static int failures_with_error_at(int step, const char* state, FILE* report) {
@@ -24,6 +31,7 @@ static int failures_with_error_at(int step, const char* state, FILE* report) {
     t.bits = 16;
     t.kind = "bf16";
     t.step = planted_error;
+    t.logits = planted_logits;
     planted_step = step;
     steps_made = 0;
     fflush(stdout);
@@ -74,6 +82,14 @@ static void without_the_yardstick_late_steps_are_not_judged(void) {
     expect_failures(1, 1, state, "the first step is not judged");
 }
 
+static void logits_are_judged_by_pytorch_s_own_error(void) {
+    logit_factor = 1.03f;
+    expect_failures(1, 0, committed, "3 % pass where PyTorch is off by 1 %");
+    expect_failures(0, 0, copy_with("bf16_error.logits\":\"0.0", "bf16_error.logits\":\"0.5"),
+                    "PyTorch's own error is not read");
+    logit_factor = 1;
+}
+
 /* Returns a State whose metadata holds only these fp16 errors of the losses. */
 static State state_with(const char* losses) {
     static char path[PATH_CAP];
@@ -110,6 +126,7 @@ int main(void) {
     test_folder(folder);
     RUN(a_late_norm_2_percent_off_fails);
     RUN(without_the_yardstick_late_steps_are_not_judged);
+    RUN(logits_are_judged_by_pytorch_s_own_error);
     RUN(the_limit_is_three_times_pytorch_s_own_error_and_1_percent_at_least);
     Error e = NO_ERROR;
     if (!remove_tree(folder, &e)) { die("%s", e.msg); }
