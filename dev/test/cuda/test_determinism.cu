@@ -26,7 +26,7 @@ typedef struct {
 
 typedef struct {
     double loss, norm;  // of the last step
-    uint64_t hash;      // of the bits of weights, master, m and v
+    uint64_t hash;      // of the bits of weights, master, m and v; 0: not computed
     bool gaps;          // all of them are zero in the gap after each tensor
 } Outcome;
 
@@ -158,7 +158,8 @@ static Outcome run_trial(const Trial* trial, bool hash = true) {
 }
 
 static const char* outcome_text(const Outcome* o, char* text /* 96 */) {
-    snprintf(text, 96, "loss %.7f, norm %.7f, hash %016llx", o->loss, o->norm, (unsigned long long)o->hash);
+    const int length = snprintf(text, 96, "loss %.7f, norm %.7f", o->loss, o->norm);
+    if (o->hash) { snprintf(text + length, 96 - length, ", hash %016llx", (unsigned long long)o->hash); }
     return text;
 }
 
