@@ -23,6 +23,10 @@ LLMC_HOST_DEVICE static inline float float_from_bits(uint32_t u) {
     return x;
 }
 
+// bits of the least magnitude that rounds to infinity: of 65520, and of 3.396e38
+#define F16_INFINITE 0x477FF000u
+#define BF16_INFINITE 0x7F7F8000u
+
 static inline float f32_from_bf16(uint16_t h) { return float_from_bits((uint32_t)h << 16); }
 
 static inline uint16_t bf16_from_f32(float x) {
@@ -45,8 +49,8 @@ static inline float f32_from_f16(uint16_t h) {
 static inline uint16_t f16_from_f32(float x) {
     const uint32_t u = float_bits(x), sign = u >> 16 & 0x8000u, magnitude = u & 0x7FFFFFFFu;
     if (magnitude > 0x7F800000u) { return (uint16_t)(sign | 0x7E00u); }
-    if (magnitude >= 0x477FF000u) { return (uint16_t)(sign | 0x7C00u); }  // 65520 and above round to infinity
-    if (magnitude < 0x38800000u) {                                        // below 2^-14: subnormal
+    if (magnitude >= F16_INFINITE) { return (uint16_t)(sign | 0x7C00u); }
+    if (magnitude < 0x38800000u) {  // below 2^-14: subnormal
         // adding 0.5 leaves units of 2^-24 in the float's mantissa, rounded to nearest even by the addition itself
         const float shifted = float_from_bits(magnitude) + 0.5f;
         return (uint16_t)(sign | (float_bits(shifted) - 0x3F000000u));

@@ -64,9 +64,10 @@ static inline int compare_floats(const void* a, const void* b) {
 
 typedef struct {
     char msg[1024];  // the first cause; empty: no error
+    bool too_large;  // the cause is a number that its format would hold as infinity
 } Error;
 #define NO_ERROR \
-    { "" }
+    { "", false }
 
 /* Copies text into `out`, at most cap bytes with the NUL; what a terminal would obey becomes \\xNN. Returns the length. */
 static inline size_t escape_text(char* out, size_t cap, const char* s, size_t n) {

@@ -202,7 +202,7 @@ static inline bool adapter_check(const char* dir, const ParamTable* t, Error* e)
 static inline bool adapter_load(const char* dir, const ParamTable* t, const FileSums* wanted, TensorSink sink, void* ctx,
                                 Error* e) {
     ModelFiles m;
-    const bool ok = adapter_open(&m, dir, t, e) && model_read(&m, t, wanted, NULL, sink, ctx, e);
+    const bool ok = adapter_open(&m, dir, t, e) && model_read(&m, t, wanted, NULL, sink, ctx, NULL, e);
     model_close(&m);
     return ok;
 }

@@ -11,7 +11,8 @@
  * buffers of old files and refuses any other unknown tensor: leaving out, say, a bias would compute another model. A tied
  * model may carry lm_head.weight if it equals the embedding; model_load() checks that.
  *
- * model_load() reads the weights with all threads (tensor_stream.h) and refuses a value that is not finite.
+ * model_load() reads the weights with all threads (tensor_stream.h) and refuses a value that is not finite. Writing refuses a
+ * weight that is finite, but would be infinite in the file's dtype.
  * model_save_weights() and model_save_generation() write such a folder.
  */
 #ifndef LLMC_MODEL_FOLDER_H
@@ -300,15 +301,16 @@ static inline bool model_check_sums(const ModelFiles* m, const uint32_t* sums, c
 }
 
 /* Passes every tensor of the table to the sink as floats, in the order of the table. `wanted` (or NULL) holds the files'
- * checksums; *crc (or NULL) gets the checksum of all of them. After a failure, discard what the sink received. */
+ * checksums; *crc (or NULL) gets the checksum of all of them. *not_finite gets the error of the first value that is not finite;
+ * with NULL, that is a failure. After a failure, discard what the sink received. */
 static inline bool model_read(const ModelFiles* m, const ParamTable* t, const FileSums* wanted, uint32_t* crc, TensorSink sink,
-                              void* ctx, Error* e) {
-    Error not_finite = NO_ERROR;
+                              void* ctx, Error* not_finite, Error* e) {
+    Error refused = NO_ERROR;
     uint32_t* sums = (uint32_t*)xcalloc(m->count, sizeof(uint32_t));
     TensorPieces pieces = model_pieces(m, t, wanted || crc ? sums : NULL, sink, ctx);
-    bool ok = tensor_pieces_read(&pieces, &not_finite, e);
+    bool ok = tensor_pieces_read(&pieces, not_finite ? not_finite : &refused, e);
     ok = ok && (!wanted || model_check_sums(m, sums, wanted, e));
-    ok = ok && (!not_finite.msg[0] || fail(e, "%s", not_finite.msg));
+    ok = ok && (!refused.msg[0] || fail(e, "%s", refused.msg));
     if (crc) { *crc = model_sum(m, sums); }
     tensor_pieces_free(&pieces);
     free(sums);
@@ -318,17 +320,17 @@ static inline bool model_read(const ModelFiles* m, const ParamTable* t, const Fi
 /* Does the same with the weights of a folder. `c` and `t` come from model_check(); the files are checked against them again,
  * since they may have changed. */
 static inline bool model_load_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const FileSums* wanted,
-                                   uint32_t* crc, TensorSink sink, void* ctx, Error* e) {
+                                   uint32_t* crc, TensorSink sink, void* ctx, Error* not_finite, Error* e) {
     ModelFiles m;
     const bool ok = model_open(&m, dir, e) && model_match(&m, dir, c, t, e) && (!c->tied || model_check_tied_head(&m, t, e)) &&
-                    model_read(&m, t, wanted, crc, sink, ctx, e);
+                    model_read(&m, t, wanted, crc, sink, ctx, not_finite, e);
     model_close(&m);
     return ok;
 }
 
 static inline bool model_load(const char* dir, const ModelConfig* c, const ParamTable* t, TensorSink sink, void* ctx,
                               Error* e) {
-    return model_load_sums(dir, c, t, NULL, NULL, sink, ctx, e);
+    return model_load_sums(dir, c, t, NULL, NULL, sink, ctx, NULL, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

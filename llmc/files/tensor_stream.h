@@ -183,12 +183,30 @@ static inline bool tensor_pieces_read(const TensorPieces* list, Error* bad_value
 // ---------------------------------------------------------------------------------------------------------------------
 // writing
 
-/* Writes elements [first, first + n) of a parameter, rounded to dtype. `buffer` holds MODEL_PIECE floats. */
+/* Fails if one of n elements of a parameter, from element `first` on, is finite, but infinite once it is rounded to the format:
+ * its magnitude has bits of at least `least`, such as F16_INFINITE. `format`: the format's name. */
+static inline bool tensor_fits(const float* x, size_t n, uint32_t least, const char* format, const char* path, const Param* p,
+                               size_t first, Error* e) {
+    bool large = false;
+    for (size_t i = 0; i < n; i++) { large |= (float_bits(x[i]) & 0x7FFFFFFFu) - least < 0x7F800000u - least; }
+    if (!large) { return true; }
+    size_t i = 0;
+    while ((float_bits(x[i]) & 0x7FFFFFFFu) - least >= 0x7F800000u - least) { i++; }
+    e->too_large = true;
+    return fail(e, "%s: tensor %s is %g at [%zu, %zu], which is infinite in %s", path, p->name, (double)x[i],
+                (first + i) / p->cols, (first + i) % p->cols, format);
+}
+
+/* Writes elements [first, first + n) of a parameter, rounded to dtype. `buffer` holds MODEL_PIECE floats. Fails if rounding
+ * would make a finite element infinite. */
 static inline bool tensor_write(SafeWriter* w, SafeDtype dtype, const Param* p, size_t first, size_t n, TensorSource source,
                                 void* ctx, float* buffer, Error* e) {
     for (size_t done = 0; done < n; done += MODEL_PIECE) {
         const size_t m = size_min(n - done, MODEL_PIECE);
-        if (!source(ctx, p, first + done, m, buffer, e) || !safewriter_f32(w, dtype, buffer, m, e)) { return false; }
+        if (!source(ctx, p, first + done, m, buffer, e)) { return false; }
+        const uint32_t least = dtype == SAFE_F16 ? F16_INFINITE : dtype == SAFE_BF16 ? BF16_INFINITE : 0x7F800000u;
+        if (!tensor_fits(buffer, m, least, safe_dtypes[dtype].name, w->path, p, first + done, e)) { return false; }
+        if (!safewriter_f32(w, dtype, buffer, m, e)) { return false; }
     }
     return true;
 }

@@ -54,7 +54,7 @@ typedef struct {
     RunId run;                // this run
     RunId parent_run;         // the run that it branched off from; "": none
     uint64_t parent_step;     // and the step where
-    bool not_finite;          // the last step's loss or gradient was not finite: resumed only if it is named explicitly
+    bool not_finite;          // the last step's loss or gradient, or a value saved, is not finite: resumed only if it is named
     bool timed;               // written by --checkpoint-minutes: any later checkpoint replaces it
     int world_size;           // ranks, one state file each
     double loss_scale;        // of FP16 training; 1 otherwise
@@ -62,6 +62,7 @@ typedef struct {
     Outlier loss, grad_norm;  // the last values, to score the next one
     Validations val;          // none in files without the member
     bool bf16_weights;        // the exact weights, which the optimizer updates, are bfloat16: there are no master weights
+    bool f32_weights;         // the weights are in F32, whatever --export-dtype says: one would be infinite there
     uint64_t base;            // with LoRA, the checksum of the base's weights (model_sum()); 0: none, or unknown
     const char* options;      // for writing: the run's options, a JSON object (options_json_text)
     // set by trainer_state_read(); release them with trainer_state_free()
@@ -112,7 +113,7 @@ static inline void run_id_draw(RunId id) {
 /* Returns whether the checkpoint's weights are rounded: then its state holds the exact ones, as "master". */
 static inline bool trainer_state_has_master(const TrainerState* s) {
     const char* dtype = json_string(&s->json, json_get(&s->json, s->saved_options, "export_dtype"), NULL);
-    return dtype && (strcmp(dtype, "f16") == 0 || (strcmp(dtype, "bf16") == 0 && !s->bf16_weights));
+    return dtype && !s->f32_weights && (strcmp(dtype, "f16") == 0 || (strcmp(dtype, "bf16") == 0 && !s->bf16_weights));
 }
 
 /* Turns the state into the state of a new run, which branches off from the run and step that it holds. */
@@ -174,6 +175,7 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     fputs(",\n  \"validation\": ", f);
     validations_write(f, s);
     if (s->bf16_weights) { fputs(",\n  \"bf16_weights\": true", f); }
+    if (s->f32_weights) { fputs(",\n  \"f32_weights\": true", f); }
     if (s->base) { fprintf(f, ",\n  \"base_crc32c\": %" PRIu64, s->base); }
     fprintf(f, ",\n  \"options\": %s,\n  \"files\": [", s->options ? s->options : "{}");
     for (size_t i = 0; i < files->count; i++) {
@@ -301,7 +303,8 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
         !json_double(j, root, "loss_scale", 1e-30, 1e30, &s->loss_scale, e) || !outlier_read(j, "loss_window", &s->loss, e) ||
         !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !validations_read(j, &s->val, e) ||
         !trainer_state_files(s, e) || (json_get(j, root, "base_crc32c") && !json_u64(j, root, "base_crc32c", &s->base, e)) ||
-        (json_get(j, root, "bf16_weights") && !json_bool(j, root, "bf16_weights", &s->bf16_weights, e))) {
+        (json_get(j, root, "bf16_weights") && !json_bool(j, root, "bf16_weights", &s->bf16_weights, e)) ||
+        (json_get(j, root, "f32_weights") && !json_bool(j, root, "f32_weights", &s->f32_weights, e))) {
         return false;
     }
     s->world_size = (int)number;

@@ -193,7 +193,7 @@ static void load_model(const char* dir, const TrainerState* s) {
     bool ok = model_check(dir, &c, &e);
     if (ok) {
         ParamTable t = param_table(&c);
-        ok = model_load_sums(dir, &c, &t, &s->files, NULL, verify_tensor, NULL, &e);
+        ok = model_load_sums(dir, &c, &t, &s->files, NULL, verify_tensor, NULL, NULL, &e);
         param_table_free(&t);
     }
     fuzz_check_error(ok, &e);

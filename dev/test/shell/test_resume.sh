@@ -216,6 +216,45 @@ else
     skip "tensors that are not finite" "there is no python3" 9
 fi
 
+# --- weights that 16 bits cannot hold ----------------------------------------------------------------------------------------
+
+# f16 FLAGS...: trains a model in which one weight is 70000
+f16() {
+    train --model large --train data.bin --steps 4 --lr 1e-5 --schedule constant --checkpoint-every 1 --keep 1 \
+        --export-dtype f16 "$@"
+}
+if python3 -c '' 2>/dev/null; then
+    large="tensor model.embed_tokens.weight is 70000 at [0, 0], which is infinite in F16"
+    cp -r whole/step_00000006 large && rm large/trainer_state.json
+    number large/model.safetensors model.embed_tokens.weight 00b88847
+    expect "a checkpoint whose weights F16 cannot hold" 0 "at [0, 0], which is infinite in F16: this checkpoint has its weights in F32" \
+        f16 --out wide
+    check "is whole" verify wide
+    check "is read" "$bin/train_llama3" --model wide --generate x --tokens 1
+    check "says so" grep -q '"torch_dtype": "float32"' wide/step_00000004/config.json
+    check "keeps the flag" grep -q '"export_dtype":"f16"' wide/step_00000004/trainer_state.json
+    f16 --out halves --stop-after 2 >"$tmp/log" 2>&1 && resume --out halves >"$tmp/log" 2>&1
+    check "and the run resumes in the same bits" same_checkpoint wide/step_00000004 halves/step_00000004
+    cp -r large small && number small/model.safetensors model.embed_tokens.weight 0000003f
+    f16 --model small --out half >"$tmp/log" 2>&1 && f16 --model small --out spoiled --stop-after 2 >"$tmp/log" 2>&1
+    number spoiled/step_00000002/model.safetensors model.embed_tokens.weight 007c && rm spoiled/log.jsonl
+    state '' spoiled/step_00000002
+    expect "rounded weights that are infinite do not stop a run whose state is whole" 0 \
+        "model.embed_tokens.weight is inf at [0, 0], wanted a finite number: the run resumes with the exact weights" \
+        resume --out spoiled
+    check "which ends in the same bits" same_checkpoint half/step_00000004 spoiled/step_00000004
+    export_as() { "$bin/train_llama3" --model large --export "$1" --export-dtype "$2"; }
+    expect "an export as F16 is refused by name" 1 "$large" export_as merged f16
+    check "and leaves nothing" test ! -e merged -a ! -e merged.tmp
+    expect "so is a GGUF file" 1 "error: --export: $large" export_as large.gguf f16
+    expect "whose Q8_0 holds more" 0 "as Q8_0 to large.gguf" export_as large.gguf q8_0
+    number large/model.safetensors model.embed_tokens.weight 4054094b
+    expect "but not all" 1 "is 9e+06 at [0, 0], which is infinite in Q8_0" export_as larger.gguf q8_0
+    expect "BF16 holds both" 0 "as BF16 to larger.gguf" export_as larger.gguf bf16
+else
+    skip "weights that 16 bits cannot hold" "there is no python3" 14
+fi
+
 # --- a validation that was due when the run ended -------------------------------------------------------------------------------
 
 validation_of() { grep '"validation"' "$1/trainer_state.json"; }

@@ -314,7 +314,8 @@ static void weights_of_16_bits_have_masters_unless_these_are_bfloat16(void) {
                  {"bf16", "\"bf16_weights\": false, ", true},
                  {"f32", "\"bf16_weights\": true, ", false},
                  {"bf16", "\"bf16_weights\": true, ", false},
-                 {"f16", "\"bf16_weights\": true, ", true}};
+                 {"f16", "\"bf16_weights\": true, ", true},
+                 {"f16", "\"f32_weights\": true, ", false}};
     char* text = state_text();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         TrainerState s;
@@ -1000,7 +1001,7 @@ static bool load_model_alone(const char* dir, Error* e) {
     if (ok) {
         ParamTable t = param_table(&c);
         Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
-        ok = model_load_sums(dir, &c, &t, &s.files, NULL, take, &side, e);
+        ok = model_load_sums(dir, &c, &t, &s.files, NULL, take, &side, NULL, e);
         free(side.arena);
         param_table_free(&t);
     }

@@ -151,7 +151,7 @@ static void compare_with_model(int B, int ranks, uint64_t seed, bool shuffle, ui
     int32_t x[8 * T], y[8 * T];
     for (int rank = 0; rank < ranks; rank++) {
         DataLoader d;
-        Error e = {""};
+        Error e = NO_ERROR;
         bool ok = dataloader_open(&d, in_folder("data_*.bin"), B, T, rank, ranks, seed, shuffle, &cross, &e);
         CHECK(ok, "%s", e.msg);
         if (!ok) { return; }
@@ -244,7 +244,7 @@ static void every_rank_gets_its_own_rows_of_every_epoch(void) {
 static void seeking_back_reads_the_same_again(void) {
     write_three_shards(2);
     DataLoader d;
-    Error e = {""};
+    Error e = NO_ERROR;
     int32_t x[2][4 * T], y[2][4 * T];
     CHECK(dataloader_open(&d, in_folder("data_*.bin"), 4, T, 0, 1, 3, true, &cross, &e), "%s", e.msg);
     uint64_t places[] = {0, 30, 0, 4, 3 * ROWS + 1, 4, 8};
@@ -262,7 +262,7 @@ static void seeking_back_reads_the_same_again(void) {
 static void every_row_comes_once_an_epoch_and_epochs_differ(void) {
     write_three_shards(2);
     DataLoader d;
-    Error e = {""};
+    Error e = NO_ERROR;
     CHECK(dataloader_open(&d, in_folder("data_*.bin"), 1, T, 0, 1, 11, true, &cross, &e), "%s", e.msg);
     int order[3][ROWS], moved = 0;
     for (int epoch = 0; epoch < 3; epoch++) {
@@ -287,7 +287,7 @@ static void every_row_comes_once_an_epoch_and_epochs_differ(void) {
 static void without_a_thread_the_batches_are_the_same(void) {
     write_three_shards(4);
     DataLoader a, b;
-    Error e = {""};
+    Error e = NO_ERROR;
     int32_t x[2][2 * T], y[2][2 * T];
     CHECK(dataloader_open(&a, in_folder("data_*.bin"), 2, T, 0, 1, 6, true, &cross, &e), "%s", e.msg);
     CHECK(dataloader_open(&b, in_folder("data_*.bin"), 2, T, 0, 1, 6, true, &cross, &e), "%s", e.msg);
@@ -308,7 +308,7 @@ static void a_name_with_brackets_is_taken_as_it_stands(void) {
     Kind kind = {2, 3001, 1};
     write_shard("set[1].bin", 0, 100, kind);
     DataLoader d;
-    Error e = {""};
+    Error e = NO_ERROR;
     CHECK(dataloader_open(&d, in_folder("set[1].bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.num_shards == 1 && d.num_tokens == 100, "%d shards", d.num_shards);
     dataloader_close(&d);
@@ -321,7 +321,7 @@ static void files_of_llm_c_with_zeros_in_the_new_words_are_read(void) {
     memcpy(data, words, sizeof words);
     write_bytes(in_folder("old.bin"), data, sizeof data);
     DataLoader d;
-    Error e = {""};
+    Error e = NO_ERROR;
     CHECK(dataloader_open(&d, in_folder("old.bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.vocab_size == 0 && d.fingerprint == 0 && d.num_tokens == 50, "header misread");
     CHECK(dataloader_check_vocab(&d, 10, 12345, &e), "%s", e.msg);
@@ -454,7 +454,7 @@ static void more_than_2_to_the_31_tokens_are_read(void) {
     Kind kind = {2, 100, 9};
     CHECK(write_sparse("big.bin", kind, n, marks, 4), "cannot write");
     DataLoader d;
-    Error e = {""};
+    Error e = NO_ERROR;
     bool ok = dataloader_open(&d, in_folder("big.bin"), 1, long_T, 0, 1, 0, false, &cross, &e);
     CHECK(ok, "%s", e.msg);
     if (!ok) { return; }
@@ -530,7 +530,7 @@ static void the_fingerprint_reads_the_ends_of_a_large_file(void) {
 /* Checks that opening fails with a message that contains all of the parts. */
 static void refuses(const char* pattern, int B, int seq, int ranks, const char* part1, const char* part2, const char* part3) {
     DataLoader d;
-    Error e = {""};
+    Error e = NO_ERROR;
     bool ok = dataloader_open(&d, pattern, B, seq, 0, ranks, 1, true, &cross, &e);
     CHECK(!ok, "%s was opened; wanted '%s'", pattern, part1);
     if (ok) {
@@ -666,7 +666,7 @@ static void shards_that_differ_are_refused_by_both_names(void) {
     refuses(in_folder("s*.bin"), 1, T, 1, "s2.bin: was made with another tokenizer", "s1.bin", "alike");
     write_shard("s2.bin", 0, 100, unknown);
     DataLoader d;
-    Error e = {""};
+    Error e = NO_ERROR;
     CHECK(dataloader_open(&d, in_folder("s*.bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.vocab_size == 3001 && d.fingerprint == 5, "what one shard tells holds for all");
     dataloader_close(&d);
@@ -692,7 +692,7 @@ static void another_vocabulary_or_tokenizer_is_refused(void) {
     remove_files();
     write_shard("a.bin", 0, 100, kind);
     DataLoader d;
-    Error e = {""};
+    Error e = NO_ERROR;
     CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
     CHECK(!dataloader_check_vocab(&d, 3000, 5, &e), "3,001 tokens fitted a model of 3,000");
     CHECK(strstr(e.msg, "a.bin: vocabulary is 3001 tokens, but the model has only 3000\n  hint: "), "%s", e.msg);
@@ -715,7 +715,7 @@ static void a_token_outside_the_vocabulary_is_named(void) {
         char want[200];
         snprintf(want, sizeof want, "a.bin: token %llu is id %u, wanted below 2000", (unsigned long long)bad, token_at(0, bad));
         DataLoader d;
-        Error e = {""};
+        Error e = NO_ERROR;
         int32_t x[T], y[T];
         CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &cross, &e), "%s", e.msg);
         CHECK(dataloader_check_vocab(&d, 2000, 0, &e), "%s", e.msg);
@@ -724,7 +724,7 @@ static void a_token_outside_the_vocabulary_is_named(void) {
         CHECK(good == (bad - 1) / T, "%llu rows were given before the bad one", (unsigned long long)good);
         CHECK(strstr(e.msg, want), "'%s' has not '%s'", e.msg, want);
         CHECK(d.row == good, "the position moved on");
-        Error again = {""};
+        Error again = NO_ERROR;
         CHECK(!dataloader_next(&d, x, y, &again) && strcmp(again.msg, e.msg) == 0, "the second time: '%s'", again.msg);
         dataloader_close(&d);
     }
@@ -738,7 +738,7 @@ static void an_id_past_int32_is_refused(void) {
     uint32_t id = 0x80000000u;
     CHECK(f && fseek(f, TOKENFILE_HEADER_BYTES + 4 * 3, SEEK_SET) == 0 && fwrite(&id, 4, 1, f) == 1 && fclose(f) == 0, "write");
     DataLoader d;
-    Error e = {""};
+    Error e = NO_ERROR;
     int32_t x[T], y[T];
     CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &cross, &e), "%s", e.msg);
     CHECK(!dataloader_next(&d, x, y, &e) && strstr(e.msg, "token 3 is id 2147483648"), "%s", e.msg);

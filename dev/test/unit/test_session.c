@@ -121,7 +121,7 @@ static void a_long_validation_tells_how_far_it_is(void) {
 enum { MOST_RANKS = 5 };
 
 /* The fault of a checkpoint. */
-typedef enum { NOTHING, NO_FOLDER, NO_WEIGHTS, NO_STATE, NO_FILE, CUT_STATE, OTHER_SUM } Fault;
+typedef enum { NOTHING, NO_FOLDER, NO_WEIGHTS, NO_STATE, NO_FILE, CUT_STATE, OTHER_SUM, LARGE_WEIGHT, INFINITE } Fault;
 
 /* One rank, for its functions. */
 typedef struct {
@@ -136,13 +136,15 @@ static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, 
     const Process* process = (const Process*)ctx;
     if (process->fault == NO_STATE) { return fail(e, "the disk is full"); }
     for (size_t i = 0; i < n; i++) { dst[i] = value_of(p, first + i); }
+    if (process->fault == INFINITE) { dst[0] = INFINITY; }
+    if (process->fault == LARGE_WEIGHT) { dst[0] = 65520; }
     return true;
 }
 
 static bool give_weights(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     Process sound = *(const Process*)ctx;
     if (sound.fault == NO_WEIGHTS) { return fail(e, "the disk is full"); }
-    sound.fault = NOTHING;
+    if (sound.fault != LARGE_WEIGHT) { sound.fault = NOTHING; }
     return give(&sound, p, first, n, dst, e);
 }
 
@@ -196,10 +198,14 @@ static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
     s.team = ranks > 1 ? &team : NULL;
     if (p.fault == NO_FOLDER) { s.options.out = file; }
     const StateSlot slots[] = {{"m", SAFE_F32, give, NULL, &p}, {"v", SAFE_BF16, give, NULL, &p}};
-    const bool saved = session_checkpoint(&s, SAFE_F32, give_weights, &p, false, slots, 2, add_none, &p, &e);
+    s.options.keep = 1;
+    const SafeDtype dtype = fault == LARGE_WEIGHT ? SAFE_F16 : SAFE_F32;
+    const bool saved = session_checkpoint(&s, dtype, give_weights, &p, false, slots, 2, add_none, &p, &e);
     team_close(&team);
+    CHECK(e.too_large == (fault == LARGE_WEIGHT), "fault %d, rank %d: %s", fault, rank, e.msg);
+    CHECK(s.state.not_finite == (fault == INFINITE), "fault %d, rank %d", fault, rank);
     // rank 0 checks the size that a rank reports; a reader also checks the checksum
-    const bool wanted = fault == NOTHING || fault == OTHER_SUM;
+    const bool wanted = fault == NOTHING || fault == OTHER_SUM || fault == INFINITE;
     const int who = fault == CUT_STATE ? 0 : bad;
     char other[64];
     snprintf(other, sizeof other, "rank %d: ", who);
@@ -290,6 +296,23 @@ static void a_wrong_checksum_of_another_rank_is_found_by_the_reader(void) {
     CHECK(remove_tree(dir, &e), "%s", e.msg);
 }
 
+static void a_weight_that_16_bits_cannot_hold_is_refused_on_all_ranks(void) { write_as_ranks(3, LARGE_WEIGHT, 0); }
+
+static void numbers_that_are_not_finite_remove_no_older_checkpoint(void) {
+    char older[PATH_CAP + 32], dir[PATH_CAP + 32];
+    Error e = NO_ERROR;
+    snprintf(older, sizeof older, "%s/step_00000001", folder);
+    snprintf(dir, sizeof dir, "%s/step_00000002", folder);
+    for (int ranks = 1; ranks <= 3; ranks += 2) {
+        CHECK(make_directories(older, &e), "%s", e.msg);
+        write_as_ranks(ranks, INFINITE, ranks - 1);
+        CHECK(is_directory(older) && is_directory(dir), "%d ranks: a checkpoint is gone", ranks);
+        write_as_ranks(ranks, NOTHING, -1);
+        CHECK(!is_directory(older) && is_directory(dir), "%d ranks: --keep 1 keeps two", ranks);
+        CHECK(remove_tree(dir, &e), "%s", e.msg);
+    }
+}
+
 int main(void) {
 #ifdef _OPENMP
     omp_set_num_threads(1);  // a child of fork() cannot use threads that OpenMP started before
@@ -302,6 +325,8 @@ int main(void) {
     RUN(several_ranks_write_one_checkpoint);
     RUN(if_one_rank_fails_there_is_no_checkpoint_and_all_know);
     RUN(a_wrong_checksum_of_another_rank_is_found_by_the_reader);
+    RUN(a_weight_that_16_bits_cannot_hold_is_refused_on_all_ranks);
+    RUN(numbers_that_are_not_finite_remove_no_older_checkpoint);
     unlink(file);
     rmdir(folder);
     return test_summary();

@@ -6,7 +6,8 @@
  * Adapters (LoRA) are merged into the weights beside which they stand: in fp32, and rounded once.
  *
  * Every weight is checked first, as when it is loaded. Then the tensors pass through in pieces, so no trainer and no memory for
- * the whole model is needed. The output gets its name once it is whole.
+ * the whole model is needed. A weight that would be infinite in the output's type is refused by name. The output gets its name
+ * once it is whole.
  */
 #ifndef LLMC_EXPORT_H
 #define LLMC_EXPORT_H
@@ -43,7 +44,7 @@ static inline bool export_source(void* ctx, const Param* p, size_t first, size_t
         const float* b = x->adapters + param_at(&x->s->trained, lora_pairs[i].b, p->layer)->offset;
         lora_merge(dst, first, n, a, b, &x->s->config.lora, p->cols);
     }
-    return true;
+    return count_good(dst, n, false) == n || fail(e, "--export: tensor %s is not finite with its adapters", p->name);
 }
 
 /* A TensorSink: an arena of adapters. */
@@ -178,6 +179,7 @@ static inline void job_export(Session* s) {
     x.progress = progress_begin(session_screen(s), "export", s->table.num_params, "weights");
     const bool ok = export_write(&x, type, path, &e);
     progress_end(&x.progress);
+    if (!ok && e.too_large) { die("%s\n  hint: --export-dtype f32 or bf16 holds it", e.msg); }
     must(ok, &e);
     model_close(&x.files);
     free(x.adapters);

@@ -11,7 +11,8 @@
  *   - The split pattern of the tokenizer is a name (tokenizer.ggml.pre). A pattern without a name there is refused.
  *
  * Matrices get the wanted type, norms stay F32. Q8_0 stores 32 neighbours x of a row as one F16 scale d = max|x| / 127 and
- * 32 integers round(x / d), rounded half away from zero. Rows whose length is no multiple of 32 stay F16.
+ * 32 integers round(x / d), rounded half away from zero. Rows whose length is no multiple of 32 stay F16. A weight or scale
+ * that would be infinite is refused.
  */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
@@ -277,8 +278,9 @@ static inline void gguf_rope_divisors(float* divisors, const ModelConfig* c) {
 static inline void gguf_pack_q8(const float* x /* (32) */, uint8_t* out /* (34) */) {
     float largest = 0;
     for (int i = 0; i < GGUF_Q8_BLOCK; i++) { largest = fmaxf(largest, fabsf(x[i])); }
-    const float d = largest / 127, inverse = d > 0 ? 1 / d : 0;
+    const float d = largest / 127;
     const uint16_t scale = f16_from_f32(d);
+    const float inverse = scale ? 1 / d : 0;  // 1 / d may be infinite where the scale is 0
     memcpy(out, &scale, 2);
     for (int i = 0; i < GGUF_Q8_BLOCK; i++) { out[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse); }
 }
@@ -302,6 +304,16 @@ static inline void gguf_pack(GgufType type, const float* x, size_t n, uint8_t* o
     }
 }
 
+/* Returns the bits of the least magnitude that would be infinite in a type; in Q8_0 that makes the scale infinite. */
+static inline uint32_t gguf_infinite(GgufType type) {
+    switch (type) {
+        case GGUF_F16: return F16_INFINITE;
+        case GGUF_BF16: return BF16_INFINITE;
+        case GGUF_Q8_0: return float_bits(127 * float_from_bits(F16_INFINITE));  // exact
+        default: return 0x7F800000u;
+    }
+}
+
 /* Returns which of our rows is row `row` of the tensor in GGUF: in q and k, row 2i + j of a head there is our row
  * i + j * HD/2. */
 static inline size_t gguf_source_row(const ModelConfig* c, const Param* p, size_t row) {
@@ -313,11 +325,14 @@ static inline size_t gguf_source_row(const ModelConfig* c, const Param* p, size_
 static inline bool gguf_tensor(FILE* f, const GgufModel* m, const Param* p, Error* e) {
     const GgufType type = gguf_type_of(m, p);
     const size_t bytes = gguf_bytes(type, p->cols);
+    const char* format = type == GGUF_Q8_0 ? "Q8_0" : type == GGUF_F16 ? "F16" : "BF16";
     float* row = (float*)xmalloc(p->cols * sizeof(float));
     uint8_t* packed = (uint8_t*)xmalloc(bytes);
     bool ok = true;
     for (size_t r = 0; ok && r < p->rows; r++) {
-        ok = m->source(m->ctx, p, gguf_source_row(m->config, p, r) * p->cols, p->cols, row, e);
+        const size_t first = gguf_source_row(m->config, p, r) * p->cols;
+        ok = m->source(m->ctx, p, first, p->cols, row, e) &&
+             tensor_fits(row, p->cols, gguf_infinite(type), format, "--export", p, first, e);
         if (ok) {
             gguf_pack(type, row, p->cols, packed);
             fwrite(packed, 1, bytes, f);

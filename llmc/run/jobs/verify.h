@@ -37,14 +37,15 @@ static inline bool verify_config(const char* dir, ModelConfig* c, char base[PATH
 static inline bool verify_base(const char* base, const ModelConfig* c, const ParamTable* t, const TrainerState* s,
                                Progress* progress, Error* e) {
     uint32_t crc = 0;
-    if (!model_load_sums(base, c, t, NULL, &crc, verify_tensor, progress, e)) { return false; }
+    if (!model_load_sums(base, c, t, NULL, &crc, verify_tensor, progress, NULL, e)) { return false; }
     return !s->base || s->base == crc ||
            fail(e, "%s: the weights' checksum is %" PRIu32 ", but the adapters were trained beside weights with %" PRIu64, base,
                 crc, s->base);
 }
 
-/* Checks the tensors of a checkpoint whose files are as they were written. */
-static inline bool verify_tensors(const char* dir, const TrainerState* s, const char* lora_base, Error* e) {
+/* Checks the tensors of a checkpoint whose files are as they were written. Weights that are not finite are only noted in *note
+ * where the state holds the exact ones: a run resumes with those. */
+static inline bool verify_tensors(const char* dir, const TrainerState* s, const char* lora_base, Error* note, Error* e) {
     ModelConfig c;
     char base[PATH_CAP];
     snprintf(base, sizeof base, "%s", lora_base ? lora_base : "");
@@ -59,8 +60,9 @@ static inline bool verify_tensors(const char* dir, const TrainerState* s, const 
     const StateSlot slots[] = {{"m", SAFE_F32, NULL, verify_tensor, &p},
                                {"v", SAFE_F32, NULL, verify_tensor, &p},
                                {"master", SAFE_F32, NULL, verify_tensor, &p}};
-    const bool read = lora ? adapter_load(dir, &trained, NULL, verify_tensor, &p, e) && verify_base(base, &c, &table, s, &p, e)
-                           : model_load(dir, &c, &table, verify_tensor, &p, e);
+    const bool read =
+        lora ? adapter_load(dir, &trained, NULL, verify_tensor, &p, e) && verify_base(base, &c, &table, s, &p, e)
+             : model_load_sums(dir, &c, &table, NULL, NULL, verify_tensor, &p, trainer_state_has_master(s) ? note : NULL, e);
     const bool ok = read && state_load(dir, s->world_size, &trained, &whole, slots, num_slots, e);
     progress_end(&p);
     param_table_free(&table);
@@ -72,15 +74,16 @@ static inline bool verify_tensors(const char* dir, const TrainerState* s, const 
 static inline bool verify_checkpoint(const char* dir, const char* lora_base) {
     TrainerState s;
     LogHistory log;
-    Error e = NO_ERROR;
+    Error e = NO_ERROR, note = NO_ERROR;
     const bool ok = checkpoint_read(dir, CHECKPOINT_RUN, &s, &e) && checkpoint_check_log(dir, &s, &log, &e) &&
-                    verify_tensors(dir, &s, lora_base, &e);
+                    verify_tensors(dir, &s, lora_base, &note, &e);
     if (ok) {
         uint64_t bytes = 0;
         for (size_t i = 0; i < s.files.count; i++) { bytes += s.files.items[i].size; }
-        print_names(stdout, "whole   %s: step %" PRIu64 ", run %s, %zu files, %.1f MiB%s\n", dir, s.step,
+        print_names(stdout, "whole   %s: step %" PRIu64 ", run %s, %zu files, %.1f MiB%s%s\n", dir, s.step,
                     s.run[0] ? s.run : "unknown", s.files.count, (double)bytes / (1 << 20),
-                    s.not_finite ? "; its last step was not finite" : "");
+                    s.not_finite ? "; its last step was not finite" : "",
+                    note.msg[0] ? "; its rounded weights are not finite, those of its state are" : "");
     } else {
         printf("damaged %s\n", e.msg);
     }

@@ -493,14 +493,15 @@ static inline void training_die_unsaved(const Training* t, const Error* e, SafeD
 }
 
 /* Writes a checkpoint. It holds the exact weights if its dtype can hold them (F32, or the dtype of --master none). Otherwise
- * it holds rounded weights, and the exact ones go into the optimizer state, as "master". */
+ * it holds rounded weights, and the exact ones go into the optimizer state, as "master". If rounding made a weight infinite, it
+ * writes F32 instead, with a warning. */
 static inline void training_checkpoint(Training* t, bool timed) {
     const Trainer* trainer = t->trainer;
     Session* s = t->s;
     const double start = now_seconds();
     const SafeDtype dtype = session_export_dtype(s, trainer->dtype);
     const SafeDtype master = trainer->slot(t->model, SLOT_MASTER).dtype;
-    const bool exact = dtype == SAFE_F32 || dtype == master;
+    const bool exact = dtype == SAFE_F32 || dtype == master || s->state.f32_weights;
     StateSlot slots[NUM_SLOTS];
     Error e = NO_ERROR;
     const int num_slots = state_slots(trainer, t->model, !exact, slots);
@@ -515,8 +516,13 @@ static inline void training_checkpoint(Training* t, bool timed) {
     s->state.timed = timed && (major == 0 || t->reported % major != 0);
     if (!session_checkpoint(s, dtype, weights->source, weights->ctx, together, slots, num_slots, trainer->add_files, t->model,
                             &e)) {
-        training_die_unsaved(t, &e, dtype, slots, num_slots);
+        if (!e.too_large) { training_die_unsaved(t, &e, dtype, slots, num_slots); }
+        if (s->rank == 0) { warn("%s: this checkpoint has its weights in F32", e.msg); }
+        s->state.f32_weights = true;
+        training_checkpoint(t, timed);
+        return;
     }
+    s->state.f32_weights = false;  // the next checkpoint decides anew, after a resume as well
     if (e.msg[0]) { fail(&t->error, "%s", e.msg); }
     t->saved = t->reported;
     t->saved_timed = s->state.timed;

@@ -10,11 +10,13 @@
 
 #include "llmc/files/file_sums.h"
 #include "llmc/files/optimizer_state.h"  // defines: StateSlot
+#include "llmc/files/tensor_stream.h"    // defines: count_good
 #include "llmc/run/screen/progress.h"    // defines: Progress, progress_add
 
 typedef struct {
     Progress* progress;  // progress of all that is watched together, in elements
     StateSlot slot;      // whose sink, which may be NULL, and source are called
+    bool not_finite;     // the source gave a value that is not finite
 } Watched;
 
 /* A TensorSink, and a TensorSource. */
@@ -24,15 +26,18 @@ static inline bool watched_take(void* watched, const Param* p, size_t first, siz
     return !w->slot.sink || w->slot.sink(w->slot.ctx, p, first, n, src, e);
 }
 static inline bool watched_give(void* watched, const Param* p, size_t first, size_t n, float* dst, Error* e) {
-    const Watched* w = (const Watched*)watched;
+    Watched* w = (Watched*)watched;
     progress_add(w->progress, n);
-    return w->slot.source(w->slot.ctx, p, first, n, dst, e);
+    if (!w->slot.source(w->slot.ctx, p, first, n, dst, e)) { return false; }
+    w->not_finite |= count_good(dst, n, false) < n;
+    return true;
 }
 
 /* Returns a slot that stands for `slot`; *w watches it until it is no longer used. */
 static inline StateSlot watch(Watched* w, StateSlot slot, Progress* progress) {
     w->progress = progress;
     w->slot = slot;
+    w->not_finite = false;
     slot.sink = watched_take;
     slot.source = watched_give;
     slot.ctx = w;

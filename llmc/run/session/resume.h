@@ -115,6 +115,7 @@ static inline void session_resume(Session* s, const FoundCheckpoint* found) {
     const Json* j = &s->state.json;
     const JsonNode* saved = s->state.saved_options;
     s->saved_master = trainer_state_has_master(&s->state);
+    s->state.f32_weights = false;
     const char* model = json_string(j, json_get(j, saved, "model"), NULL);
     if (o->given[OPT_model] && model && strcmp(o->model, model) != 0) {
         warn("--model: %s is not used, the run resumes with the model of %s", o->model, s->model_dir);

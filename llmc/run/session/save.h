@@ -11,7 +11,7 @@
 #include "llmc/run/session/lockstep.h"   // defines: Lockstep, lockstep_piece, lockstep_rest
 #include "llmc/run/session/lora_base.h"  // defines: session_base_path
 #include "llmc/run/session/session.h"    // defines: Session, session_resolved, session_screen, session_owned
-#include "llmc/dist/agree.h"             // defines: agree_ok, agree_gather
+#include "llmc/dist/agree.h"             // defines: agree_ok, agree_gather, agree_first
 #include "llmc/run/screen/watched.h"     // defines: Watched, watch, watched_give
 #include "llmc/text/tokenizer_write.h"   // defines: tokenizer_save
 
@@ -110,25 +110,36 @@ static inline bool session_begin_checkpoint(Session* s, Checkpoint* k, Error* e)
     return agree_ok(s->team, ok, e);
 }
 
-/* Writes this rank's state, waits for the others' states, and lists them. */
-static inline bool session_add_states(const Session* s, Checkpoint* k, const StateSlot* slots, int num_slots, Error* e) {
+/* Writes this rank's state, waits for the others' states, and lists them. Notes in state.not_finite if a rank wrote a value
+ * that is not finite: `model` and `states` watched what this rank wrote. */
+static inline bool session_add_states(Session* s, Checkpoint* k, const StateSlot* slots, int num_slots, const Watched* model,
+                                      const Watched* states, Error* e) {
     typedef struct {
-        uint64_t size, crc;
+        uint64_t size, crc, not_finite;
     } Sum;
     const bool ok = checkpoint_state(k, s->rank, &s->trained, &s->owned, slots, num_slots, e);
-    if (!agree_ok(s->team, ok, e) || !s->team) { return ok && !s->team; }
-    Sum* all = (Sum*)xmalloc((size_t)s->ranks * sizeof *all);
+    if (!agree_ok(s->team, ok, e) || !ok) { return false; }
     const FileSum* state = &k->sums.items[k->sums.count - 1];
-    const Sum mine = {state->size, state->crc};
-    agree_gather(s->team, &mine, sizeof mine, all);
-    for (int r = 1; s->rank == 0 && r < s->ranks; r++) { checkpoint_list_state(k, r, all[r].size, (uint32_t)all[r].crc); }
+    Sum mine = {state->size, state->crc, model->not_finite};
+    for (int i = 0; i < num_slots; i++) { mine.not_finite |= states[i].not_finite; }
+    Sum* all = (Sum*)xmalloc((size_t)s->ranks * sizeof *all);
+    all[0] = mine;
+    if (s->team) { agree_gather(s->team, &mine, sizeof mine, all); }
+    for (int r = 0; r < s->ranks; r++) {
+        if (s->rank == 0 && all[r].not_finite && !s->state.not_finite) {
+            warn("%s: holds numbers that are not finite: older checkpoints stay", k->dir);
+        }
+        s->state.not_finite |= all[r].not_finite != 0;
+        if (s->rank == 0 && r > 0) { checkpoint_list_state(k, r, all[r].size, (uint32_t)all[r].crc); }
+    }
     free(all);
     return true;
 }
 
-/* Writes the checkpoint OUT/step_N of step state.step: the weights (F32, BF16 or F16), the optimizer state, the files of `add`
- * (or NULL), then the optional files. Then removes old checkpoints by --keep, unless the last step was not finite. Every
- * rank calls this. Rank 0 makes the folder and writes the model, whose weights with `together` lie on all ranks
+/* Writes the checkpoint OUT/step_N of step state.step: the weights in `dtype` (F32, BF16 or F16; with state.f32_weights in
+ * F32), the optimizer state, the files of `add` (or NULL), then the optional files. Then removes old checkpoints by --keep,
+ * unless the last step or a value in this checkpoint is not finite. If dtype cannot hold a weight, fails with e->too_large.
+ * Every rank calls this. Rank 0 makes the folder and writes the model, whose weights with `together` lie on all ranks
  * (lockstep.h). Then each rank writes its own state. When all have done so, rank 0 seals the folder. Returns false, on all
  * ranks, if one of them could not write its part. A log that cannot be written does not prevent this: then the log is
  * closed, and *e says so. */
@@ -143,11 +154,13 @@ static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
     Progress progress = progress_begin(session_screen(s), "save", values, "values");
     Watched watched[NUM_SLOTS];
     StateSlot states[NUM_SLOTS];
-    Watched model = {&progress, {"", dtype, weights, NULL, weights_ctx}};
+    const SafeDtype written = s->state.f32_weights ? SAFE_F32 : dtype;
+    Watched model = {&progress, {"", written, weights, NULL, weights_ctx}, false};
     for (int i = 0; i < num_slots; i++) { states[i] = watch(&watched[i], slots[i], &progress); }
     bool ok = session_begin_checkpoint(s, &k, e);
-    ok = ok && agree_ok(s->team, session_pass_weights(s, &k, dtype, watched_give, &model, together, e), e);
-    ok = ok && session_add_states(s, &k, states, num_slots, e);
+    ok = ok && agree_ok(s->team, session_pass_weights(s, &k, written, watched_give, &model, together, e), e);
+    if (!ok) { agree_first(s->team, &e->too_large, sizeof e->too_large); }
+    ok = ok && session_add_states(s, &k, states, num_slots, &model, watched, e);
     progress_end(&progress);
     if (ok) {
         ok = !first || ((!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e));

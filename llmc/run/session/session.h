@@ -216,21 +216,22 @@ static inline FILE* session_screen(const Session* s) {
 }
 
 /* Loads the weights of base_dir into the trainer's sink. With LoRA, checks as far as possible that the adapters were trained
- * beside these weights, and remembers their checksum. */
+ * beside these weights, and remembers their checksum. Rounded weights may be infinite if the run resumes with exact ones. */
 static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) {
     const FileSums* known = session_has_adapters(s) ? &s->base_sums : &s->sums;
     const FileSums* sums = known->count > 0 ? known : NULL;
     const bool lora = s->config.lora.rank > 0;
     char folder[PATH_CAP];
     uint32_t crc = 0;
-    Error e = NO_ERROR;
+    Error e = NO_ERROR, not_finite = NO_ERROR;
     Progress progress = progress_begin(session_screen(s), "load", s->table.num_params, "weights");
-    Watched weights = {&progress, {"", SAFE_F32, NULL, sink, ctx}};
-    const bool ok =
-        checkpoint_parent(s->base_dir, folder, &e) &&
-        model_load_sums(s->base_dir, &s->config, &s->table, sums, lora || s->team ? &crc : NULL, watched_take, &weights, &e);
+    Watched weights = {&progress, {"", SAFE_F32, NULL, sink, ctx}, false};
+    const bool ok = checkpoint_parent(s->base_dir, folder, &e) &&
+                    model_load_sums(s->base_dir, &s->config, &s->table, sums, lora || s->team ? &crc : NULL, watched_take,
+                                    &weights, s->saved_master ? &not_finite : NULL, &e);
     progress_end(&progress);
     session_must_read(s, ok, folder, &e);
+    if (not_finite.msg[0] && s->rank == 0) { warn("%s: the run resumes with the exact weights of its state", not_finite.msg); }
     if (s->state.base && lora && s->state.base != crc) {
         die("%s: the weights' checksum is %" PRIu32 ", but the adapters of %s were trained beside weights with %" PRIu64
             "\n  hint: give their base model with --lora-base",
@@ -244,7 +245,7 @@ static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) 
 static inline void session_draw_weights(const Session* s, TensorSink sink, void* ctx) {
     Error e = NO_ERROR;
     Progress progress = progress_begin(session_screen(s), "draw", s->table.num_params, "weights");
-    Watched weights = {&progress, {"", SAFE_F32, NULL, sink, ctx}};
+    Watched weights = {&progress, {"", SAFE_F32, NULL, sink, ctx}, false};
     const bool ok = tensors_draw(&s->config, &s->table, (uint64_t)s->options.seed, watched_take, &weights, &e);
     progress_end(&progress);
     must(ok, &e);
