@@ -277,9 +277,15 @@ static inline ArenaRanges whole_arena(const ParamTable* t, ArenaRange* range) {
     return all;
 }
 
+/* Whether the optimizer's rule takes whole matrices. Then each matrix is a bucket of its own, never cut (q, k and v are one,
+ * as are gate and up). AdamW takes any range of elements. */
+#ifndef WHOLE_MATRICES
+#define WHOLE_MATRICES false
+#endif
+
 /* Returns whether the i-th tensor begins its bucket: the embedding, a block, or the end (final norm, head). */
 static inline bool param_begins_bucket(const ParamTable* t, int i) {
-    return i == 0 || t->items[i].layer != t->items[i - 1].layer;
+    return i == 0 || t->items[i].layer != t->items[i - 1].layer || (WHOLE_MATRICES && !t->items[i].joined);
 }
 
 /* Buckets begin and end at multiples of this many elements. */

@@ -3,7 +3,7 @@
  * A bucket travels as a whole: the embedding, a block, or the final norm with the head; with LoRA the adapters of a block.
  * Buckets of more than BUCKET_MOST elements are cut into pieces. Every rank owns 1 / ranks of each piece, its shard: so all
  * ranks send and receive the same amount, whichever bucket travels. (If each rank owned one stretch of the whole arena, all
- * ranks would send a bucket to the same owner.)
+ * ranks would send a bucket to the same owner.) With WHOLE_MATRICES (config.h) each matrix is a bucket of its own, uncut.
  *
  *   arena   | piece 0: rank 0 | rank 1 | rank 2 | piece 1: rank 0 | rank 1 | rank 2 | ...
  *   rank 1            | piece 0's shard | piece 1's shard | ...       its m, v and master weights, its "local" elements
@@ -18,7 +18,7 @@
 #define LLMC_BUCKETS_H
 
 #include "llmc/base/utils.h"
-#include "llmc/config.h"  // defines: ArenaRange, ArenaRanges, ParamTable, bucket_align, param_begins_bucket
+#include "llmc/config.h"  // defines: ArenaRange, ArenaRanges, ParamTable, WHOLE_MATRICES, bucket_align, param_begins_bucket
 
 #ifndef BUCKET_MOST
 #define BUCKET_MOST ((size_t)64 << 20)  // elements: 256 MiB in fp32; tests set it smaller
@@ -43,7 +43,7 @@ static inline void buckets_free(Buckets* list) {
 
 /* Appends elements [first, end) of the arena, cut into as few pieces as possible, whose lengths differ by one unit at most. */
 static inline void buckets_add(Buckets* list, size_t first, size_t end, int layer, size_t unit) {
-    const size_t units = (end - first) / unit, pieces = ceil_div(units, BUCKET_MOST / unit);
+    const size_t units = (end - first) / unit, pieces = WHOLE_MATRICES ? 1 : ceil_div(units, BUCKET_MOST / unit);
     list->items = (Bucket*)xrealloc(list->items, ((size_t)list->count + pieces) * sizeof(Bucket));
     for (size_t i = 0; i < pieces; i++) {
         const size_t begin = units * i / pieces, stop = units * (i + 1) / pieces;
@@ -61,7 +61,7 @@ static inline Buckets buckets_list(const ParamTable* t) {
         const int layer = t->items[i].layer;
         const size_t end = next < t->count ? t->items[next].offset : t->elements;
         buckets_add(&list, t->items[i].offset, end, layer < 0 && i > 0 ? blocks : layer, bucket_align(t));
-        blocks += layer >= 0;
+        if (layer >= 0) { blocks = layer + 1; }
     }
     return list;
 }

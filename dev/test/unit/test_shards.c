@@ -17,6 +17,8 @@ static ssize_t test_pread(int fd, void* out, size_t bytes, off_t offset) {
 
 static size_t bucket_most = (size_t)64 << 20;  // a small limit cuts small models' buckets
 #define BUCKET_MOST bucket_most
+static bool whole_matrices;  // as a rule wants that takes them
+#define WHOLE_MATRICES whole_matrices
 
 #include "llmc/optimizer.h"
 #include "llmc/base/threads.h"
@@ -40,7 +42,7 @@ static void check_layout(const char* name, const ParamTable* t) {
     size_t at = 0, params = 0;
     for (int i = 0; i < t->count; i++) {
         const Param* p = &t->items[i];
-        const bool begins = i == 0 || p->layer != t->items[i - 1].layer;
+        const bool begins = i == 0 || p->layer != t->items[i - 1].layer || (whole_matrices && !p->joined);
         if (!p->joined) { at = round_up(at, begins ? unit : PARAM_ALIGN); }
         CHECK(p->offset == at, "%s, %d ranks: %s is at %zu, wanted %zu", name, t->ranks, p->name, p->offset, at);
         CHECK(!begins || !p->joined, "%s: %s joins the bucket before", name, p->name);
@@ -54,13 +56,14 @@ static void check_layout(const char* name, const ParamTable* t) {
 /* Checks that the pieces tile the arena, and that each is of one bucket, aligned and bounded. No smaller number of pieces would
  * do. */
 static void check_pieces(const char* name, const ModelConfig* c, const ParamTable* t, const Buckets* list) {
-    const size_t unit = (size_t)PARAM_ALIGN * (size_t)t->ranks, most = bucket_most / unit * unit;
+    const size_t unit = (size_t)PARAM_ALIGN * (size_t)t->ranks,
+                 most = whole_matrices ? SIZE_MAX / 2 : bucket_most / unit * unit;
     size_t at = 0;
     int k = 0;
     for (int i = 0; i < t->count && k < list->count;) {
         const int layer = t->items[i].layer;
         const int wanted = layer < 0 && i > 0 ? c->num_layers : layer;
-        while (i < t->count && t->items[i].layer == layer) { i++; }
+        do { i++; } while (i < t->count && t->items[i].layer == layer && (!whole_matrices || t->items[i].joined));
         const size_t end = i < t->count ? t->items[i].offset : t->elements;
         const size_t pieces = ceil_div(end - at, most);
         size_t shortest = SIZE_MAX, longest = 0;
@@ -68,7 +71,7 @@ static void check_pieces(const char* name, const ModelConfig* c, const ParamTabl
             const Bucket* b = &list->items[k];
             CHECK(b->first == at && b->layer == wanted, "%s, %d ranks: piece %d is at %zu of %d, wanted %zu of %d", name,
                   t->ranks, k, b->first, b->layer, at, wanted);
-            CHECK(b->count > 0 && b->count % unit == 0 && b->first % unit == 0 && b->count <= bucket_most,
+            CHECK(b->count > 0 && b->count % unit == 0 && b->first % unit == 0 && b->count <= most,
                   "%s, %d ranks: piece %d has %zu elements", name, t->ranks, k, b->count);
             shortest = size_min(shortest, b->count);
             longest = size_max(longest, b->count);
@@ -302,6 +305,33 @@ static void check_vectors(const char* name, const ParamTable* t) {
         end += (i + 1 < t->count ? p[1].offset : t->elements) - p->offset;
     }
     CHECK(t->vector_elements == end, "%s: %zu elements of vectors, wanted %zu", name, t->vector_elements, end);
+}
+
+/* For a rule that takes whole matrices: each lies in one bucket, also where others would be cut. */
+static void no_matrix_is_cut_where_none_may_be(void) {
+    static const char* const names[] = {"d1", "d3", "llama3.2-1b", "llama3.1-8b"};
+    bucket_most = PARAM_ALIGN * MOST_RANKS;
+    whole_matrices = true;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const ModelConfig c = preset(names[i], 300);
+        check_model(names[i], &c, false);
+        for (int ranks = 1; ranks <= MOST_RANKS; ranks *= 2) {
+            ParamTable t = trained_table_for(&c, ranks);
+            Buckets list = buckets_list(&t);
+            for (int k = 0; k < t.count; k++) {
+                const Param* p = &t.items[k];
+                const Bucket* b = bucket_at(&list, p->offset);
+                CHECK(b == bucket_at(&list, p->offset + param_size(p) - 1), "%s, %d ranks: %s is cut", names[i], ranks,
+                      p->name);
+            }
+            check_gradient_ring(names[i], &c, ranks);
+            check_vectors(names[i], &t);
+            buckets_free(&list);
+            param_table_free(&t);
+        }
+    }
+    whole_matrices = false;
+    bucket_most = (size_t)64 << 20;
 }
 
 static void norms_lie_apart_in_their_order(void) {
@@ -955,6 +985,7 @@ int main(void) {
     RUN(adapters_are_shared_out_equally);
     RUN(each_element_has_one_owner_and_each_owner_one_element);
     RUN(ranks_are_added_in_their_order);
+    RUN(no_matrix_is_cut_where_none_may_be);
     RUN(norms_lie_apart_in_their_order);
     RUN(a_third_norm_has_a_place);
     RUN(gradients_take_turns_in_a_ring);
