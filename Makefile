@@ -97,7 +97,8 @@ NVCCFLAGS = -std=c++17 -O3 --threads 0 -DPRECISION_$(PRECISION) $(GENCODE) -Xcom
             -Xptxas -warn-spills -diag-suppress 177 $(if $(filter 1,$(WERROR)),-Werror all-warnings) -I. \
             $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(NVCCFLAGS_EXTRA)
 CUDA_LDLIBS = -lcublas -lcublasLt -ldl -lpthread
-CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh llmc/*/*/*.cuh dev/bench/*.cuh dev/test/cuda/*.cuh dev/test/cuda/*/*.cuh)
+CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh llmc/*/*/*.cuh dev/bench/*.cuh dev/cuda/*.cuh dev/test/cuda/*.cuh \
+                 dev/test/cuda/*/*.cuh)
 # ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB,
 # which a small stack cannot hold; with WERROR=1 they fail the build
 ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma, or a stack frame is too large"; exit 1; }
@@ -171,6 +172,23 @@ $(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD)
 	    -ldl -lpthread
 build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED)
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared $(EMULATED_INCLUDES) $< -o $@
+
+# --- the kernel zoo; its targets are those of dev/cuda/Makefile ------------------------------------------------------------
+
+ZOO_FLAGS = -DZOO_ARCHS='"$(ARCHS)"' $(if $(MINE),-DMINE='"$(if $(EMULATED_ZOO),mine.cuh,$(MINE))"')
+build/zoo/flags: FORCE
+	@mkdir -p build/zoo && { echo "$(ZOO_FLAGS)" | cmp -s - $@ || echo "$(ZOO_FLAGS)" > $@; }
+build/zoo/%: dev/cuda/%.cu $(CUDA_HEADERS) $(MINE) build/cuda_flags build/zoo/flags | require-nvcc
+	$(NVCC) $(NVCCFLAGS) $(ZOO_FLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
+	@$@ --skips
+build/emulated/zoo/%: dev/cuda/% $(EMULATOR)/launches.sed $(MINE) build/zoo/flags
+	@mkdir -p $(@D) && sed -z -E -f $(EMULATOR)/launches.sed $< > $@
+	@$(if $(MINE),sed -z -E -f $(EMULATOR)/launches.sed $(MINE) > $(@D)/mine.cuh)
+$(EMULATED)/zoo/%: EMULATED_ZOO = 1
+$(EMULATED)/zoo/%: build/emulated/zoo/%.cu build/emulated/sources $(EMULATED_CARD)
+	@mkdir -p $(@D)
+	$(CXX) $(EMULATED_FLAGS) $(ZOO_FLAGS) -Ibuild/emulated/sources -Ibuild/emulated/zoo -x c++ -include device.h $< -x none \
+	    $(EMULATED_CARD) -no-pie -rdynamic -o $@ -ldl -lpthread
 
 # --- the embedded data set and the first run ---------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
  * writes one partial row, and a second kernel adds up the partial rows in a fixed order. Rows that are not whole vectors use
  * the same kernels, one element at a time.
  * dx += also does the addition of a residual connection: dx carries the residual stream's gradient past the norm.
- * Bytes a row: forward 2C, backward 4C (times the size of an element).
+ * Bytes a row: forward 2C, backward 4C (times the size of an element). Steps: dev/cuda/rmsnorm.cu.
  */
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH

@@ -16,7 +16,8 @@
 #include "llmc/rope.cuh"
 #include "llmc/rope.h"
 #include "llmc/swiglu.cuh"
-#include "bench_common.cuh"  // defines: meter, run_for, take, product_key, choose
+#include "bench_common.cuh"    // defines: take, product_key, choose
+#include "dev/cuda/meter.cuh"  // defines: meter, run_for
 
 #ifndef PRECISION_BF16
 #error "bench_product compares with bf16: build with PRECISION=BF16"

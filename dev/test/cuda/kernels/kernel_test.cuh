@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "llmc/base/rand.h"
 #include "llmc/cuda/cuda_common.cuh"
 #include "dev/test/test.h"
 

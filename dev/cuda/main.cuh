@@ -1,0 +1,220 @@
+/* main.cuh -- the last include of each file of the zoo: the reader's own versions, and the command line.
+ *
+ * `make -C dev/cuda rmsnorm MINE=my.cuh` compiles my.cuh into rmsnorm.cu, behind its kernels. There a line such as
+ *
+ *   static const Mine mine("forward", "two rows a warp", forward<my_launcher>);
+ *
+ * adds a version to a ladder. A variant, another formula than the trainer's, also names its oracle, a plain loop:
+ *
+ *   static const Mine mine("forward", "no weight", forward<my_launcher>, mine_oracle);
+ *
+ * If variants of a forward and a backward ladder have oracles, the gradient of the one is checked against differences of the
+ * other.
+ */
+#ifndef ZOO_MAIN_CUH
+#define ZOO_MAIN_CUH
+
+#include "dev/cuda/zoo.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the reader's own versions
+
+struct Mine {
+    const char *ladder, *idea;
+    Run* run;
+    Oracle* oracle;
+    static std::vector<Mine>& all() {
+        static std::vector<Mine> list;
+        return list;
+    }
+    Mine(const char* l, const char* i, Run* r, Oracle* o = NULL) : ladder(l), idea(i), run(r), oracle(o) {
+        all().push_back(*this);
+    }
+};
+
+#ifdef MINE
+#include MINE
+#endif
+
+static Tensor* tensor_named(Case& c, const std::string& name) {
+    for (Tensor& t : c.tensors) {
+        if (name == t.name) { return &t; }
+    }
+    return NULL;
+}
+
+/* Returns the sum over forward's outputs of dout * out, where the tensors of `c` have their start values. */
+static double loss_of(Case& c, Oracle* forward, Case& gradients) {
+    double sum = 0;
+    for (Tensor& t : c.tensors) { t.host = t.start; }
+    forward(c);
+    for (const Tensor& t : c.tensors) {
+        const Tensor* d = t.role == WRITE || t.role == CHANGE ? tensor_named(gradients, std::string("d") + t.name) : NULL;
+        for (size_t i = 0; d && i < t.host.size(); i++) { sum += (double)t.host[i] * (double)d->start[i]; }
+    }
+    return sum;
+}
+
+/* Checks 16 elements of each gradient that a variant's oracle writes against central differences. */
+static void check_gradient(const Ladder& f, Oracle* forward, const Ladder& b, Oracle* backward) {
+    Case c = make_case(f, f.tests[0], false), g = make_case(b, f.tests[0], false);
+    for (Tensor& t : c.tensors) {
+        if (const Tensor* same = tensor_named(g, t.name)) { t.start = same->start; }
+    }
+    loss_of(c, forward, g);
+    for (const Tensor& t : c.tensors) {  // what forward keeps for backward, such as rstd
+        Tensor* kept = t.role == WRITE ? tensor_named(g, t.name) : NULL;
+        if (kept) { kept->start = kept->host = t.host; }
+    }
+    backward(g);
+    for (Tensor& t : c.tensors) {
+        const Tensor* d = t.role == READ || t.role == CHANGE ? tensor_named(g, std::string("d") + t.name) : NULL;
+        if (!d || d->role == READ || t.start.empty()) { continue; }
+        auto got = [&](size_t i) { return (double)d->host[i] - (d->role == ADD ? (double)d->start[i] : 0); };
+        double largest = 0;
+        for (size_t i = 0; i < d->host.size(); i++) { largest = fmax(largest, fabs(got(i))); }
+        for (size_t k = 0; k < 16; k++) {
+            const size_t i = k * 7919 % t.start.size();
+            const float x = t.start[i], above = x + 1e-2f, below = x - 1e-2f;
+            t.start[i] = above;
+            const double up = loss_of(c, forward, g);
+            t.start[i] = below;
+            const double slope = (up - loss_of(c, forward, g)) / ((double)above - (double)below);
+            t.start[i] = x;
+            CHECK(fabs(got(i) - slope) <= 5e-3 * largest, "%s: element %zu of the oracle is %.6g, by differences %.6g", d->name,
+                  i, got(i), slope);
+        }
+    }
+}
+
+/* Appends the reader's versions to their ladders, and checks the gradients of variants. */
+static void add_mine(std::vector<Ladder>& ladders) {
+    struct Variant {
+        const Ladder* ladder;
+        Oracle* oracle;
+    };
+    std::vector<Variant> variants;
+    for (const Mine& m : Mine::all()) {
+        Ladder* l = NULL;
+        for (Ladder& each : ladders) { l = strcmp(each.name, m.ladder) ? l : &each; }
+        if (!l) { die("MINE: there is no ladder '%s' in this file", m.ladder); }
+        Version v = {l->versions.back().number + 1, m.idea, 0, m.run, NULL};
+        v.oracle = m.oracle;
+        l->versions.push_back(v);
+        if (m.oracle) { variants.push_back({l, m.oracle}); }
+    }
+    for (const Variant& f : variants) {
+        for (const Variant& b : variants) {
+            if (strncmp(f.ladder->name, "forward", 7) || strncmp(b.ladder->name, "backward", 8)) { continue; }
+            checks_failed = 0;
+            check_gradient(*f.ladder, f.oracle, *b.ladder, b.oracle);
+            printf("%s the gradient of %s, by differences\n", checks_failed ? "FAIL" : "ok  ", f.ladder->name);
+            checks_failed ? tests_failed++ : tests_passed++;
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the command line
+
+__global__ void probe_kernel() {}
+
+/* Prints which versions this build lacks, and why. */
+static void print_skips(const char* file, const std::vector<Ladder>& ladders) {
+    const std::string archs = ZOO_ARCHS;
+    for (size_t at = 0; at < archs.size(); at += 3) {
+        const int arch = atoi(archs.c_str() + at);
+        for (const Ladder& l : ladders) {
+            for (const Version& v : l.versions) {
+                const char* why = lacks(v, arch);
+                if (why) {
+                    printf("%s %s, sm_%d: no %s %d (%s): it %s\n", file, PRECISION_NAME, arch, l.name, v.number, v.idea, why);
+                }
+            }
+        }
+    }
+}
+
+/* Runs a file of the zoo: its main() is `return zoo(argc, argv, "rmsnorm", {ladders});`. */
+static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladders) {
+    const char *path = NULL, *name = NULL, *shape = NULL;
+    std::vector<int> numbers;
+#ifdef EMULATED_ARCH
+    bool only_tests = true;
+#else
+    bool only_tests = false;
+#endif
+    Shape own = {};
+    for (int i = 1; i < argc; i++) {
+        const std::string word = argv[i];
+        const bool more = i + 1 < argc;
+        if (word == "--skips") {
+            print_skips(file, ladders);
+            return 0;
+        } else if (word == "--test") {
+            only_tests = true;
+        } else if (word == "--json" && more) {
+            path = argv[++i];
+        } else if (word == "--shape" && more) {
+            shape = argv[++i];
+            std::string rest = shape;
+            for (int k = 0; k < 6 && isdigit(rest[0]); k++) {
+                own.n[k] = strtoull(rest.c_str(), NULL, 10);
+                rest.erase(0, rest.find_first_of(',') + 1 ? rest.find_first_of(',') + 1 : rest.size());
+            }
+        } else if (isdigit(word[0])) {
+            numbers.push_back(atoi(argv[i]));
+        } else if (std::any_of(ladders.begin(), ladders.end(), [&](const Ladder& l) { return word == l.name; })) {
+            name = argv[i];
+        } else {
+            fprintf(
+                stderr,
+                "error: %s: unknown word '%s'\n  hint: %s [LADDER] [N...] [--test] [--shape classic|large|N,C] [--json FILE]\n",
+                file, argv[i], file);
+            return 2;
+        }
+    }
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        die("%s: no GPU here; make -C dev/cuda test-emulated runs the tests without one", file);
+    }
+    add_mine(ladders);
+    const int arch = compiled_arch(probe_kernel);
+    char gpu[256], about[512];
+    device_name(gpu);
+    snprintf(about, sizeof about, "\"file\": \"%s\", \"gpu\": \"%s\", \"arch\": %d, \"precision\": \"%s\"", file, gpu, arch,
+             PRECISION_NAME);
+    FILE* json = path ? fopen(path, "a") : NULL;
+    if (path && !json) { die("%s: can't be opened: %s", path, strerror(errno)); }
+    std::thread meter_thread;
+    if (!only_tests) {
+        measure_card();
+        meter_thread = std::thread(meter);
+    }
+    for (const Ladder& l : ladders) {
+        std::vector<Version> versions;
+        for (const Version& v : l.versions) {
+            const bool wanted = numbers.empty() || v.flags & REFERENCE || std::count(numbers.begin(), numbers.end(), v.number);
+            if (wanted && !lacks(v, arch)) { versions.push_back(v); }
+        }
+        if (name && strcmp(name, l.name)) { continue; }
+        static const char* const kinds[3] = {"odd", "tail", "padded"};
+        for (int k = 0; only_tests && k < 3; k++) { check(l, versions, l.tests[k], kinds[k]); }
+        if (only_tests) { continue; }
+        std::vector<Verdict> verdicts;
+        const bool listed = !shape || !own.n[0];
+        for (const Shape& s : listed ? l.classic : std::vector<Shape>(1, own)) {
+            verdicts = check(l, versions, s, "classic");
+            if (!shape || strcmp(shape, "large")) { bench(l, versions, s, false, verdicts, about, json); }
+        }
+        for (const Shape& s : listed && (!shape || !strcmp(shape, "large")) ? l.large : std::vector<Shape>()) {
+            bench(l, versions, s, true, verdicts, about, json);
+        }
+    }
+    if (json && fclose(json)) { die("%s: can't be written: %s", path, strerror(errno)); }
+    metering = false;
+    if (meter_thread.joinable()) { meter_thread.join(); }
+    return test_summary();
+}
+
+#endif

@@ -1,0 +1,274 @@
+/* zoo.cuh -- what the files of the zoo share: each version of a kernel is checked, its time predicted and measured, and a row
+ * printed. README.md says how to run a file and how to read a row.
+ *
+ * A file has ladders, such as forward and backward. A ladder lists the tensors of a shape, has an oracle from llmc/ *.h that
+ * writes the wanted values, and has versions, a kernel with one idea each. A BOLD one is the trainer's, included from llmc/.
+ *
+ * Each version runs twice, on fresh memory full of NaN. Both runs must have the same bits, unless the version adds atomically
+ * (ATOMICS). Inputs, padding and the memory behind each tensor must not change. The error of a tensor in fp32 is |got - want| /
+ * |want| over all of it, at most 1e-5. The error of a tensor in 16 bits is the largest of its elements', relative to the
+ * element, at most half a unit in the last place.
+ *
+ * Timed launches rotate over as many copies of the tensors as take 4 times the L2 cache.
+ */
+#ifndef ZOO_CUH
+#define ZOO_CUH
+
+#include <string>
+
+#include "dev/cuda/meter.cuh"
+#include "dev/test/cuda/kernels/kernel_test.cuh"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// tensors, versions, ladders
+
+enum Role { READ, WRITE, ADD, CHANGE, SCRATCH };  // WRITE: every element; ADD: to a gradient; CHANGE: in place; SCRATCH: bytes
+enum Type { TYPE_X, TYPE_F32, TYPE_I32, TYPE_BYTE };
+template <typename T>
+constexpr Type TYPE_OF = std::is_same<T, floatX>::value  ? TYPE_X
+                         : sizeof(T) == 1                ? TYPE_BYTE
+                         : std::is_same<T, float>::value ? TYPE_F32
+                                                         : TYPE_I32;
+
+struct Tensor {
+    const char* name;  // a gradient's is "d" before the name of what it belongs to
+    Role role;
+    Type type;
+    size_t rows, width, pitch;  // elements
+    float scale;                // deviation of its normals; tokens are below it
+    float floor;                // errors in 16 bits are relative to |want| + floor * rms(want)
+    Floats start, host;         // (rows, width): before the kernel; for the oracle, which leaves the wanted values there
+    std::vector<int32_t> ints;
+    void* device;
+    size_t bytes() const { return rows * pitch * (type == TYPE_X ? sizeof(floatX) : type == TYPE_BYTE ? 1 : 4); }
+};
+
+struct Case {
+    const size_t* n;  // the sizes, as the ladder names them
+    bool padded;      // rows of floatX have more padding than they need
+    std::vector<Tensor> tensors;
+    double bytes, flops;  // the least that a version must move; operations, if the ladder is one of products
+
+    /* The elements from one row of floatX to the next. */
+    size_t pitch(size_t width) const { return row_pitch<floatX>(width) + (padded ? VECTOR<floatX> : 0); }
+
+    /* Appends a tensor (rows, width) of floatX, float, int32_t or char, in the order of the file's enum. More than one row of
+     * floatX have a pitch. */
+    template <typename T>
+    Tensor& tensor(const char* name, Role role, size_t rows, size_t width, float scale = 1, float floor = 1e-3f) {
+        const size_t step = TYPE_OF<T> == TYPE_X && rows > 1 ? pitch(width) : width;
+        tensors.push_back({name, role, TYPE_OF<T>, rows, width, step, scale, floor, {}, {}, {}, NULL});
+        return tensors.back();
+    }
+    template <typename T>
+    T* at(int i) const {  // on the device
+        if (TYPE_OF<T> != tensors[i].type) { die("zoo: tensor %s has another type", tensors[i].name); }
+        return (T*)tensors[i].device;
+    }
+    float* operator[](int i) { return tensors[i].host.data(); }  // for the oracle
+    const int32_t* ints(int i) const { return tensors[i].ints.data(); }
+};
+
+typedef void Run(const Case&, cudaStream_t);
+typedef void Oracle(Case&);
+
+enum {
+    BOLD = 1,       // the trainer's
+    ATOMICS = 2,    // adds in no order
+    REFERENCE = 4,  // version 0 of a ladder of products: cuBLASLt does as many operations; not checked
+    ONLY_16 = 8,
+    ONLY_FP32 = 16,
+    SM80 = 32,
+    SM90 = 64,
+};
+
+struct Version {
+    int number;
+    const char* idea;
+    unsigned flags;
+    Run* run;
+    Work (*predict)(const Case&);         // committed before the version was measured
+    Work (*correct)(const Case&) = NULL;  // learnt from the measurement
+    Oracle* oracle = NULL;                // of a variant (MINE)
+};
+
+struct Shape {
+    size_t n[6];
+    int first = 0, last = 99;  // versions that run at this shape
+};
+
+struct Ladder {
+    const char *name, *sizes;  // "forward", "N,C"
+    Oracle *make, *values;     // lists the tensors; changes start values on the host, such as a table's, or is NULL
+    Oracle* oracle;
+    Shape tests[3];  // odd, tail, padded
+    std::vector<Shape> classic, large;
+    std::vector<Version> versions;
+};
+
+/* Returns why code for an architecture (75, 80, 90) in this precision lacks a version; NULL if it has it. */
+static const char* lacks(const Version& v, int arch) {
+    if (v.flags & ONLY_16 && sizeof(floatX) == 4) { return "is for 16 bits"; }
+    if (v.flags & ONLY_FP32 && sizeof(floatX) < 4) { return "is for fp32"; }
+    if (v.flags & SM90 && arch < 90) { return "needs sm_90"; }
+    return v.flags & SM80 && arch < 80 ? "needs sm_80" : NULL;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// checks
+
+/* Makes a case with values on the host. */
+static Case make_case(const Ladder& l, const Shape& s, bool padded) {
+    Case c = {s.n, padded, {}, 0, 0};
+    l.make(c);
+    for (Tensor& t : c.tensors) {
+        const size_t n = t.rows * t.width;
+        if (t.type == TYPE_I32) { t.ints = random_tokens(n, (int)t.scale); }
+        if (t.type == TYPE_X) { t.start = random_values<floatX>(n, t.scale); }
+        if (t.type == TYPE_F32) { t.start = random_values<float>(n, t.scale); }
+    }
+    if (l.values) { l.values(c); }
+    for (Tensor& t : c.tensors) { t.host = t.start; }
+    return c;
+}
+
+/* Runs a version on fresh memory and returns all tensors after it. */
+static std::vector<Floats> results(const Version& v, Case& c) {
+    for (Tensor& t : c.tensors) {
+        if (t.role == WRITE || t.role == SCRATCH) {
+            t.device = device_alloc<char>(t.bytes());
+        } else if (t.type == TYPE_X) {
+            t.device = upload_rows<floatX>(t.start, t.rows, t.width, t.pitch);
+        } else {
+            t.device = t.type == TYPE_I32 ? (void*)upload(t.ints) : (void*)upload(t.start);
+        }
+    }
+    v.run(c, 0);
+    std::vector<Floats> out(c.tensors.size());
+    for (size_t i = 0; i < out.size(); i++) {
+        const Tensor& t = c.tensors[i];
+        if (t.type == TYPE_X) { out[i] = download_rows((floatX*)t.device, t.rows, t.width, t.pitch); }
+        if (t.type == TYPE_F32) { out[i] = download((float*)t.device, t.rows * t.width); }
+    }
+    device_free_all();
+    return out;
+}
+
+struct Verdict {
+    double error, allowed;  // of the tensor that comes closest to its limit
+    bool same;              // both runs had the same bits
+};
+
+static void compare_with_oracle(const Tensor& t, const Floats& got, Verdict* verdict) {
+    double square = 0, wrong = 0, worst = 0;
+    for (const float want : t.host) { square += (double)want * (double)want; }
+    const double floor = (double)t.floor * sqrt(square / (double)got.size()) + 1e-30;
+    for (size_t i = 0; i < got.size(); i++) {
+        const double off = fabs((double)got[i] - (double)t.host[i]), relative = off / (fabs((double)t.host[i]) + floor);
+        wrong += off * off;
+        worst = relative <= worst ? worst : relative;  // NaN is the worst
+    }
+    const bool rounded = t.type == TYPE_X && sizeof(floatX) == 2;
+    const double error = rounded ? worst : sqrt(wrong / (square + 1e-30)), allowed = rounded ? (double)ulp : 1e-5;
+    CHECK(error <= allowed, "%s is wrong by %.3g, allowed is %.3g", t.name, error, allowed);
+    if (!(error / allowed <= verdict->error / verdict->allowed)) { verdict->error = error, verdict->allowed = allowed; }
+}
+
+/* Checks a version at a case in which the oracle has written the wanted values. */
+static Verdict check_version(const Version& v, Case& c) {
+    const std::vector<Floats> a = results(v, c), b = results(v, c);
+    Verdict verdict = {0, 1, true};
+    for (size_t i = 0; i < a.size(); i++) {
+        const Tensor& t = c.tensors[i];
+        if (a[i].empty()) { continue; }
+        verdict.same = verdict.same && !memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float));
+        if (t.role == READ) {
+            CHECK(!memcmp(a[i].data(), t.start.data(), a[i].size() * sizeof(float)), "the input %s has changed", t.name);
+        } else {
+            compare_with_oracle(t, a[i], &verdict);
+        }
+    }
+    CHECK(verdict.same || v.flags & ATOMICS, "two runs differ");
+    return verdict;
+}
+
+/* Checks the versions of a ladder at a shape; each is a test. Returns a verdict for each. */
+static std::vector<Verdict> check(const Ladder& l, const std::vector<Version>& versions, const Shape& s, const char* which) {
+    std::vector<Verdict> verdicts;
+    Oracle* oracle = NULL;
+    Case c = {};
+    for (const Version& v : versions) {
+        verdicts.push_back({0, 0, true});
+        if (v.flags & REFERENCE || v.number < s.first || v.number > s.last) { continue; }
+        if (oracle != (v.oracle ? v.oracle : l.oracle)) {
+            c = make_case(l, s, !strcmp(which, "padded"));
+            oracle = v.oracle ? v.oracle : l.oracle;
+            oracle(c);
+        }
+        checks_failed = 0;
+        verdicts.back() = check_version(v, c);
+        printf("%s %s %d, %s: %s\n", checks_failed ? "FAIL" : "ok  ", l.name, v.number, which, v.idea);
+        fflush(stdout);
+        checks_failed ? tests_failed++ : tests_passed++;
+    }
+    return verdicts;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// times
+
+/* Times the versions of a ladder at a shape. Prints a row each, and writes it to `json` unless that is NULL. */
+static void bench(const Ladder& l, const std::vector<Version>& versions, const Shape& s, bool large,
+                  const std::vector<Verdict>& verdicts, const char* about, FILE* json) {
+    Case c = {s.n, false, {}, 0, 0};
+    l.make(c);
+    size_t bytes = 0;
+    for (const Tensor& t : c.tensors) { bytes += t.bytes(); }
+    std::vector<Case> cases(1 + 4 * (size_t)device_attribute(cudaDevAttrL2CacheSize) / bytes, c);
+    for (Case& each : cases) {
+        for (Tensor& t : each.tensors) {
+            t.device = device_alloc<char>(t.bytes());
+            const size_t n = t.rows * t.pitch;
+            if (t.type == TYPE_X) { fill((floatX*)t.device, n, t.scale); }
+            if (t.type == TYPE_F32) { fill((float*)t.device, n, t.scale); }
+            if (t.type == TYPE_I32) { fill((int32_t*)t.device, n, t.scale); }
+        }
+    }
+    std::string sizes = std::string(l.sizes) + "=";
+    for (int i = 0; i < 6 && s.n[i]; i++) { sizes += (i ? "," : "") + std::to_string(s.n[i]); }
+    const bool products = c.flops > 0;
+    printf("%s %s, %s\n%-50s %8s %8s %4s %9s %9s %8s %6s %7s %6s\n", l.name, sizes.c_str(), about, "", "error", "allowed",
+           "same", "predicted", "ms", products ? "TFLOP/s" : "GB/s", "share", "joules", "times");
+    double before = NAN;
+    for (size_t i = 0; i < versions.size(); i++) {
+        const Version& v = versions[i];
+        const Verdict& is = verdicts[i];
+        if (v.number < s.first || v.number > s.last) { continue; }
+        auto launch = [&](int k, cudaStream_t stream) { v.run(cases[(size_t)k % cases.size()], stream); };
+        launch(0, 0);  // loads its code
+        const double once = in_turns(1, launch).ms;
+        const Turns t = in_turns((int)fmax(1, fmin(fmax(20, (double)cases.size()), 20 / once)), launch);
+        const double rate = (products ? c.flops : c.bytes) / (1e-3 * t.ms);
+        if (v.flags & REFERENCE) { card.product = rate; }
+        card.copy = t.copy;
+        const double share = rate / (products ? card.product : t.copy);
+        const double predicted = 1e3 * seconds_of(v.predict ? v.predict(c) : Work{c.bytes / 32, c.flops});
+        const double corrected = v.correct ? 1e3 * seconds_of(v.correct(c)) : NAN;
+        const double joules = large && once < 1000 ? 1e-3 * t.ms * run_for(0.5, [&] { launch(0, 0); }).watts : NAN;
+        printf("%2d %-47.47s %8.1e %8.1e %4s %9.4f %9.4f %8.1f %6.3f %7.3f %6.2f\n", v.number, v.idea, is.error, is.allowed,
+               is.same ? "yes" : "no", predicted, t.ms, rate * (products ? 1e-12 : 1e-9), share, joules, before / t.ms);
+        fflush(stdout);
+        before = t.ms;
+        if (!json) { continue; }
+        fprintf(json,
+                "{%s, \"ladder\": \"%s\", \"sizes\": \"%s\", \"large\": %d, \"version\": %d, \"bold\": %d, \"idea\": \"%s\", ",
+                about, l.name, sizes.c_str(), large, v.number, v.flags & BOLD, v.idea);
+        fprintf(json, "\"error\": %.2e, \"allowed\": %.2e, \"same\": %d, \"predicted\": %.5g, \"corrected\": %.5g, ", is.error,
+                is.allowed, is.same, predicted, std::isfinite(corrected) ? corrected : 0);
+        fprintf(json, "\"ms\": %.5g, \"products\": %d, \"rate\": %.5g, \"share\": %.4f, \"joules\": %.4g, \"copy\": %.5g}\n",
+                t.ms, products, rate, share, std::isfinite(joules) ? joules : 0, t.copy);
+    }
+    device_free_all();
+}
+
+#endif
