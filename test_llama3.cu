@@ -403,8 +403,8 @@ static const char* error_key(const State* s, const char* what, const char* name,
     return key;
 }
 
-/* Returns the limit of an error in 16 bits, of a gradient or of the logits: `least`, or `times` PyTorch's own error, whichever is
- * larger. The state holds PyTorch's error, the largest of 16 runs whose roundings are independent; if it lacks that error,
+/* Returns the limit of an error in 16 bits, of a gradient or of the logits: `least`, or `times` PyTorch's own error, whichever
+ * is larger. The state holds PyTorch's error, the largest of 16 runs whose roundings are independent; if it lacks that error,
  * `least` holds. A single run is no yardstick: most of an error is chance; a norm's error has even a random sign. The limits of
  * gradients were tried on 160 models, each a pair's model with perturbed weights: rounding alone fails one in 70 for lora_all,
  * and at most one in 180 for the other pairs. A product of adapters that is 5 % too large exceeds the limit 4 to 6 times. */

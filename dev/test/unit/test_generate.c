@@ -109,6 +109,27 @@ static void generation_feeds_each_token_once_and_stops(void) {
     bench_close(&b);
 }
 
+/* Llama 3 Instruct has three: of a text, of a turn, and of a message to a tool. */
+static void each_of_several_eos_ids_ends_a_text(void) {
+    static const int eos[] = {'x', 'y', 'z'};
+    for (int i = 0; i < 3; i++) {
+        const int script[] = {'l', 'o', eos[i], 'w'};
+        for (int with_tokenizer = 0; with_tokenizer < 2; with_tokenizer++) {
+            Bench b;
+            Error e = NO_ERROR;
+            bench_open(&b, NULL, with_tokenizer, script, 4, 64);
+            generator_free(&b.g);
+            memcpy(b.config.eos_ids, eos, sizeof eos);
+            b.config.num_eos = 3;
+            generator_init(&b.g, scripted_next, &b.model, &b.config, with_tokenizer ? &b.tokenizer : NULL, &b.sampler, 64,
+                           b.stream);
+            CHECK(generate(&b.g, with_tokenizer ? "hel" : "104", 20, &e), "%s", e.msg);
+            CHECK(strcmp(b.g.text, with_tokenizer ? "hello" : "104 108 111") == 0, "id %d: %s", eos[i], b.g.text);
+            bench_close(&b);
+        }
+    }
+}
+
 /* Generates after a prompt into `out` and returns the bytes that arrive at the other end, `from`. */
 static const char* generated(FILE* out, int from, const char* prompt, const int* script, int script_len) {
     static char text[256];
@@ -316,6 +337,7 @@ static void chat_refuses_a_tokenizer_without_its_tokens_by_name(void) {
 
 int main(void) {
     RUN(generation_feeds_each_token_once_and_stops);
+    RUN(each_of_several_eos_ids_ends_a_text);
     RUN(generated_text_cannot_drive_a_terminal);
     RUN(without_a_tokenizer_texts_are_ids);
     RUN(chat_follows_the_template);

@@ -1,5 +1,5 @@
-/* test_session.c -- tests which rows of the data each rank gets from the session, and the progress of a long validation. Also
- * tests the checkpoint that several ranks write together, each a process. */
+/* test_session.c -- tests which rows of the data each rank gets from the session, the seed, and the progress of a long
+ * validation. Also tests the checkpoint that several ranks write together, each a process. */
 #include "llmc/base/utils.h"
 
 static double seconds;  // the time that has passed; a test sets it
@@ -35,13 +35,14 @@ static void write_tokens(void) {
 }
 
 /* Opens the data of a training run as rank `rank` of `ranks`. */
-static void open_data(Session* s, int batch, int rank, int ranks) {
+static void open_data(Session* s, int batch, int rank, int ranks, int64_t seed) {
     memset(s, 0, sizeof *s);
     s->job = JOB_TRAIN;
     s->rank = rank;
     s->ranks = ranks;
     s->options.batch = batch;
     s->options.seq = T;
+    s->options.seed = seed;
     s->options.train = s->options.val = file;
     session_open_data(s);
 }
@@ -64,7 +65,7 @@ static void every_rank_trains_on_rows_of_its_own_and_validates_on_all(void) {
             uint32_t seen = 0;
             for (int rank = 0; rank < ranks; rank++) {
                 Session s;
-                open_data(&s, batch, rank, ranks);
+                open_data(&s, batch, rank, ranks, 0);
                 const uint32_t rows = rows_of(&s.train, batch, ROWS / ranks / batch);
                 CHECK((rows & seen) == 0, "batch %d, rank %d of %d: rows of another rank", batch, rank, ranks);
                 seen |= rows;
@@ -75,6 +76,59 @@ static void every_rank_trains_on_rows_of_its_own_and_validates_on_all(void) {
             CHECK(seen == (1u << ROWS) - 1, "batch %d, %d ranks: an epoch lacks rows", batch, ranks);
         }
     }
+}
+
+/* A TensorSink: an arena. */
+static bool keep(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    (void)e;
+    memcpy((float*)arena + p->offset + first, src, n * sizeof *src);
+    return true;
+}
+
+/* Draws the weights, or with `rank` the adapters, of a model of the flag --seed. Returns their number. */
+static size_t drawn(const char* seed, int rank, float* arena) {
+    char* argv[] = {"train_llama3", "--seed", (char*)seed};
+    Session s;
+    memset(&s, 0, sizeof s);
+    session_flags(&s, 3, argv, ON_CPU);
+    config_preset(&s.config, "d1", 32);
+    s.config.lora.rank = rank;
+    s.config.lora.alpha = rank;
+    s.config.lora.on = rank ? 1 : 0;
+    s.table = param_table(&s.config);
+    s.trained = trained_table(&s.config);
+    if (rank > 0) {
+        session_load_adapters(&s, keep, arena);
+    } else {
+        session_draw_weights(&s, keep, arena);
+    }
+    const size_t n = s.trained.elements;
+    param_table_free(&s.table);
+    param_table_free(&s.trained);
+    options_free(&s.options);
+    return n;
+}
+
+/* 4294967303 is 2^32 + 7. */
+static void all_64_bits_of_the_seed_choose_weights_and_order(void) {
+    static float low[1 << 17], high[1 << 17], want[4];
+    int32_t x[2][BATCH * T], y[BATCH * T];
+    Error e = NO_ERROR;
+    for (int rank = 0; rank <= 2; rank += 2) {
+        const size_t n = drawn("7", rank, low);
+        CHECK(n <= 1 << 17 && drawn("4294967303", rank, high) == n, "%zu elements", n);
+        CHECK(memcmp(low, high, n * sizeof *low) != 0, "%s: the high half of the seed is lost", rank ? "adapters" : "weights");
+        rank ? rand_even(want, 0, 4, 1 / sqrt(64.0), 4294967303u, 0) : rand_normal(want, 0, 4, 0.02, 4294967303u, 0);
+        CHECK(memcmp(high, want, sizeof want) == 0, "%s: they begin with %g", rank ? "adapters" : "weights", (double)high[0]);
+    }
+    for (int i = 0; i < 2; i++) {
+        Session s;
+        open_data(&s, BATCH, 0, 1, (int64_t)i << 32);
+        CHECK(dataloader_next(&s.train, x[i], y, &e), "%s", e.msg);
+        mix_close(&s.mix);
+        dataloader_close(&s.val);
+    }
+    CHECK(memcmp(x[0], x[1], sizeof x[0]) != 0, "the order of rows lacks the high half of the seed");
 }
 
 /* A trainer that takes 3 seconds for the losses of BATCH rows, all of them 2. */
@@ -103,7 +157,7 @@ static void a_long_validation_tells_how_far_it_is(void) {
     slow.in_flight = 1;
     slow.queue_losses = slow_queue_losses;
     slow.wait_losses = slow_wait_losses;
-    open_data(&s, BATCH, 0, 1);
+    open_data(&s, BATCH, 0, 1, 0);
     CHECK(validate(&slow, &s, losses, UINT64_MAX, screen, &l, &e), "%s", e.msg);
     CHECK(l.loss == 2 && l.trained == ROWS * T, "loss %g of %llu targets", l.loss, (unsigned long long)l.trained);
     rewind(screen);
@@ -321,6 +375,7 @@ int main(void) {
     snprintf(file, sizeof file, "%s/tokens.bin", folder);
     write_tokens();
     RUN(every_rank_trains_on_rows_of_its_own_and_validates_on_all);
+    RUN(all_64_bits_of_the_seed_choose_weights_and_order);
     RUN(a_long_validation_tells_how_far_it_is);
     RUN(several_ranks_write_one_checkpoint);
     RUN(if_one_rank_fails_there_is_no_checkpoint_and_all_know);

@@ -1,5 +1,5 @@
-/* test_utils.c -- llmc/base/utils.h and llmc/files/output.h: the errors of a file that cannot be written, and the characters of
- * a message that reach the terminal. */
+/* test_utils.c -- llmc/base/utils.h, llmc/base/rand.h and llmc/files/output.h: the errors of a file that cannot be written, the
+ * characters of a message that reach the terminal, and the known answers of Philox. */
 #define _GNU_SOURCE 1  // as in utils.h, which is included after stdio.h here
 #include <errno.h>
 #include <stdio.h>
@@ -16,6 +16,7 @@ static int test_fclose(FILE* f) {
     return EOF;
 }
 #define fclose test_fclose
+#include "llmc/base/rand.h"
 #include "llmc/files/output.h"
 #include "dev/test/test.h"
 
@@ -121,6 +122,25 @@ static void a_closed_stream_without_a_replacement_is_told(void) {
     close(out[0]);
 }
 
+/* The vectors of philox4x32-10 that its authors published with Random123 (tests/kat_vectors). */
+static void philox_gives_its_published_answers(void) {
+    static const struct {
+        uint32_t counter[4], key[2], want[4];
+    } vectors[] = {{{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+                   {{UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX},
+                    {UINT32_MAX, UINT32_MAX},
+                    {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+                   {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+                    {0xa4093822, 0x299f31d0},
+                    {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
+        const uint32_t *c = vectors[i].counter, *k = vectors[i].key;
+        const Philox got = philox((uint64_t)k[1] << 32 | k[0], (RandPurpose)c[3], c[2], (uint64_t)c[1] << 32 | c[0]);
+        CHECK(memcmp(got.v, vectors[i].want, sizeof got.v) == 0, "vector %zu: %08x %08x %08x %08x", i, got.v[0], got.v[1],
+              got.v[2], got.v[3]);
+    }
+}
+
 int main(void) {
     char folder[PATH_CAP];
     test_folder(folder);
@@ -131,6 +151,7 @@ int main(void) {
     RUN(names_in_a_message_give_the_terminal_no_orders);
     RUN(a_message_that_is_too_long_is_cut);
     RUN(a_closed_stream_without_a_replacement_is_told);
+    RUN(philox_gives_its_published_answers);
     unlink(path);
     rmdir(folder);
     return test_summary();
