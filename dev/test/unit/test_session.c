@@ -131,6 +131,18 @@ static void all_64_bits_of_the_seed_choose_weights_and_order(void) {
     CHECK(memcmp(x[0], x[1], sizeof x[0]) != 0, "the order of rows lacks the high half of the seed");
 }
 
+/* A run that began with the flag's default, 0, resumes with the same flags. */
+static void lora_alpha_0_is_twice_the_rank_of_adapters_that_exist(void) {
+    char* argv[] = {"train_llama3", "--lora-alpha", "0"};
+    Session s;
+    memset(&s, 0, sizeof s);
+    session_flags(&s, 3, argv, ON_CPU);
+    strcpy(s.model_dir, "dev/test/pairs/lora_some");
+    session_read_adapters(&s);
+    CHECK(s.config.lora.alpha == 16 && s.options.lora_alpha == 16, "alpha is %g", s.config.lora.alpha);
+    options_free(&s.options);
+}
+
 /* A trainer that takes 3 seconds for the losses of BATCH rows, all of them 2. */
 static bool slow_queue_losses(void* model, const BatchSource* data, Error* e) {
     int32_t x[ROWS * T], y[ROWS * T];
@@ -376,6 +388,7 @@ int main(void) {
     write_tokens();
     RUN(every_rank_trains_on_rows_of_its_own_and_validates_on_all);
     RUN(all_64_bits_of_the_seed_choose_weights_and_order);
+    RUN(lora_alpha_0_is_twice_the_rank_of_adapters_that_exist);
     RUN(a_long_validation_tells_how_far_it_is);
     RUN(several_ranks_write_one_checkpoint);
     RUN(if_one_rank_fails_there_is_no_checkpoint_and_all_know);

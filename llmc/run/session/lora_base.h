@@ -62,8 +62,9 @@ static inline void session_read_adapters(Session* s) {
     if (o->given[OPT_lora] && o->lora != a.lora.rank) {
         die("--lora: is %d, but the adapters of %s have rank %d", o->lora, s->model_dir, a.lora.rank);
     }
-    if (o->given[OPT_lora_alpha] && o->lora_alpha != a.lora.alpha) {
-        die("--lora-alpha: is %g, but the adapters of %s have %g", o->lora_alpha, s->model_dir, a.lora.alpha);
+    const double alpha = o->lora_alpha > 0 ? o->lora_alpha : 2.0 * a.lora.rank;
+    if (o->given[OPT_lora_alpha] && alpha != a.lora.alpha) {
+        die("--lora-alpha: is %g, but the adapters of %s have %g", alpha, s->model_dir, a.lora.alpha);
     }
     if (o->given[OPT_lora_on] && lora_on_bits(o->lora_on) != a.lora.on) {
         die("--lora-on: the adapters of %s stand beside other matrices, see its " ADAPTER_CONFIG, s->model_dir);
