@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """train_llama3.py -- the same program as train_llama3.c in PyTorch: model, data, order of steps, and the flags that they need.
 
-    python train_llama3.py                                  writes the tests' models and debug states to out/reference
-    python train_llama3.py --model d4 --train X.bin ...     trains; --model takes a preset or a Hugging Face folder
-    python train_llama3.py --write-model DIR --config hidden_size=48 ...         writes a small random model for tests
-    python train_llama3.py --write-state F.safetensors --model DIR --batch B --seq T --steps N           writes its debug state
+    python3 train_llama3.py                                  writes the tests' models and debug states to out/reference
+    python3 train_llama3.py --model d4 --train X.bin ...     trains; --model takes a preset or a Hugging Face folder
+    python3 train_llama3.py --write-model DIR --config hidden_size=48 ...         writes a small random model for tests
+    python3 train_llama3.py --write-state F.safetensors --model DIR --batch B --seq T --steps N           writes its debug state
 
 Read this file from top to bottom: model, first weights, adapters, update, training step, generation, training loop, command
 line. Files of dev/reference hold the rest: random numbers (rand.py), configuration (config.py), token files (tokenfiles.py),
@@ -23,12 +23,13 @@ import sys
 import time
 from dataclasses import asdict
 
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # finds dev from any working directory
+import dev.errors  # noqa: F401  first: see there
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # finds dev/reference from any working directory
 from dev.reference.config import preset, presets, read_config
 from dev.reference.folders import adapter_config, base_folder, read_adapters, read_weights, write_adapters, write_weights
 from dev.reference.log import Log, StepTable, die, mark

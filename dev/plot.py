@@ -10,35 +10,45 @@ sizes. --bpb shows bits per byte of the validations, to compare runs with differ
 import argparse
 import json
 import os
-import sys
 
-try:
-    import matplotlib
-except ImportError:
-    sys.exit("error: matplotlib is missing\n  hint: pip install matplotlib")
+from errors import fail  # first: see there
+import matplotlib
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+
+
+NUMBERS = {"step": ("step", "loss", "lr", "ms", "tok_s"), "val": ("step", "loss")}  # of the events that are drawn
+
+
+def check_event(e):
+    """Returns the kind of an event that is drawn, else None. Raises ValueError if it lacks a number."""
+    kind = e.get("event") if isinstance(e, dict) else None
+    if kind not in NUMBERS or e.get("loss") is None:  # a loss that is not finite is null
+        return None
+    for key in NUMBERS[kind]:
+        if not isinstance(e.get(key), (int, float)):
+            raise ValueError(f"{key} is {json.dumps(e.get(key))}, wanted a number")
+    return kind
 
 
 def read_log(path):
     """Returns (label, step events, val events) of a run. Later lines replace earlier ones of the same step."""
     path = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
     events = {"step": {}, "val": {}}
-    try:
-        with open(path, encoding="utf-8") as f:
-            for number, line in enumerate(f, 1):
-                if not line.endswith("\n"):
-                    continue  # a running trainer is still writing this line
-                try:
-                    e = json.loads(line)
-                except ValueError as error:
-                    sys.exit(f"error: {path}:{number}: {error}")
-                if e.get("event") in events and e.get("loss") is not None:
-                    events[e["event"]][e["step"]] = e
-    except OSError as error:
-        sys.exit(f"error: {path}: {error.strerror}")
+    with open(path, encoding="utf-8", errors="replace") as f:
+        for number, line in enumerate(f, 1):
+            if not line.endswith("\n"):
+                continue  # a running trainer is still writing this line
+            try:
+                e = json.loads(line)
+                kind = check_event(e)
+            except ValueError as error:
+                fail(f"{path}:{number}: {error}")
+            if kind:
+                events[kind][e["step"]] = e
     if not events["step"]:
-        sys.exit(f"error: {path}: has no step events")
+        fail(f"{path}: has no step events")
     label = os.path.basename(os.path.dirname(os.path.abspath(path)))
     return label, *([e for _, e in sorted(kind.items())] for kind in events.values())
 
@@ -90,7 +100,7 @@ def draw_run(axes, run, color, a):
     steps = run[1]
     x, smooth = places(a, steps).values(), smoothing(a, steps)
     rate_axis.plot(x, [e["lr"] for e in steps], color=color, linewidth=1.2)
-    norms = [e["gnorm"] if e["gnorm"] is not None else float("nan") for e in steps]
+    norms = [float("nan") if e.get("gnorm") is None else e["gnorm"] for e in steps]
     norm_axis.plot(x, running_mean(norms, smooth), color=color, linewidth=0.8, linestyle=":")
     speed_axis.plot(x, running_mean([e["tok_s"] / 1e3 for e in steps], smooth), color=color, linewidth=1)
     return draw_loss(loss_axis, run, color, a)
@@ -149,7 +159,7 @@ def draw_comparison(a):
         drawn += [draw_loss(top, base, f"C{i % 10}", a), draw_loss(top, run, f"C{i % 10}", a, "--")]
         late += draw_difference(bottom, run, base, f"C{i % 10}", a)
     if not late:
-        sys.exit("error: the runs have no steps in common")
+        fail("the runs have no steps in common")
     bottom.axhline(0, color="black", linewidth=0.8)
     bottom.set_ylim(-1.15 * max(late) - 0.01, 1.15 * max(late) + 0.01)  # the first steps may leave the picture
     bottom.set_ylabel("difference, % of the base")
@@ -169,9 +179,11 @@ def main():
     a = p.parse_args()
     if a.base and len(a.base) != len(a.logs):
         p.error(f"--base: {len(a.base)} runs, wanted one for each of the {len(a.logs)} LOGs")
+    if a.smooth < 0:
+        p.error(f"--smooth: is {a.smooth}, wanted 0 or more")
     figure, has_vals = draw_comparison(a) if a.base else draw_runs(a)
     if a.bpb and not has_vals:
-        sys.exit("error: no log has bits per byte\n  hint: they are logged with each validation of a run that has a tokenizer")
+        fail("no log has bits per byte", "they are logged with each validation of a run that has a tokenizer")
     top, bottom = figure.axes[0], figure.axes[1 if a.base else 2]
     top.set_ylabel("bits per byte, validation" if a.bpb else "loss" + ("  (dots: validation)" if has_vals else ""))
     if a.log_scale:
@@ -183,8 +195,8 @@ def main():
         axis.spines[["top", "right"]].set_visible(False)
     try:
         figure.savefig(a.out, dpi=120)
-    except (OSError, ValueError) as error:  # a missing folder, or an unknown suffix
-        sys.exit(f"error: {a.out}: {getattr(error, 'strerror', None) or error}")
+    except ValueError as error:  # an unknown suffix
+        fail(f"{a.out}: {error}")
     print(f"wrote {a.out}")
 
 

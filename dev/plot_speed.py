@@ -5,12 +5,10 @@ A PAGE of dev/results has a Markdown table whose first cell is "ours / compiled 
 "tokens/s" holds the two speeds of each. All figures come from there: without arguments, from the pages of H200 and H100."""
 import argparse
 import os
-import sys
 
-try:
-    import matplotlib
-except ImportError:
-    sys.exit("error: matplotlib is missing\n  hint: pip install matplotlib")
+from errors import fail  # first: see there
+import matplotlib
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
@@ -22,16 +20,13 @@ OURS, THEIRS, INK = "#1f6feb", "#9aa4b0", "#24292f"  # on white, so that a dark 
 
 def read_speeds(path):
     """Returns (machine, [(model, our tokens/s, PyTorch's tokens/s)]) of a page."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            lines = f.read().splitlines()
-    except OSError as error:
-        sys.exit(f"error: {path}: {error.strerror}")
+    with open(path, encoding="utf-8", errors="replace") as f:
+        lines = f.read().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     head = next((i for i, row in enumerate(rows) if row[0] == HEAD), None)
     speeds = next((row for row in rows[head:] if row[0] == "tokens/s"), None) if head is not None else None
     if not speeds:
-        sys.exit(f'error: {path}: no table "{HEAD}" with a row "tokens/s"')
+        fail(f'{path}: no table "{HEAD}" with a row "tokens/s"')
     pairs = [[float(number.replace(",", "")) for number in cell.split("/")] for cell in speeds[1:]]
     machine = lines[0].lstrip("# ").split(",")[0]
     return machine, [(model, *pair) for model, pair in zip(rows[head][1:], pairs)]
@@ -68,8 +63,8 @@ def main():
                   labelcolor=INK)
     try:
         figure.savefig(a.out, dpi=110)
-    except (OSError, ValueError) as error:  # a missing folder, or an unknown suffix
-        sys.exit(f"error: {a.out}: {getattr(error, 'strerror', None) or error}")
+    except ValueError as error:  # an unknown suffix
+        fail(f"{a.out}: {error}")
     print(f"wrote {a.out}")
 
 

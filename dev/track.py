@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """track.py LOG... --tensorboard DIR | --wandb PROJECT -- sends the log.jsonl of runs to TensorBoard or Weights & Biases.
 
-    python dev/track.py out/*/log.jsonl --tensorboard tb --follow        then: tensorboard --logdir tb
-    WANDB_MODE=offline python dev/track.py out/mine/log.jsonl --wandb llama
+    python3 dev/track.py out/*/log.jsonl --tensorboard tb --follow        then: tensorboard --logdir tb
+    WANDB_MODE=offline python3 dev/track.py out/mine/log.jsonl --wandb llama
 
 A run has the name of its folder. Each step is sent once, also over several starts of this program: FOLDER/track-TARGET.json,
 beside the log, records the lines that were sent. With --follow new lines are sent as they come. If a resumed run cuts its log
@@ -14,10 +14,10 @@ import datetime
 import html
 import json
 import os
-import sys
 import time
 import zlib
 
+from errors import fail  # first: see there
 
 
 class Tail:
@@ -26,8 +26,11 @@ class Tail:
     def __init__(self, log, memory):
         self.log, self.memory, self.sent = log, memory, []
         if os.path.exists(memory):
-            with open(memory, encoding="utf-8") as f:
-                self.sent = json.load(f)
+            try:
+                with open(memory, encoding="utf-8") as f:
+                    self.sent = json.load(f)
+            except ValueError:
+                fail(f"{memory}: is damaged", "remove it: the run is then sent once more")
 
     def news(self):
         """Returns (step to set back to or None, new events)."""
@@ -39,10 +42,22 @@ class Tail:
         if same < len(self.sent):
             if same == len(lines):  # only cut back so far: the line that replaces the cut ones will come
                 return None, []
-            back = max((event.get("step", 0) for event in map(json.loads, lines[:same])), default=0)
-        events = [json.loads(line) for line in lines[same:]]
+            back = max((event.get("step", 0) for event in self.events(lines[:same], 1)), default=0)
+        events = self.events(lines[same:], same + 1)
         self.sent = sums
         return back, events
+
+    def events(self, lines, number):
+        """Returns the events of lines, the first of which is line `number` of the log."""
+        events = []
+        for number, line in enumerate(lines, number):
+            try:
+                events.append(json.loads(line))
+            except ValueError:
+                events.append(None)
+            if not isinstance(events[-1], dict) or "event" not in events[-1]:
+                fail(f"{self.log}:{number}: is no event of a run's log")
+        return events
 
     def keep(self):
         with open(self.memory + ".tmp", "w", encoding="utf-8") as f:
@@ -60,11 +75,8 @@ class TensorBoard:
     """Writes event files. An event's time is the end of its step."""
 
     def __init__(self, folder, name):
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError:
-            sys.exit("error: tensorboard is not installed\n  hint: pip install tensorboard")
+        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
         self.event, self.summary, self.tensor = event_pb2, summary_pb2, tensor_pb2
         self.writer = EventFileWriter(os.path.join(folder, name))
 
@@ -95,10 +107,7 @@ class WeightsAndBiases:
     """One run; after a set-back, a new one. train/seconds and train/tokens are axes to plot over."""
 
     def __init__(self, project, name):
-        try:
-            import wandb
-        except ImportError:
-            sys.exit("error: wandb is not installed\n  hint: pip install wandb")
+        import wandb
         self.wandb, self.project, self.name = wandb, project, name
         self.run, self.turn = wandb.init(project=project, name=name), 1
 
@@ -162,7 +171,7 @@ def main():
     logs = [os.path.join(log, "log.jsonl") if os.path.isdir(log) else log for log in a.logs]
     for log in logs:
         if not os.path.isfile(log):
-            sys.exit(f"error: {log}: no such file\n  hint: give the log.jsonl of a run")
+            fail(f"{log}: no such file", "give the log.jsonl of a run")
     if a.tensorboard:
         runs = [Run(log, "tensorboard", lambda name: TensorBoard(a.tensorboard, name)) for log in logs]
     else:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """bench_attention.py -- compares our attention kernels with PyTorch's, or with another build's, on the same GPU.
 
-    make build/bench_attention_cu && python dev/bench/bench_attention.py [--before PROGRAM] [--out FILE.md]
+    make build/bench_attention_cu && python3 dev/bench/bench_attention.py [--before PROGRAM] [--out FILE.md]
 
 Times our kernels (build/bench_attention_cu) before and after PyTorch's scaled_dot_product_attention at the same shapes: causal,
 bf16, grouped heads, random data; medians. PyTorch runs its flash backend, which is FlashAttention 2, and cuDNN's. TFLOP/s count
@@ -26,6 +26,9 @@ except ImportError:  # --before does without
     torch = None
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, ROOT)
+from dev.errors import fail, pip_command  # noqa: E402
+
 ROW = re.compile(r"^(\w+)\s+(\w+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+) \|\s*([\d.]+)\s+[\d.]+ \|\s*([\d.]+)\s+[\d.]+")
 
 
@@ -126,8 +129,10 @@ def main():
         lines = between_builds(a.before, a.program)
         print("\n".join(lines))
         return write(a.out, lines)
-    if not torch or not torch.cuda.is_available():
-        sys.exit("error: PyTorch finds no GPU here")
+    if not torch:
+        fail("torch is not installed", pip_command("torch"))
+    if not torch.cuda.is_available():
+        fail("PyTorch finds no GPU here")
     lines = [f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, TFLOP/s forward / backward, bf16", "",
              "| T | head_dim | B | heads | ours | flash | flash, deterministic | cuDNN | ours / flash | ours / deterministic |",
              "|---|---|---|---|---|---|---|---|---|---|"]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """bench_cpu.py -- compares a training step of ./train_llama3 with PyTorch's (train_llama3.py, eager and compiled) on this CPU.
 
-    make train_llama3 && python dev/bench/bench_cpu.py [--torch-cpu OTHER_BASELINE.py]
+    make train_llama3 && python3 dev/bench/bench_cpu.py [--torch-cpu OTHER_BASELINE.py]
 
 Both start from the same model folder (dN, tied) and read the same random tokens; fp32, AdamW and clipping included. They
 run in turns, in alternating order, so that a machine that warms up or slows down affects both. Step times come from each
@@ -22,10 +22,10 @@ import sys
 import tempfile
 import time
 
-import numpy as np
-
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
+import dev.errors  # noqa: E402, F401  first: see there
+import numpy as np  # noqa: E402
 import train_llama3 as ref  # noqa: E402
 from dev.reference.config import preset  # noqa: E402
 

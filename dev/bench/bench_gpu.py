@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """bench_gpu.py -- compares ./train_llama3cu with compiled PyTorch on one GPU and writes build/<gpu>.md.
 
-    make train_llama3cu && python dev/bench/bench_gpu.py [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
-    python dev/bench/bench_gpu.py --trainer-before OLD/train_llama3cu       compares two builds of ours, new and old; --torch: PyTorch, too
-    python dev/bench/bench_gpu.py --ours-b="FLAGS"                          compares ours with ours and more flags
-    python dev/bench/bench_gpu.py --also="--fp8" --also="--fp8 --fp8-head"  has ours under more flags beside it, too
-    python dev/bench/bench_gpu.py --gpus N [--torch-dist BASELINE.py]       compares N GPUs of this host with each of them alone
+    make train_llama3cu && python3 dev/bench/bench_gpu.py [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
+    python3 dev/bench/bench_gpu.py --trainer-before OLD/train_llama3cu    compares two builds of ours; --torch: PyTorch, too
+    python3 dev/bench/bench_gpu.py --ours-b="FLAGS"                      compares ours with ours and more flags
+    python3 dev/bench/bench_gpu.py --also="--fp8" --also="--fp8 --fp8-head"  has ours under more flags beside it
+    python3 dev/bench/bench_gpu.py --gpus N [--torch-dist BASELINE.py]   compares N GPUs of this host with each of them alone
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
 chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so.
@@ -43,6 +43,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [ROOT, os.path.dirname(os.path.abspath(__file__))]
+import dev.errors  # noqa: E402, F401  first: see there
 import train_llama3 as ref  # noqa: E402
 from dev.reference import oracles, tables  # noqa: E402
 from dev.reference.config import preset  # noqa: E402
@@ -404,7 +405,7 @@ def page_head(gpu, device, how):
         driver = text_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).split("\n")[0]
     return [f"# {gpu}", "", f"- {datetime.date.today()}, commit {text_of(['git', 'rev-parse', '--short', 'HEAD'])}"
             + ("" if not text_of(["git", "status", "--porcelain", "-uno"]) else " with changes"),
-            f"- `python {' '.join(map(shlex.quote, sys.argv))}`",
+            f"- `python3 {' '.join(map(shlex.quote, sys.argv))}`",
             f"- PyTorch {ref.torch.__version__}, CUDA {ref.torch.version.cuda}, driver {driver}", f"- {how}", ""]
 
 

@@ -1,6 +1,6 @@
 """Writes conversations about little tales, to teach the quickstart's model to answer, and questions to test it.
 
-    python dev/data/conversations.py -o data/chat
+    python3 dev/data/conversations.py -o data/chat
     ./tokenize --tokenizer DIR --chat -o data/chat/train.bin data/chat/train.jsonl
 
 train.jsonl and val.jsonl hold a conversation a line ("messages"): a tale of somebody who lost something, in the words of
@@ -12,6 +12,8 @@ import argparse
 import json
 import os
 import random
+
+import data_common  # noqa: F401  for its errors of one line
 
 # names with kind, adjective, pronouns and friend; things and places of tinytales.c, where the things are in other places
 HEROES = [("Lily", "girl", "curious", "She", "her", "Pip"), ("Tom", "boy", "dreamy", "He", "his", "Clover"),

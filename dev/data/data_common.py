@@ -1,6 +1,7 @@
-"""Shared by the download scripts: fetches a file and checks its size; runs ./tokenize on a text.
+"""Shared by the scripts of this folder: fetches a file and checks its size; runs ./tokenize on a text.
 
-Standard library only. A script that fails prints an error to stderr (one line, maybe a hint) and exits with status 1.
+Standard library only. A script that fails prints an error to stderr (one line, maybe a hint) and exits with status 1: fail()
+and dev/errors.py see to it.
 """
 import http.client
 import os
@@ -13,12 +14,11 @@ import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DATA = os.path.join(ROOT, "dev", "data")
+sys.path.insert(0, ROOT)
+from dev.errors import fail  # noqa: E402
+
 # the start of a token file (llmc/files/tokenfile.h): magic, version, tokens, vocabulary, tokens, fingerprint
 HEADER = struct.Struct("<4iQQ")
-
-
-def fail(message, hint=None):
-    sys.exit(f"error: {message}" + (f"\n  hint: {hint}" if hint else ""))
 
 
 def shown(path):
@@ -80,9 +80,9 @@ def check_input(path):
 
 # the first bytes of files that are not text, with a command that prints their text (as in llmc/files/filekind.h)
 NO_TEXT = {b"\x1f\x8b": ("a gzip archive", "zcat"), b"\x28\xb5\x2f\xfd": ("a zstd archive", "zstdcat"),
-           b"\xfd7zXZ": ("an xz archive", "xzcat"), b"PAR1": ("a Parquet file", "python dev/data/hf.py --rows"),
-           b"ARROW1": ("an Arrow file", "python dev/data/hf.py --rows"),
-           b"\xff\xff\xff\xff": ("an Arrow file", "python dev/data/hf.py --rows"),
+           b"\xfd7zXZ": ("an xz archive", "xzcat"), b"PAR1": ("a Parquet file", "python3 dev/data/hf.py --rows"),
+           b"ARROW1": ("an Arrow file", "python3 dev/data/hf.py --rows"),
+           b"\xff\xff\xff\xff": ("an Arrow file", "python3 dev/data/hf.py --rows"),
            b"\xff\xfe": ("UTF-16 text", "iconv -f UTF-16 -t UTF-8"), b"\xfe\xff": ("UTF-16 text", "iconv -f UTF-16 -t UTF-8")}
 
 

@@ -1,8 +1,8 @@
 """Turns the text of two Debian packages, 68 MB of mostly English, into token files: a dictionary (dict-gcide) and the kernel's
 documentation (linux-doc).
 
-    python dev/data/debian_text.py -o data/debian --archive data/debian.tar.xz
-    python dev/data/debian_text.py dict-gcide_0.48.5+nmu2_all.deb linux-doc-6.1_6.1.192-2_all.deb -o data/debian
+    python3 dev/data/debian_text.py -o data/debian --archive data/debian.tar.xz
+    python3 dev/data/debian_text.py dict-gcide_0.48.5+nmu2_all.deb linux-doc-6.1_6.1.192-2_all.deb -o data/debian
 
 Without .deb files it downloads the packages with `apt-get download`, which needs no root. A document is a run of about 4 KB of
 the dictionary's entries, or a .rst or .txt file. A document that is not UTF-8 text is dropped, and each text is kept once. The
@@ -17,7 +17,6 @@ import argparse
 import glob
 import gzip
 import hashlib
-import importlib.util
 import io
 import json
 import lzma
@@ -266,8 +265,7 @@ def main():
     for program in ("dpkg-deb", *([] if args.debs else ["apt-get"])):
         if not shutil.which(program):
             fail(f"{program} is not installed", "wanted a Debian or a relative of it")
-    if not importlib.util.find_spec("tokenizers"):
-        fail("tokenizers is not installed", "pip install tokenizers")
+    import tokenizers  # noqa: F401  for train_tokenizer.py: a missing package is named before the download
     if not os.path.exists(os.path.join(ROOT, "tokenize")):
         fail("./tokenize is missing", "build it with `make tokenize`")
 
@@ -299,7 +297,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:
-        fail("stopped")
     except OSError as e:  # such as a full disk
         fail(f"{shown(e.filename)}: {e.strerror}" if e.filename else f"cannot write: {e.strerror}")

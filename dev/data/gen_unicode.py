@@ -4,11 +4,12 @@ It asks the Hugging Face `tokenizers` package for the classes: \\p{L}, \\p{N} an
 pre-tokenizer. They decide where text is split; Python's `unicodedata` usually has another Unicode version. Run it again when
 `tokenizers` moves to a new Unicode version:
 
-    python dev/data/gen_unicode.py > llmc/text/unicode.h
+    python3 dev/data/gen_unicode.py > llmc/text/unicode.h
 """
 import sys
 import textwrap
 
+import data_common  # noqa: F401  first: it names a package that is missing
 import tokenizers
 from tokenizers import Regex, pre_tokenizers
 

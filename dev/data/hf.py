@@ -1,14 +1,14 @@
 """Turns a data set of the Hugging Face hub, or a copy of one, into token files with the library `datasets`.
 
-    python dev/data/hf.py HuggingFaceFW/fineweb --config sample-10BT --tokenizer T -o data/fineweb
-    python dev/data/hf.py HuggingFaceFW/fineweb-edu --config sample-10BT --tokenizer T -o data/edu --jobs 4 --limit-shards 5
-    python dev/data/hf.py my/folder --column body --tokenizer T -o data/mine
-    python dev/data/hf.py --rows x.parquet | ./tokenize --field text -o x.bin -
+    python3 dev/data/hf.py HuggingFaceFW/fineweb --config sample-10BT --tokenizer T -o data/fineweb
+    python3 dev/data/hf.py HuggingFaceFW/fineweb-edu --config sample-10BT --tokenizer T -o data/edu --jobs 4 --limit-shards 5
+    python3 dev/data/hf.py my/folder --column body --tokenizer T -o data/mine
+    python3 dev/data/hf.py --rows x.parquet | ./tokenize --field text -o x.bin -
 
 NAME is a data set on the hub, a folder, a file (parquet, arrow, jsonl, csv; gzip, zstd) or a folder of save_to_disk(). Each
 source file is read as a stream and piped into ./tokenize, which makes one shard of it: OUT_val_NNN.bin of the first
---val-files, OUT_train_NNN.bin of the others. OUT_manifest.json lists the finished shards. However a run ended, the same command
-continues with the next shard.
+--val-files, OUT_train_NNN.bin of the others. A single file is split by --val-fraction. OUT_manifest.json lists the finished
+shards. However a run ended, the same command continues with the next shard.
 """
 import argparse
 import concurrent.futures
@@ -25,6 +25,8 @@ from data_common import HEADER, ROOT, fail, shown, token_count
 
 TOKENIZE = os.path.join(ROOT, "tokenize")
 PIPE_CLOSED = 3  # exit status of --rows when nobody reads it any more
+VAL_FRACTION = 0.05
+CONTINUES = "the same command continues"  # a hint after errors that may pass
 
 
 def first_line(error):
@@ -36,11 +38,9 @@ def first_line(error):
 
 def load_library():
     os.environ.update(USE_TORCH="0", USE_TF="0", USE_JAX="0")  # their import takes seconds, and no tensors are wanted
-    try:
-        import datasets
-    except ImportError:
-        fail("datasets is not installed", "pip install datasets zstandard")
+    import datasets
     datasets.disable_progress_bars()
+    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)  # its errors are exceptions, too
     return datasets
 
 
@@ -83,10 +83,10 @@ def texts(file_format, file, column):
     data = load_library().load_dataset(file_format, data_files=[file], split="train", streaming=True)
     for table in data.with_format("arrow").iter(batch_size=1000):
         if column not in table.column_names:
-            fail(f"{shown_source(file)}: has no column {column}", f"--column takes {', '.join(table.column_names)}")
+            fail(f"{typed(file)}: has no column {column}", f"--column takes {', '.join(table.column_names)}")
         for text in table.column(column).to_pylist():
             if text is not None and not isinstance(text, str):
-                fail(f"{shown_source(file)}: column {column} holds a {type(text).__name__}, wanted text")
+                fail(f"{typed(file)}: column {column} holds values of type {type(text).__name__}, wanted text")
             if text is not None:
                 yield text
 
@@ -105,8 +105,10 @@ def print_rows(file_format, files, column):
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os._exit(PIPE_CLOSED)  # without a second attempt to flush
+    except ImportError:  # dev/errors.py names the package
+        raise
     except Exception as e:  # the library raises many kinds
-        fail(f"cannot be read: {first_line(e)}")
+        fail(f"{typed(file)}: cannot be read: {first_line(e)}", None if os.path.exists(file) else CONTINUES)
     print(f"rows {count}", file=sys.stderr, flush=True)
     os._exit(0)  # the library's threads may abort a usual exit
 
@@ -116,13 +118,18 @@ def shown_source(file):
     return re.sub(r"@[0-9a-f]{40}", "", file)
 
 
+def typed(file):
+    """Returns a file's name as the user would type it."""
+    return shown(file) if os.path.exists(file) else shown_source(file)
+
+
 def size_of(file):
     import fsspec
     try:
         filesystem, path = fsspec.core.url_to_fs(file)
         return filesystem.size(path)
     except Exception as e:  # the library raises many kinds
-        fail(f"{shown_source(file)}: cannot be read: {first_line(e)}")
+        fail(f"{typed(file)}: cannot be read: {first_line(e)}")
 
 
 # --- the manifest --------------------------------------------------------------------------------------------------------
@@ -148,26 +155,30 @@ class Manifest:
 
     def finished(self, shard):
         """Returns whether a shard is whole and was made of the same source."""
-        old = self.shards.get(os.path.basename(shard["target"]))
         try:
-            return (old is not None and (old["source"], old["size"]) == (shown_source(shard["file"]), shard["size"])
-                    and token_count(shard["target"])[0] == old["tokens"] and os.path.getsize(shard["target"]) == old["bytes"])
+            for target in shard["targets"]:
+                old = self.shards[os.path.basename(target)]
+                if ((old["source"], old["size"]) != (shown_source(shard["file"]), shard["size"])
+                        or (old["tokens"], old["bytes"]) != (token_count(target)[0], os.path.getsize(target))):
+                    return False
+            return True
         except (OSError, KeyError):
             return False
 
     def add(self, shard, rows):
-        """Notes a finished shard and returns its tokens."""
-        name, tokens = os.path.basename(shard["target"]), token_count(shard["target"])[0]
+        """Notes a finished shard and returns its tokens. `rows` counts those of its source file."""
         with self.lock:
-            self.shards[name] = {"file": name, "source": shown_source(shard["file"]), "size": shard["size"], "rows": rows,
-                                 "tokens": tokens, "bytes": os.path.getsize(shard["target"])}
+            for target in shard["targets"]:
+                name = os.path.basename(target)
+                self.shards[name] = {"file": name, "source": shown_source(shard["file"]), "size": shard["size"], "rows": rows,
+                                     "tokens": token_count(target)[0], "bytes": os.path.getsize(target)}
             with open(self.path + ".tmp", "w", encoding="utf-8") as f:
                 json.dump({**self.made_of, "shards": [self.shards[k] for k in sorted(self.shards)]}, f, indent=1)
                 f.write("\n")
                 f.flush()
                 os.fsync(f.fileno())
             os.replace(self.path + ".tmp", self.path)
-        return tokens
+        return sum(self.shards[os.path.basename(target)]["tokens"] for target in shard["targets"])
 
 
 # --- shards --------------------------------------------------------------------------------------------------------------
@@ -189,28 +200,31 @@ def fingerprint_of(tokenizer):
 
 
 def convert(shard, file_format, column, tokenize):
-    """Makes one shard: a process that prints the rows, piped into ./tokenize. Returns the number of rows."""
-    part = shard["target"] + ".part"  # the shard gets its name only when both processes have succeeded: rows may stop early
+    """Makes one shard: a process that prints the rows, piped into ./tokenize. Returns the number of rows. Files get their names
+    only when both processes have succeeded: rows may stop early."""
     with tempfile.TemporaryFile("w+") as rows_said, tempfile.TemporaryFile("w+") as tokenize_said:
         print_it = [sys.executable, os.path.abspath(__file__), "--rows", shard["file"], "--format", file_format,
                     "--column", column]
-        read_it = [*tokenize, "--field", "text", "-o", part, "-"]
+        read_it = [*tokenize, *shard["flags"], "--field", "text", "-o", shard["out"], "-"]
         with subprocess.Popen(print_it, stdout=subprocess.PIPE, stderr=rows_said) as rows:
             done = subprocess.run(read_it, stdin=rows.stdout, stdout=subprocess.DEVNULL, stderr=tokenize_said, check=False)
             rows.stdout.close()
         rows_failed = rows.returncode not in (0, PIPE_CLOSED)
         if rows_failed or done.returncode:
-            if os.path.exists(part):
+            for part in filter(os.path.exists, shard["parts"]):
                 os.remove(part)
             said = rows_said if rows_failed else tokenize_said
             said.seek(0)
             lines = said.read().splitlines() or ["killed"]
             error = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             hint = next((line for line in lines if line.startswith("  hint: ")), "").removeprefix("  hint: ")
-            raise ShardError(f"{shown_source(shard['file'])}: {error}", hint or "the same command continues")
+            if not rows_failed or lines == ["killed"]:  # the rows name their file, and know whether the error may pass
+                error, hint = f"{typed(shard['file'])}: {error}", hint or CONTINUES
+            raise ShardError(error, hint)
         rows_said.seek(0)
         count = int(rows_said.read().split()[-1])
-    os.replace(part, shard["target"])
+    for part, target in zip(shard["parts"], shard["targets"]):
+        os.replace(part, target)
     return count
 
 
@@ -233,10 +247,10 @@ def convert_all(todo, total, manifest, jobs, work):
                 rows = future.result()
                 made = manifest.add(shard, rows)
                 tokens, size, left, finished = tokens + made, size + shard["size"], left - shard["size"], finished + 1
-                print(f"[{finished}/{total}] {shown(shard['target'])}: {made:,} tokens of {rows:,} rows; "
+                print(f"[{finished}/{total}] {', '.join(map(shown, shard['targets']))}: {made:,} tokens of {rows:,} rows; "
                       f"{tokens / seconds / 1e6:.2f} M tokens/s, eta {clock(left * seconds / max(size, 1))}", flush=True)
             if sys.stderr.isatty():
-                parts = [shard["target"] + ".part.tmp" for shard in running.values()]
+                parts = [part + ".tmp" for shard in running.values() for part in shard["parts"]]
                 written = sum(os.path.getsize(part) for part in parts if os.path.exists(part))
                 print(f"\r{clock(seconds)}  {finished} of {total} shards, {written / 1e6:,.1f} MB of the next   \r", end="",
                       file=sys.stderr, flush=True)
@@ -245,12 +259,25 @@ def convert_all(todo, total, manifest, jobs, work):
         fail(*e.args)
     except KeyboardInterrupt:
         pool.shutdown(cancel_futures=True)
-        fail("stopped", "the same command continues")
+        fail("stopped", CONTINUES)
+
+
+def split_file(args, file):
+    """Returns the one shard of a single file, of which ./tokenize makes two token files."""
+    return {"file": file, "size": size_of(file), "targets": [f"{args.out}_{side}_000.bin" for side in ("train", "val")],
+            "out": args.out + ".part.bin", "parts": [f"{args.out}.part_{side}.bin" for side in ("train", "val")],
+            "flags": ["--val-fraction", str(args.val_fraction or VAL_FRACTION)]}
 
 
 def plan(args, files):
-    """Returns the shards: their target, source file and its size. The first --val-files are for validation."""
+    """Returns the shards: source file, its size, token files, and how ./tokenize makes them (-o, the names that it then gives,
+    flags). The first --val-files are for validation."""
     files = files[:args.limit_shards]
+    if len(files) == args.val_files == 1:
+        return [split_file(args, files[0])]
+    if args.val_fraction:
+        fail(f"--val-fraction: splits a single file, but there are {len(files)} files and --val-files is {args.val_files}",
+             "--val-files N takes whole files for validation")
     if len(files) <= args.val_files:
         count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
         fail(f"{args.name}: has {count} of split {args.split}, wanted more than --val-files {args.val_files}",
@@ -259,7 +286,8 @@ def plan(args, files):
     for i, file in enumerate(files):
         val = i < args.val_files
         target = f"{args.out}_val_{i:03d}.bin" if val else f"{args.out}_train_{i - args.val_files:03d}.bin"
-        shards.append({"target": target, "file": file, "size": size_of(file)})
+        shards.append({"file": file, "size": size_of(file), "targets": [target], "out": target + ".part",
+                       "parts": [target + ".part"], "flags": []})
     return shards
 
 
@@ -275,6 +303,8 @@ def parse_args():
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="shards made at a time (default: %(default)s)")
     parser.add_argument("--val-files", type=int, default=1, metavar="N",
                         help="source files to validate on (default: %(default)s)")
+    parser.add_argument("--val-fraction", type=float, metavar="F",
+                        help=f"of a single source file: fraction of its tokens to validate on (default: {VAL_FRACTION})")
     parser.add_argument("--limit-shards", type=int, metavar="N", help="only the first N source files")
     parser.add_argument("--rows", action="store_true", help="print the texts as lines of JSON instead")
     parser.add_argument("--format",
@@ -284,6 +314,8 @@ def parse_args():
         parser.error("wanted -o OUT, or --rows")
     if args.jobs < 1 or args.val_files < 0 or (args.limit_shards is not None and args.limit_shards < 1):
         parser.error("--jobs and --limit-shards must be 1 or more, --val-files 0 or more")
+    if args.val_fraction is not None and not 0 < args.val_fraction < 1:
+        parser.error(f"--val-fraction is {args.val_fraction}, wanted a fraction above 0 and below 1")
     return args
 
 
@@ -302,6 +334,7 @@ def main():
     source = os.path.abspath(args.name) if os.path.exists(args.name) else args.name
     manifest = Manifest(args.out + "_manifest.json", {
         "source": source, "config": args.config, "split": args.split, "column": args.column, "val_files": args.val_files,
+        "val_fraction": (args.val_fraction or VAL_FRACTION) if shards[0]["flags"] else None,
         "fingerprint": fingerprint_of(tokenizer)})
     todo = [shard for shard in shards if not manifest.finished(shard)]
     if len(todo) < len(shards):

@@ -1,6 +1,6 @@
 """Downloads a model folder of the Hugging Face hub, with the library `huggingface_hub`, which resumes and checks.
 
-    python dev/data/model.py HuggingFaceTB/SmolLM2-135M          to models/SmolLM2-135M
+    python3 dev/data/model.py HuggingFaceTB/SmolLM2-135M          to models/SmolLM2-135M
     ./train_llama3 --model models/SmolLM2-135M --generate "Gravity is"
 
 Only what the trainers read is fetched: config.json, *.safetensors with their index, the tokenizer's files, generation
@@ -24,11 +24,8 @@ def main():
     parser.add_argument("--revision", help="branch, tag or commit (default: main)")
     parser.add_argument("-o", "--out", metavar="DIR", help="folder to write to (default: models/NAME)")
     args = parser.parse_args()
-    try:
-        import huggingface_hub
-        from huggingface_hub import errors
-    except ImportError:
-        fail("huggingface_hub is not installed", "pip install huggingface_hub")
+    import huggingface_hub
+    from huggingface_hub import errors
     out = args.out or os.path.join(ROOT, "models", args.repo.rstrip("/").split("/")[-1])
     try:
         huggingface_hub.snapshot_download(args.repo, revision=args.revision, local_dir=out, allow_patterns=WANTED,

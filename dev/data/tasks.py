@@ -1,6 +1,6 @@
 """Writes multiple-choice tasks for `--eval --tasks`, with the library `datasets`: one JSON object a line.
 
-    python dev/data/tasks.py hellaswag arc_easy arc_challenge piqa mmlu -o tasks
+    python3 dev/data/tasks.py hellaswag arc_easy arc_challenge piqa mmlu -o tasks
     ./train_llama3 --model DIR --eval --tasks tasks/hellaswag.jsonl
 
 A line holds "ctx" (the question), "choices" (continuations of it) and "label" (the index of the right one). The wording of the
@@ -60,10 +60,9 @@ def main():
     args = parser.parse_args()
     if args.source and len(args.tasks) > 1:
         parser.error("--from goes with one task")
-    try:
-        import datasets
-    except ImportError:
-        fail("datasets is not installed", "pip install datasets")
+    if args.limit is not None and args.limit < 1:
+        parser.error(f"--limit: is {args.limit}, wanted 1 or more")
+    import datasets
     os.makedirs(args.out, exist_ok=True)
     for task in args.tasks:
         name, config, split, words = TASKS[task]

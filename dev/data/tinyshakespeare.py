@@ -1,6 +1,6 @@
 """Downloads tinyshakespeare (1.1 MB, from Karpathy's char-rnn) and writes it as token files.
 
-    python dev/data/tinyshakespeare.py --tokenizer DIR|FILE [--input input.txt]
+    python3 dev/data/tinyshakespeare.py --tokenizer DIR|FILE [--input input.txt]
 
 Writes tinyshakespeare_train.bin, and the last tenth of the text to tinyshakespeare_val.bin, in dev/data/tinyshakespeare.
 Standard library only; needs ./tokenize (`make tokenize`).

@@ -1,6 +1,6 @@
 """Downloads TinyStories (Eldan and Li, arXiv 2305.07759; the stories by GPT-4, 2.2 GB) and writes them as token files.
 
-    python dev/data/tinystories.py --tokenizer DIR|FILE [--input stories.txt|stories.jsonl [--val-input FILE]]
+    python3 dev/data/tinystories.py --tokenizer DIR|FILE [--input stories.txt|stories.jsonl [--val-input FILE]]
 
 Writes tinystories_train_NNN.bin (about --shard-mb of text each) and tinystories_val.bin to dev/data/tinystories. A text file
 holds stories with a line <|endoftext|> between them. A .jsonl file holds one object per line, with the story as "text" or
@@ -8,7 +8,7 @@ holds stories with a line <|endoftext|> between them. A .jsonl file holds one ob
 
 This command makes a tokenizer of the stories, which the script then uses by default:
 
-    python dev/data/train_tokenizer.py dev/data/tinystories/valid.txt --vocab-size 4096 -o dev/data/tinystories/tokenizer.json
+    python3 dev/data/train_tokenizer.py dev/data/tinystories/valid.txt --vocab-size 4096 -o dev/data/tinystories/tokenizer.json
 """
 import argparse
 import glob

@@ -1,6 +1,6 @@
 """Trains a byte-level BPE tokenizer with Llama 3's split pattern and writes it as tokenizer.json.
 
-    python dev/data/train_tokenizer.py input.txt stories.jsonl --vocab-size 4096 -o tokenizer.json
+    python3 dev/data/train_tokenizer.py input.txt stories.jsonl --vocab-size 4096 -o tokenizer.json
 
 A .jsonl file holds one document per line, in the field `text`; any other file is text. Ids are laid out as in Llama 3: the 256
 bytes, then the merged tokens in the order they were learnt, then the special tokens. The merge list is rebuilt from these ids,
@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from data_common import check_text
+from data_common import check_text, fail  # first: it names packages that are missing
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -32,9 +32,13 @@ def documents(paths):
                 for number, line in enumerate(f, 1):
                     if line.strip():
                         try:
-                            yield json.loads(line)["text"]
-                        except (ValueError, KeyError, TypeError):
-                            sys.exit(f"error: {path}:{number}: wanted a JSON object with a field \"text\"")
+                            text = json.loads(line)["text"]
+                            text.encode()
+                        except UnicodeEncodeError:
+                            fail(f"{path}:{number}: the text holds a surrogate without its other half")
+                        except (ValueError, KeyError, TypeError, AttributeError):
+                            fail(f"{path}:{number}: wanted a JSON object with a string \"text\"")
+                        yield text
             else:
                 while lines := f.readlines(CHUNK):
                     yield "".join(lines)
@@ -94,7 +98,7 @@ def check(tok, texts, limit=2_000_000):
         text = text[:limit - seen]
         ids = tok.encode(text, add_special_tokens=False).ids
         if ids != other.encode_ordinary(text) or tok.decode(ids, skip_special_tokens=False) != text:
-            sys.exit("error: Hugging Face's and tiktoken's rules disagree on the training text; this is a bug of this script")
+            fail("Hugging Face's and tiktoken's rules disagree on the training text; this is a bug of this script")
         seen += len(text)
         if seen >= limit:
             break
@@ -134,13 +138,15 @@ def main():
     if args.vocab_size < 256 + len(specials):
         p.error(f"--vocab-size {args.vocab_size}: wanted at least {256 + len(specials)}: 256 bytes and {len(specials)} "
                 "special tokens")
+    if args.vocab_size > 1 << 20:  # the library ends in an abort where memory ends
+        p.error(f"--vocab-size {args.vocab_size}: wanted at most {1 << 20}")
     for path in args.files:
         check_text(path)
     start = time.time()
     try:
         tokens = learn(documents(args.files), args.vocab_size - len(specials))
     except UnicodeDecodeError as e:
-        sys.exit(f"error: the text is not UTF-8: {e}")
+        fail(f"the text is not UTF-8: {e}")
     tok = build(tokens, specials)
     compared = check(build(tokens, specials), documents(args.files))
     write(tok, args.out)

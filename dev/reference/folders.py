@@ -12,6 +12,14 @@ from dev.reference.config import write_config
 from dev.reference.log import die
 
 
+def save_tensors(tensors, path, metadata):
+    """Writes a safetensors file. Its mode follows the umask: the library lets no other user read it."""
+    save_file(tensors, path, metadata=metadata)
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(path, 0o666 & ~umask)
+
+
 def adapter_config(folder):
     """Returns the adapter_config.json of a folder of adapters, or None."""
     path = os.path.join(folder, "adapter_config.json")
@@ -41,8 +49,8 @@ def write_adapters(folder, tensors, lora, base):
     with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as f:
         json.dump(dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base, r=lora["rank"],
                        lora_alpha=lora["alpha"], lora_dropout=0.0, bias="none", target_modules=lora["on"]), f, indent=2)
-    save_file({name: w.detach().to("cpu", torch.float32).contiguous() for name, w in tensors},
-              os.path.join(folder, "adapter_model.safetensors"), metadata={"format": "pt"})
+    save_tensors({name: w.detach().to("cpu", torch.float32).contiguous() for name, w in tensors},
+                 os.path.join(folder, "adapter_model.safetensors"), {"format": "pt"})
 
 
 @torch.no_grad()
@@ -83,7 +91,7 @@ def write_weights(folder, c, tensors, dtype, spelling):
     os.makedirs(folder, exist_ok=True)
     write_config(c, folder, str(dtype).split(".")[1], spelling)
     tensors = {name: w.detach().to("cpu", dtype).contiguous() for name, w in tensors}
-    save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    save_tensors(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
     size = sum(w.numel() * w.element_size() for w in tensors.values())
     with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
         json.dump({"metadata": {"total_size": size}, "weight_map": {name: "model.safetensors" for name in tensors}}, f,

@@ -8,9 +8,9 @@ import os
 
 import torch
 import torch.nn as nn
-from safetensors.torch import save_file
 
 from dev.reference.config import Config, config_of, preset
+from dev.reference.folders import save_tensors
 from dev.reference.fp8 import fits_fp8, use_fp8
 from dev.reference.log import die
 from dev.reference.rand import philox, rand_normal_
@@ -184,7 +184,7 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     *batch, model = (t.to(device_16bit or device) for t in (*batch, copy.deepcopy(model)))
     model.set_context(T, batch[0].device)
     meta |= errors_of_kinds(model, new_optimizer, batch, want, clip)
-    save_file({k: v.cpu().contiguous() for k, v in out.items()}, path, metadata={k: str(v) for k, v in meta.items()})
+    save_tensors({k: v.cpu().contiguous() for k, v in out.items()}, path, {k: str(v) for k, v in meta.items()})
     return want[0].tolist(), want[1].tolist()
 
 

@@ -43,9 +43,9 @@ static inline FileKind file_kind_of(const char* head, size_t n) {
         {"BZh91AY&SY", {"a bzip2 archive", "bzcat", false, false}},
         {"\004\042\115\030", {"an lz4 archive", "lz4cat", false, false}},
         {"%PDF-", {"a PDF document", "pdftotext - - <", false, false}},
-        {"PAR1", {"a Parquet file", "python dev/data/hf.py --rows", false, true}},
-        {"ARROW1", {"an Arrow file", "python dev/data/hf.py --rows", false, true}},
-        {"\377\377\377\377", {"an Arrow file", "python dev/data/hf.py --rows", false, true}},
+        {"PAR1", {"a Parquet file", "python3 dev/data/hf.py --rows", false, true}},
+        {"ARROW1", {"an Arrow file", "python3 dev/data/hf.py --rows", false, true}},
+        {"\377\377\377\377", {"an Arrow file", "python3 dev/data/hf.py --rows", false, true}},
         {"\377\376", {"UTF-16 text", "iconv -f UTF-16 -t UTF-8", false, false}},
         {"\376\377\377\377", {NULL, NULL, true, false}},  // no character: a number, such as a hostile length
         {"\376\377", {"UTF-16 text", "iconv -f UTF-16 -t UTF-8", false, false}},

@@ -687,7 +687,7 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
     if (access(file, F_OK) != 0 && errno == ENOENT) {
         return fail(e,
                     "%s: cannot open: No such file or directory\n"
-                    "  hint: python dev/data/model.py OWNER/NAME downloads a model of the Hugging Face hub with its tokenizer",
+                    "  hint: python3 dev/data/model.py OWNER/NAME downloads a model of the Hugging Face hub with its tokenizer",
                     path);
     }
     size_t len = 0;

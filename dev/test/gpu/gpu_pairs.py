@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """gpu_pairs.py -- writes larger pairs of model and debug state than the committed ones from seeds, and checks them.
 
-    python dev/test/gpu/gpu_pairs.py --trainer ./test_llama3cu [--trainer ./test_llama3 ...] [--cases WORD ...] [--seeds N ...]
+    python3 dev/test/gpu/gpu_pairs.py --trainer ./test_llama3cu [--trainer ./test_llama3 ...] [--cases WORD ...] [--seeds N ...]
                                  [--out DIR]
-    python dev/test/gpu/gpu_pairs.py --gap MODEL PROMPT A.txt B.txt      do two greedy texts first differ at a tie?
+    python3 dev/test/gpu/gpu_pairs.py --gap MODEL PROMPT A.txt B.txt      do two greedy texts first differ at a tie?
 
 The cases cover every head_dim with its own kernel (and odd ones), all group sizes, odd vocabulary sizes, and T of one token,
 one tile and many tiles. They also cover tied and untied heads, RoPE without scaling and with factors 8 and 32, and rows of
@@ -22,6 +22,7 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path.insert(0, ROOT)
+import dev.errors  # noqa: E402, F401  first: see there
 import torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402

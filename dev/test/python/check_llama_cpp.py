@@ -2,7 +2,7 @@
 """check_llama_cpp.py FOLDER TEXT... -- compares --export with llama.cpp. Run it by hand: it needs `pip install
 llama-cpp-python`, which compiles.
 
-    python dev/test/python/check_llama_cpp.py out/mine some.txt                     prints a table; exits with 1 if a line of it fails
+    python3 dev/test/python/check_llama_cpp.py out/mine some.txt     prints a table; exits with 1 if a line of it fails
 
 Exports FOLDER as F32 and as Q8_0 and opens both with llama.cpp. Checks that
   - llama.cpp cuts each text file into the ids of ./tokenize,
@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 
-import numpy as np
-from llama_cpp import Llama
-
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+sys.path.insert(0, ROOT)
+import dev.errors  # noqa: E402, F401  first: see there
+import numpy as np  # noqa: E402
+from llama_cpp import Llama  # noqa: E402
+
 TRAINER, TOKENIZE = os.path.join(ROOT, "train_llama3"), os.path.join(ROOT, "tokenize")
 TIE = 1e-4
 

@@ -180,6 +180,7 @@ def test_what_the_pages_commands_write_is_ignored_or_committed():
     ("x.parquet", b"PAR1\x15\x04", "a Parquet file"), ("x.jsonl.gz", b"\x1f\x8b\x08", "zcat"),
     ("x.zst", b"\x28\xb5\x2f\xfd", "zstdcat"), ("x.arrow", b"ARROW1\0\0", "an Arrow file"),
     ("x.json", b'[\n {"text": "a"}]', "jq -c"), ("x.txt", "\ufeffab".encode("utf-16-le"), "UTF-16"),
+    ("x.jsonl", b'{"text": "a \\ud800"}', "x.jsonl:1: the text holds a surrogate"), ("n.jsonl", b'{"text": 5}', "n.jsonl:1: "),
     ("y.txt", "abcd".encode("utf-16-le"), "UTF-16"), ("empty.txt", b"", "is empty"), ("missing.txt", None, "is missing")])
 def test_what_is_no_text_trains_no_tokenizer(tmp_path, name, start, words):
     pytest.importorskip("tokenizers")

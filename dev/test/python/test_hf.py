@@ -45,7 +45,7 @@ def direct(tmp_path, rows, *flags):
     lines, out = tmp_path / "direct.jsonl", tmp_path / "direct.bin"
     lines.write_text("".join(json.dumps({"text": t}) + "\n" for t in rows), encoding="utf-8")
     subprocess.run([TOKENIZE, *flags, "-o", out, lines], check=True, capture_output=True)
-    return out.read_bytes()
+    return out.read_bytes() if out.exists() else None
 
 
 def test_parquet_files_become_shards_and_only_what_changed_is_made_again(tmp_path):
@@ -114,6 +114,42 @@ def test_rows_of_each_format_are_printed_as_lines(tmp_path, kind):
     assert [json.loads(line) for line in done.stdout.splitlines()] == [{"text": t} for t in texts(1)]
 
 
+def test_a_single_file_is_split(tmp_path):
+    write_parquet(tmp_path / "set/0.parquet", texts(0, 200))
+    flags = ["set/0.parquet", "--tokenizer", TALES, "-o", "out/one"]
+    done = run(tmp_path, *flags)
+    assert done.returncode == 0, done.stderr
+    names = ["one_train_000.bin", "one_val_000.bin"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["one_manifest.json", *names]
+    direct(tmp_path, texts(0, 200), "--tokenizer", TALES, "--val-fraction", "0.05")
+    for name, side in zip(names, ("train", "val")):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / f"direct_{side}.bin").read_bytes(), name
+    assert "--train 'out/one_train_*.bin' --val 'out/one_val_*.bin'" in done.stdout.splitlines()[-1]
+
+    assert "1 of 1 shards exist already" in run(tmp_path, *flags).stdout
+    (tmp_path / "out" / names[1]).unlink()  # half of a shard is none
+    done = run(tmp_path, *flags)
+    assert done.returncode == 0 and "exist already" not in done.stdout and (tmp_path / "out" / names[1]).exists()
+    for more, words in ((["--val-fraction", 0.2], "val_fraction is 0.05, but this run has 0.2"),
+                        (["--val-files", 0, "--val-fraction", 0.2], "--val-fraction: splits a single file, but "),
+                        (["--val-files", 2], "has 1 file of split train, wanted more than --val-files 2")):
+        done = run(tmp_path, *flags, *more)
+        assert done.returncode == 1 and words in done.stderr, done.stderr
+    assert run(tmp_path, *flags[:-1], "out/all", "--val-files", 0).returncode == 0
+    assert not (tmp_path / "out/all_val_000.bin").exists()
+
+
+def test_an_error_names_its_file_once(tmp_path):
+    write_parquet(tmp_path / "whole.parquet", texts(0))
+    write_parquet(tmp_path / "numbers.parquet", list(range(40)))
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "whole.parquet").read_bytes()[:500])
+    for name, words in (("numbers.parquet", "column text holds values of type int, wanted text"),
+                        ("cut.parquet", "cannot be read: ")):
+        done = run(tmp_path, name, "-o", "out/bad")
+        assert done.returncode == 1 and done.stderr.startswith(f"error: {name}: {words}"), done.stderr
+        assert len(done.stderr.splitlines()) == 1, "no hint: the same command would fail again"
+
+
 def test_a_damaged_file_leaves_no_shard(tmp_path):
     write_parquet(tmp_path / "set/0.parquet", texts(0))
     lines = [json.dumps({"text": t}) for t in texts("1" * 1000, 20000)]  # the library reads 10 MB at a time
@@ -122,7 +158,7 @@ def test_a_damaged_file_leaves_no_shard(tmp_path):
     done = run(tmp_path, "lines", "-o", "out/bad", "--val-files", 0)
     assert done.returncode == 1 and "0.jsonl: cannot be read: " in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert list((tmp_path / "out").iterdir()) == []
-    for flags, words in ((["set"], "wanted more than --val-files 1"), (["no/where"], "no/where: cannot be read"),
+    for flags, words in ((["set", "--val-files", 2], "wanted more than --val-files 2"), (["no/where"], "no/where: cannot be read"),
                          (["set", "--val-files", 0, "--column", "body"], "has no column body\n  hint: --column takes text"),
                          (["set", "--split", "test"], "no files of a split test\n  hint: --split takes train")):
         done = run(tmp_path, *flags, "-o", "out/bad")

@@ -644,9 +644,18 @@ def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
     assert (tmp_path / "b.png").read_bytes() != (tmp_path / "a.png").read_bytes()
     r = subprocess.run(command + ["-o", "nowhere/a.png"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert r.returncode == 1 and r.stderr.startswith("error: nowhere/a.png: ")
-    (tmp_path / "first" / "log.jsonl").write_text("nonsense\n")
-    r = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    assert r.returncode == 1 and "log.jsonl:1" in r.stderr and "Traceback" not in r.stderr
+    for line in (b"nonsense", b'{"event":"step","loss":1,"step":"x"}', b'{"event":"step","loss":1,"step":1}', b"\xff"):
+        (tmp_path / "first" / "log.jsonl").write_bytes(line + b"\n")
+        r = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        assert r.returncode == 1 and "log.jsonl:1" in r.stderr and "Traceback" not in r.stderr
+    r = subprocess.run(command + ["--smooth", "-3"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert r.returncode == 2 and "--smooth: is -3, wanted 0 or more" in r.stderr
+
+
+def test_written_tensors_have_the_mode_of_other_files(tmp_path):
+    ref.save_model(random_model(small()), tmp_path)
+    modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"], modes
 
 
 def test_plot_compares_runs_with_others_of_the_same_seed(tmp_path):

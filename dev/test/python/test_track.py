@@ -57,6 +57,18 @@ def test_tensorboard_gets_each_step_once_also_after_a_set_back(tmp_path):
     assert [g[:2] for g in losses()[1]] == [(1, 4.0), (2, 2.5)]
 
 
+def test_what_is_no_log_is_named(tmp_path):
+    pytest.importorskip("tensorboard")
+    log = tmp_path / "log.jsonl"
+    for text in ("[1]\n", "nonsense\n", '{"step":1}\n'):
+        log.write_text(text)
+        r = track(log, "--tensorboard", tmp_path / "tb")
+        assert r.returncode == 1 and r.stderr == f"error: {log}:1: is no event of a run's log\n", r.stderr
+    (tmp_path / "track-tensorboard.json").write_text("{")
+    r = track(log, "--tensorboard", tmp_path / "tb")
+    assert r.returncode == 1 and "track-tensorboard.json: is damaged" in r.stderr and "Traceback" not in r.stderr, r.stderr
+
+
 def test_wandb_keeps_a_run_offline(tmp_path):
     pytest.importorskip("wandb")
     log = tmp_path / "mine/log.jsonl"

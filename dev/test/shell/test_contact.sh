@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_contact.sh -- tests a newcomer's first steps: no flag at all, flags of other trainers, flags in a file, the lines of a
-# run, Ctrl-C, a run that is already over. Run from the project's root after `make`; needs no Python.
+# run, Ctrl-C, a run that is already over, scripts of Python without their packages. Run from the project's root after `make`.
 . dev/test/lib.sh
 cd "$tmp" || exit 1
 words 4000 1 >text.txt && words 400 2 >short.txt
@@ -21,8 +21,8 @@ for columns in 80 72 100; do
     check "--help fits into $columns columns" awk -v most=$columns 'length > most { exit 1 }' help.txt
 done
 
-expect "a model of the hub is not here" 1 "hint: python dev/data/model.py OWNER/NAME" train --model owner/name --train data.bin
-expect "nor is its tokenizer" 1 "hint: python dev/data/model.py OWNER/NAME" \
+expect "a model of the hub is not here" 1 "hint: python3 dev/data/model.py OWNER/NAME" train --model owner/name --train data.bin
+expect "nor is its tokenizer" 1 "hint: python3 dev/data/model.py OWNER/NAME" \
     train --model d1 --tokenizer owner/name --train data.bin
 check "with the hint on a line of its own" grep -q '^  hint: python' stderr
 printf '{"id":1,"content":"a"}\n' >named.jsonl && printf '{"messages":[{"role":"user","content":"a"}]}\n' >chat.jsonl
@@ -155,4 +155,33 @@ expect "rows longer than the model's" 0 "warning: --seq: is 32, but short is for
     train --model short --train data.bin --steps 1 --out longer
 check "their length is in the checkpoint" grep -q '"max_position_embeddings": 32' longer/step_00000001/config.json
 check "the source's else" grep -q '"max_position_embeddings": 8192' first/step_00000004/config.json
+
+# --- scripts of Python, without any package, from another folder ---------------------------------------------------------------
+
+bare() { python3 -S -E -B "$@"; } # without site-packages
+installs() { # installs PACKAGES SCRIPT FLAGS...: the script ends with the command that installs the packages
+    packages=$1 script=$2
+    shift 2
+    expect "$script $*: names what is missing" 1 "is not installed" bare "$root/$script" "$@"
+    check "and the command for all of it" grep -qE "^  hint: (python3 -m venv .*)?pip install $packages\$" stderr
+}
+scripts="train_llama3.py $(cd "$root" && ls dev/*.py dev/data/*.py dev/bench/*.py dev/test/gpu/*.py) dev/test/python/check_llama_cpp.py"
+if command -v python3 >/dev/null; then
+    for script in $scripts; do
+        bare "$root/$script" --help >script.txt 2>&1 || grep -q "^error: .* is not installed" script.txt || echo "$script"
+        ! grep -q Traceback script.txt || echo "$script"
+    done </dev/null >tracebacks.txt
+    check "no script ends in a traceback" test ! -s tracebacks.txt
+    installs "torch numpy safetensors" train_llama3.py
+    installs "torch numpy safetensors" dev/bench/bench_cpu.py
+    installs "tokenizers" dev/data/train_tokenizer.py text.txt --vocab-size 300
+    installs "datasets zstandard" dev/data/hf.py owner/name -o hub
+    installs "datasets" dev/data/tasks.py piqa
+    installs "huggingface_hub" dev/data/model.py owner/name
+    installs "tensorboard" dev/track.py first --tensorboard board
+    installs "matplotlib" dev/plot.py first
+    expect "a folder that cannot be made" 1 "error: /proc/none: No such file" bare "$root/dev/data/conversations.py" -o /proc/none
+else
+    skip "scripts of Python" "python3 is not installed" 19
+fi
 summary

@@ -70,6 +70,9 @@ for page in $pages; do
         inside && plain && /^(\.\/|make |python3? |sh )/ { print page ": " $0 }' "$page"
 done >"$tmp/found"
 none "commands stand in blocks that say sh"
+grep -rnE '(^|[^A-Za-z_./$-])python [a-z0-9_/]*\.py' --include='*.md' --include='*.py' --include='*.[ch]' --include='*.cuh' \
+    --include='*.def' README.md dev llmc *.py *.c *.cu >"$tmp/found"
+none "every text calls Python python3: Debian has no python"
 for page in $pages; do
     awk '/^```/ { inside = !inside; code = $0 == "```c"; next } inside && code' "$page" | while read -r code; do
         grep -qF -e "$code" train_llama3.c train_llama3.cu || echo "$page: $code"

@@ -144,7 +144,7 @@ static inline void session_find_start(Session* s) {
     } else if (!config_preset(&preset, o->model, 1)) {
         die("--model: %s is neither a folder nor a preset, wanted a Hugging Face folder, dN, llama3.2-1b, llama3.2-3b, "
             "llama3.1-8b or llama3.1-70b\n"
-            "  hint: python dev/data/model.py OWNER/NAME downloads a folder of the Hugging Face hub",
+            "  hint: python3 dev/data/model.py OWNER/NAME downloads a folder of the Hugging Face hub",
             o->model);
     } else if (!job_trains(s->job)) {
         die("--model: %s is a preset, an untrained model, wanted a folder with weights", o->model);
