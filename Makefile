@@ -162,7 +162,7 @@ build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)
 	done
 	@cp $(EMULATOR)/ptx.h $@.tmp/$(wildcard llmc/*/ptx.cuh) && rm -rf $@ && mv $@.tmp $@
 
-$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) | $(EMULATED)
+$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) | $(EMULATED) require-nvcc
 	$(CXX) $(EMULATED_FLAGS) -Wall -Wextra -c $< -o $@
 $(EMULATED)/%llama3cu: build/emulated/sources build/test_llama3_cpu.o $(EMULATED_CARD)
 	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include device.h $</$*llama3.cu -x none $(filter %.o,$(if $(filter test_,$*),$^,$(EMULATED_CARD))) \
@@ -170,7 +170,7 @@ $(EMULATED)/%llama3cu: build/emulated/sources build/test_llama3_cpu.o $(EMULATED
 $(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD)
 	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include device.h $</dev/test/cuda/$*.cu -x none $(EMULATED_CARD) -no-pie -rdynamic -o $@ \
 	    -ldl -lpthread
-build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED)
+build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED) require-nvcc
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared $(EMULATED_INCLUDES) $< -o $@
 
 # --- the kernel zoo; its targets are those of dev/cuda/Makefile ------------------------------------------------------------

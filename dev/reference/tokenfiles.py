@@ -192,6 +192,8 @@ def mix_parts(text):
     for pattern, weight in parts:
         if not pattern:
             die("--train: a part is empty, wanted PATTERN:WEIGHT between commas")
+        if pattern[0] == " " and not names_files(pattern):
+            die(f'--train: "{pattern}" begins with a blank, and names no file, wanted no blank behind a comma')
         if len(parts) > 1 and not weight:
             die(f"--train: {pattern} has no weight, wanted one for each of the {len(parts)} parts")
     return parts

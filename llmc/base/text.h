@@ -108,6 +108,9 @@ static inline const char* text_count(uint64_t n, char* out, size_t cap) {
     return out;
 }
 
+/* Returns the end of a noun after a count. */
+static inline const char* text_plural(int64_t n) { return n == 1 ? "" : "s"; }
+
 /* Writes a size as "640 KiB", "12.5 MiB" or "1.25 GiB". */
 static inline const char* text_bytes(uint64_t bytes, char* out, size_t cap) {
     double b = (double)bytes;

@@ -309,7 +309,7 @@ static bool dataloader_find_shards(DataLoader* d, const char* pattern, Error* e)
     } else {
         fail(e,
              "%s: no such token file, and no file matches this as a pattern\n"
-             "  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE",
+             "  hint: " TOKENFILE_FROM_TEXT,
              pattern);
     }
     globfree(&g);

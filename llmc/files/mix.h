@@ -116,6 +116,9 @@ static bool mix_parse_part(MixPart* p, const char* text, size_t n, Error* e) {
     bool ok = n > 0 || fail(e, "--train: a part is empty, wanted PATTERN:WEIGHT between commas");
     p->pattern = mix_copy(text, weighted ? colon : n);
     p->weight = weighted ? weight : 0;
+    if (ok && *p->pattern == ' ' && !mix_names_files(p->pattern, strlen(p->pattern))) {
+        ok = fail(e, "--train: \"%s\" begins with a blank, and names no file, wanted no blank behind a comma", p->pattern);
+    }
     if (ok && weighted && !(is_number && weight > 0 && weight <= 1e9)) {
         ok = fail(e, "--train: the weight of %s is %s, wanted a number above 0, at most 1e9", p->pattern, number);
     }

@@ -18,8 +18,9 @@
 #ifndef LLMC_TOKENFILE_H
 #define LLMC_TOKENFILE_H
 
-#include "llmc/base/crc.h"    // defines: Crc, crc_begin, crc_add, crc_end
-#include "llmc/base/utils.h"  // defines: fail, open_input, read_exact
+#include "llmc/base/crc.h"        // defines: Crc, crc_begin, crc_add, crc_end
+#include "llmc/base/utils.h"      // defines: fail, open_input, read_exact
+#include "llmc/files/filekind.h"  // defines: FileKind, text_kind_of
 
 enum {
     TOKENFILE_WORDS = 256,
@@ -30,6 +31,8 @@ enum {
     TOKENFILE_VERSION32 = 7,
     TOKENFILE_MASKED = 1,  // added to the version
 };
+
+#define TOKENFILE_FROM_TEXT "make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE"
 
 typedef struct {
     int token_bytes;       // 2 or 4
@@ -84,7 +87,7 @@ static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uin
     if (magic != TOKENFILE_MAGIC16 && magic != TOKENFILE_MAGIC32) {
         return fail(e,
                     "%s: magic is %d, wanted %d (uint16 tokens) or %d (uint32 tokens): this is not a token file\n"
-                    "  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE",
+                    "  hint: " TOKENFILE_FROM_TEXT,
                     path, magic, TOKENFILE_MAGIC16, TOKENFILE_MAGIC32);
     }
     int32_t want = magic == TOKENFILE_MAGIC16 ? TOKENFILE_VERSION16 : TOKENFILE_VERSION32;
@@ -119,13 +122,30 @@ static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uin
     return tokenfile_check_size(h, file_bytes, path, e);
 }
 
+/* Refuses a file that begins as another kind of file, and names the command that makes a token file of it. */
+static inline bool tokenfile_check_kind(const char* head, size_t n, const char* path, Error* e) {
+    const FileKind kind = text_kind_of(head, n);
+    if (!kind.what || strstr(kind.what, "token file")) { return true; }
+    if (kind.to_text) {
+        return fail(e, "%s: is %s, wanted a token file\n  hint: %s %s | ./tokenize --tokenizer DIR%s -o OUT.bin -", path,
+                    kind.what, kind.to_text, path, kind.to_lines ? " --field text" : "");
+    }
+    if (!kind.is_text) { return fail(e, "%s: is %s, wanted a token file", path, kind.what); }
+    return fail(e, "%s: is %s, wanted a token file\n  hint: " TOKENFILE_FROM_TEXT, path, kind.what);
+}
+
 /* Opens a token file, reads and checks its header, and leaves the file at its first token. Returns NULL on an error. */
 static inline FILE* tokenfile_open(TokenFileHeader* h, const char* path, Error* e) {
     uint64_t bytes = 0;
     int32_t words[TOKENFILE_WORDS];
     FILE* f = open_input(path, &bytes, e);
     if (!f) { return NULL; }
-    if (read_exact(f, words, sizeof words, path, "the header", e) && tokenfile_check(h, words, bytes, path, e)) { return f; }
+    const size_t head = fread(words, 1, sizeof words, f);
+    rewind(f);
+    if (tokenfile_check_kind((const char*)words, head, path, e) && read_exact(f, words, sizeof words, path, "the header", e) &&
+        tokenfile_check(h, words, bytes, path, e)) {
+        return f;
+    }
     fclose(f);
     return NULL;
 }

@@ -142,6 +142,7 @@ def talk(program, **environment):
     terminal = Terminal(program, "talk", **environment)
     greeting = terminal.prompt()
     assert "chat in the form of Llama 3.1, dated 26 Jul 2024" in greeting
+    assert ("this program was built without libedit" in greeting) != terminal.edits
     return terminal
 
 

@@ -166,7 +166,7 @@ def test_the_three_split_patterns_have_names_and_another_is_refused(tmp_path):
         write_tokenizer(tmp_path / "m", 320, pre)
         assert export("--model", tmp_path / "m", "--export", tmp_path / "m.gguf").returncode == 0
         assert gguf.GGUFReader(tmp_path / "m.gguf").fields["tokenizer.ggml.pre"].contents() == name
-    (tmp_path / "m.gguf").unlink()
+        (tmp_path / "m.gguf").unlink()
     write_tokenizer(tmp_path / "m", 320, split("\\p{N}"))
     done = export("--model", tmp_path / "m", "--export", tmp_path / "m.gguf")
     assert done.returncode == 1 and "split pattern" in done.stderr and done.stderr.count("error:") == 1

@@ -128,7 +128,7 @@ train --model d1 --steps 5 --out seed --train data.bin --seed 43 --grad-clip 0.5
 check "another seed: other weights" sh -c '! cmp -s one/step_00000005/model.safetensors seed/step_00000005/model.safetensors'
 
 train --model d1 --minutes 0.004 --out minutes --train data.bin >minutes.txt
-steps=$(sed -n 's/^timed .*: \([0-9]*\) steps fit.*/\1/p' minutes.txt)
+steps=$(sed -n 's/^timed .*: \([0-9,]*\) steps fit.*/\1/p' minutes.txt | tr -d ,)
 last=$(printf 'step_%08d' "${steps:-0}")
 train --model d1 --steps "${steps:-0}" --out counted --train data.bin >/dev/null
 check "--minutes is the run that --steps with its number makes" same_checkpoint "minutes/$last" "counted/$last"

@@ -156,6 +156,38 @@ expect "rows longer than the model's" 0 "warning: --seq: is 32, but short is for
 check "their length is in the checkpoint" grep -q '"max_position_embeddings": 32' longer/step_00000001/config.json
 check "the source's else" grep -q '"max_position_embeddings": 8192' first/step_00000004/config.json
 
+# --- one line for what is wrong ------------------------------------------------------------------------------------------------
+
+gzip -kf text.txt
+expect "a packed text is no token file" 1 "hint: zcat text.txt.gz | ./tokenize --tokenizer DIR -o OUT.bin -" \
+    train --model d1 --train text.txt.gz
+expect "nor are lines of JSON" 1 "named.jsonl: is JSON text, wanted a token file" train --model d1 --train named.jsonl
+check "with the hint on a line of its own" grep -q '^  hint: make one from text' stderr
+expect "a blank behind a comma is shown" 1 '" val.bin" begins with a blank' train --model d1 --train 'data.bin:0.5, val.bin:0.5'
+cp val.bin ' val.bin'
+expect "a file's name may begin with one" 0 "source   val.bin: 50.00 %" \
+    train --model d1 --train 'data.bin:0.5, val.bin:0.5' --steps 1 --dry-run
+expect "a tokenizer without the tokens of a chat" 1 "hint: dev/data/train_tokenizer.py --chat" train --model again --chat
+expect "an export" 0 "exported" "$bin/train_llama3" --model talks --export mine.gguf
+expect "replaces no file" 1 "--export: mine.gguf exists, wanted a new name" "$bin/train_llama3" --model talks --export mine.gguf
+expect "the folder of another run is refused" 1 "holds the checkpoints of another run" train --model d1 --train data.bin --out lines
+check "at once" test ! -s stdout
+cores=$(getconf _NPROCESSORS_ONLN)
+expect "many more threads than cores" 0 "warning: --threads: $((2 * cores + 1)) on $cores core" \
+    train --model d1 --train data.bin --steps 1 --dry-run --threads $((2 * cores + 1))
+{ printf '"Hello," ' && cat text.txt; } >said.txt && "$bin/tokenize" -o said.bin said.txt >/dev/null
+expect "a text that begins with a quotation" 0 '--generate "Hello,"' train --model d1 --train said.bin --steps 1 --out said
+train --model d1 --train data.bin --minutes 60 --dry-run >plan.txt
+check "one layer is no layers" grep -q ' 1 layer, 1 head, 1 kv head of 64' plan.txt
+check "an epoch has a number of tokens" grep -qE '^plan .* an epoch has [0-9,]+ tokens$' plan.txt
+check "many steps have commas" grep -qE '^timed .*: [0-9]{1,3}(,[0-9]{3})+ steps fit' plan.txt
+expect "a dry run needs no data" 0 "plan    1 step of 64 tokens (1 x 2 x 32)" train --model again --dry-run
+check "to plan the memory" grep -q '^memory  need ' stdout
+expect "but a vocabulary" 1 "--train: is not given" train --model d1 --dry-run
+make -s -C "$root" emulated NVCC= CUDA_HOME=/none PRECISION=FP32 EMULATED_ARCH=80 >made.txt 2>&1
+check "make emulated names what is missing" grep -q '^error: nvcc was not found' made.txt
+check "before it compiles" sh -c '! grep -q "fatal error" made.txt'
+
 # --- scripts of Python, without any package, from another folder ---------------------------------------------------------------
 
 bare() { python3 -S -E -B "$@"; } # without site-packages

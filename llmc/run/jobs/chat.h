@@ -14,7 +14,7 @@
 
 #include "llmc/base/utils.h"           // defines: warn
 #include "llmc/run/jobs/generate.h"    // defines: Generator, generate_from, generator_stop_at, generator_stops
-#include "llmc/run/jobs/line_input.h"  // defines: LineInput, line_open, line_read, line_close
+#include "llmc/run/jobs/line_input.h"  // defines: LineInput, LINE_WHY_PLAIN, line_open, line_is_edited, line_read, line_close
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested, run_stop_done
 #include "llmc/text/chat.h"            // defines: ChatFormat, chat_tokens, chat_begin, chat_header, chat_message
 #include "llmc/base/text.h"            // defines: text_starts, print_escaped
@@ -112,17 +112,18 @@ static inline void chat_help(FILE* out) {
     fputs(
         "/help    shows these lines\n"
         "/clear   forgets the conversation\n"
-        "/quit    ends the chat, as Ctrl-D does, and Ctrl-C at an empty line\n"
+        "/quit    ends the chat, as Ctrl-D and Ctrl-C do at an empty line\n"
         "\"\"\"      starts and ends a message of several lines\n"
         "Ctrl-C   ends an answer\n",
         out);
 }
 
-/* Prints the chat's format, and its date without what a terminal would obey. */
-static inline void chat_greet(FILE* out, const char* date) {
+/* Prints the chat's format, and its date without what a terminal would obey. `edited`: lines can be edited. */
+static inline void chat_greet(FILE* out, const char* date, bool edited) {
     fprintf(out, "chat in the form of Llama 3%s", date ? ".1, dated " : "");
     if (date) { print_escaped(out, date, strlen(date)); }
     fputs("; /help lists the commands\n", out);
+    if (!edited) { fputs("lines cannot be edited here, and Ctrl-C ends the chat at any line" LINE_WHY_PLAIN "\n", out); }
 }
 
 /* Obeys a command; false: the chat ends. */
@@ -152,7 +153,7 @@ static inline bool chat(Generator* g, const ChatOptions* options, FILE* file, Er
     generator_stop_at(g, c.format.eot);
     generator_stop_at(g, tokenizer_find(g->tokenizer, "<|eom_id|>"));
     line_open(&in, file, g->out);
-    if (in.terminal) { chat_greet(g->out, options->date); }
+    if (in.terminal) { chat_greet(g->out, options->date, line_is_edited(&in)); }
     bool ok = true;
     char* line;
     while (ok && (line = line_read(&in, "> "))) {

@@ -149,13 +149,11 @@ static inline bool export_write(Export* x, ExportDtype type, const char* path, E
     return ok && sync_directory(parent, e);
 }
 
-/* Refuses a target that would replace anything but an older export: a file that is not one of ours, a folder with files. */
+/* Refuses a target that exists, unless it is an empty folder. */
 static inline bool export_check_target(const Options* o, const char* path, Error* e) {
     struct stat st;
     if (lstat(path, &st) != 0) { return true; }
-    if (options_export_gguf(o)) {
-        return S_ISREG(st.st_mode) || fail(e, "--export: %s is not a regular file, wanted a new name", path);
-    }
+    if (options_export_gguf(o)) { return fail(e, "--export: %s exists, wanted a new name", path); }
     return (S_ISDIR(st.st_mode) && export_is_empty(path)) ||
            fail(e, "--export: %s exists, wanted a new folder, or a name that ends with .gguf", path);
 }

@@ -33,6 +33,12 @@ typedef struct {
 #endif
 } LineInput;
 
+#ifdef LLMC_LIBEDIT
+#define LINE_WHY_PLAIN ""
+#else
+#define LINE_WHY_PLAIN ": this program was built without libedit"
+#endif
+
 enum { TERMINAL_LINE = 4095 };  // most bytes of a line that Linux's terminals pass on by themselves
 
 /* Reads a line without editing. */
@@ -185,6 +191,16 @@ static inline void line_open(LineInput* in, FILE* file, FILE* out) {
     if (in->terminal) { run_catch_interrupt(false); }
 #ifdef LLMC_LIBEDIT
     line_edit_open(in);
+#endif
+}
+
+/* Returns whether lines can be edited. */
+static inline bool line_is_edited(const LineInput* in) {
+#ifdef LLMC_LIBEDIT
+    return in->edit != NULL;
+#else
+    (void)in;
+    return false;
 #endif
 }
 

@@ -125,7 +125,9 @@ static inline void training_measure(Training* t) {
     s->options.steps = (int)steps_for_minutes(s->options.minutes, now_seconds() - s->started, time.ms * 1e-3);
     agree_first(s->team, &s->options.steps, sizeof s->options.steps);
     must(plan_make(&s->plan, &s->options, session_share(s).groups, s->train.rows_per_epoch, &e), &e);
-    printf("timed   %.1f ms a step: %lld steps fit into %g minutes\n", time.ms, (long long)s->plan.steps, s->options.minutes);
+    char count[32];
+    printf("timed   %.1f ms a step: %s steps fit into %g minutes\n", time.ms,
+           text_count((uint64_t)s->plan.steps, count, sizeof count), s->options.minutes);
 }
 
 /* Reads all data of the run: --dry-run finds at once what training would find hours later. */
@@ -146,7 +148,7 @@ static inline void training_print_plan(const Session* s) {
     print_plan(stdout, &s->plan, &s->options, session_share(s).groups, s->train.num_tokens);
     for (int i = 0; i < m->count; i++) { print_rows(stdout, m->parts[i].pattern, &m->sources[i]); }
     if (s->has_val) { print_rows(stdout, s->options.val, &s->val); }
-    if (m->count == 1) { return; }
+    if (m->count <= 1) { return; }
     const bool known = s->options.minutes == 0 || s->options.steps >= 0;
     mix_count(m, known ? (uint64_t)s->plan.steps * rows : 0, counts);
     for (int i = 0; i < m->count; i++) {
@@ -176,15 +178,17 @@ static inline void training_print_time(const Session* s, const StepTime* time, i
     const Options* o = &s->options;
     const bool least = !time->whole && !time->parts;
     const char* about = time->whole ? "" : least ? "more than " : "about ";
-    char clock[32], parts[64] = "";
+    char clock[32], count[32], parts[64] = "";
     if (time->parts) { snprintf(parts, sizeof parts, " (%d of its %d micro-batches)", time->parts, s->plan.accumulate); }
     const bool long_step = time->ms >= 1e4;
     printf("timed   %s%.1f %s a step%s: ", about, time->ms * (long_step ? 1e-3 : 1), long_step ? "s" : "ms", parts);
     if (o->minutes > 0 && o->steps < 0) {
-        printf("%s%lld steps fit into %g minutes\n", least ? "at most " : about,
-               (long long)steps_for_minutes(o->minutes, now_seconds() - s->started, time->ms * 1e-3), o->minutes);
+        const int64_t fit = steps_for_minutes(o->minutes, now_seconds() - s->started, time->ms * 1e-3);
+        printf("%s%s steps fit into %g minutes\n", least ? "at most " : about, text_count((uint64_t)fit, count, sizeof count),
+               o->minutes);
     } else {
-        printf("%lld steps take %s%s, validations, samples and checkpoints apart\n", (long long)steps, about,
+        printf("%s steps take %s%s, validations, samples and checkpoints apart\n",
+               text_count((uint64_t)steps, count, sizeof count), about,
                text_clock(time->ms * 1e-3 * (double)steps, clock, sizeof clock));
     }
 }
@@ -198,11 +202,14 @@ static inline void training_dry_run(Training* t) {
     const int64_t steps = s->plan.stop - (int64_t)s->state.step;  // before the timed ones count
     StepTime time;
     Error e = NO_ERROR;
-    if (t->trainer->missing || s->ranks > 1) {
-        const char* why = t->trainer->missing ? t->trainer->missing : "";
+    if (t->trainer->missing || s->ranks > 1 || !s->has_train) {
+        const char* missing = t->trainer->missing ? t->trainer->missing : "";
+        const char* why = !s->has_train ? "there is no data"
+                          : *missing    ? "no GPU can be used here: "
+                                        : "a dry run is one process";
         job_check_weights(s);
         training_scan_data(s);
-        printf("timed   nothing: %s%s\n", *why ? "no GPU can be used here: " : "a dry run is one process", why);
+        printf("timed   nothing: %s%s\n", why, s->has_train ? missing : "");
         return;
     }
     t->model = job_open_model(t->trainer, s);

@@ -9,11 +9,13 @@
 #include "llmc/files/dataloader.h"
 #include "llmc/text/tokenizer.h"
 
-/* Ends a text after `most` words, and before what a terminal or a shell would obey. */
+/* Ends a text after `most` words, and before what a terminal or a shell would obey. Such characters at its start, and blanks,
+ * are left out. */
 static inline void first_words_cut(char* text, int most) {
     int words = 0;
-    size_t n = 0;
-    for (; text[n] && !strchr("\"\\$`!", text[n]); n++) {
+    size_t n = strspn(text, " \t\r\n\"\\$`!");
+    memmove(text, text + n, strlen(text + n) + 1);
+    for (n = 0; text[n] && !strchr("\"\\$`!", text[n]); n++) {
         const size_t length = plain_char_length(text + n, strlen(text + n));
         if (length == 0 || (text[n] == ' ' && ++words == most)) { break; }
         n += length - 1;

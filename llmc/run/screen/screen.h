@@ -8,18 +8,20 @@
 #include "llmc/base/utils.h"
 #include "llmc/config.h"     // defines: ModelConfig, ParamTable
 #include "llmc/train/mfu.h"  // defines: flops_per_token, mfu_text
-#include "llmc/base/text.h"  // defines: text_count, text_bytes, text_clock, print_names
+#include "llmc/base/text.h"  // defines: text_count, text_plural, text_bytes, text_clock, print_names
 
 #include <math.h>
 
 static inline void print_model(FILE* f, const char* name, const ModelConfig* c, const ParamTable* t, const char* precision) {
     char count[32];
-    print_names(f,
-                "model   %s: %s parameters, vocabulary %d, width %d, %d layers, %d heads, %d kv heads of %d, ffn %d, %s, %s\n"
-                "        RoPE theta %g%s, RMSNorm eps %g\n",
-                name, text_count(t->num_params, count, sizeof count), c->vocab_size, c->hidden_size, c->num_layers,
-                c->num_heads, c->num_kv_heads, c->head_dim, c->intermediate_size, c->tied ? "tied" : "untied", precision,
-                c->rope_theta, c->rope_llama3 ? " scaled as llama3" : "", (double)c->rms_eps);
+    print_names(
+        f,
+        "model   %s: %s parameters, vocabulary %d, width %d, %d layer%s, %d head%s, %d kv head%s of %d, ffn %d, %s, %s\n"
+        "        RoPE theta %g%s, RMSNorm eps %g\n",
+        name, text_count(t->num_params, count, sizeof count), c->vocab_size, c->hidden_size, c->num_layers,
+        text_plural(c->num_layers), c->num_heads, text_plural(c->num_heads), c->num_kv_heads, text_plural(c->num_kv_heads),
+        c->head_dim, c->intermediate_size, c->tied ? "tied" : "untied", precision, c->rope_theta,
+        c->rope_llama3 ? " scaled as llama3" : "", (double)c->rms_eps);
 }
 
 /* Prints the adapters of LoRA and their share of the model. */

@@ -23,7 +23,7 @@
 #include "llmc/run/screen/progress.h"    // defines: Progress, progress_begin, progress_end
 #include "llmc/run/session/machine.h"    // defines: cpu_build
 #include "llmc/run/session/session.h"    // defines: Session, session_must_read
-#include "llmc/run/session/resume.h"     // defines: session_resume
+#include "llmc/run/session/resume.h"     // defines: session_resume, session_check_out
 #include "llmc/text/tokenizer_read.h"    // defines: tokenizer_load, folder_has_tokenizer
 
 #include <signal.h>
@@ -50,6 +50,11 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     if (o->verify) { s->job = JOB_VERIFY; }
     if (!*o->out) { die_usage("--out: is empty, wanted the name of a folder"); }
     session_strip_out(&s->options);
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (o->threads > 2 * cores && s->rank == 0) {
+        warn("--threads: %d on %ld core%s: threads that wait for a core hold up the others", o->threads, cores,
+             text_plural(cores));
+    }
     Error e = NO_ERROR;
     must(options_read_text(&s->options, OPT_generate, &e) && options_read_text(&s->options, OPT_system, &e), &e);
 }
@@ -57,12 +62,16 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
 #define DEFAULT_DATA "dev/data/tinytales/"
 
 /* Sets --train and --val to the tinytales data if --train is missing (with --eval: --val, if --tasks is missing too). A new
- * model without --tokenizer then gets the data's tokenizer. Fails if the data has not been built. */
+ * model without --tokenizer then gets the data's tokenizer. If the data has not been built, a dry run does without, if the
+ * vocabulary is known; else fails. */
 static inline bool default_data(Options* o, Error* e) {
     const bool wanted = o->eval ? !o->val && !o->tasks : !o->train;
     if (!wanted) { return true; }
     const char* missing = o->eval ? DEFAULT_DATA "tinytales_val.bin" : DEFAULT_DATA "tinytales_train.bin";
     if (!file_exists(missing)) {
+        ModelConfig preset;
+        const bool plain = config_preset(&preset, o->model, 1) && preset.vocab_size == 1 && !o->tokenizer;
+        if (o->dry_run && o->epochs == 0 && !plain) { return true; }
         return fail(e, "%s: is not given, and the default %s does not exist\n  hint: make %s", o->eval ? "--val" : "--train",
                     missing, DEFAULT_DATA "tinytales_train.bin");
     }
@@ -267,7 +276,7 @@ static inline void session_open_data(Session* s) {
     Progress scan = progress_begin(stdout, "index", 0, "B");
     const RowRule rule = session_row_rule(s, &scan);
     Error e = NO_ERROR;
-    if (job_trains(s->job)) {
+    if (job_trains(s->job) && o->train) {
         must(mix_open(&s->mix, &s->train, o->train, o->batch, o->seq, share.group, share.groups, seed, &rule, &e), &e);
         s->has_train = true;
     }
@@ -428,6 +437,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     if (s->job == JOB_VERIFY) { return; }
     if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
     session_find_model(s, &found);
+    if (session_writes(s) && !out_is_locked(o->out)) { session_check_out(s); }  // session_lock() says who has locked it
     session_check_share(s);
     if (s->job == JOB_GENERATE || s->job == JOB_CHAT) { session_read_sampling(s); }
     if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }

@@ -39,7 +39,7 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
     }
     p->accumulate = (int)(p->tokens_per_step / micro);
     const uint64_t rows_per_step = (uint64_t)(p->tokens_per_step / o->seq);
-    p->steps = o->steps;
+    p->steps = o->dry_run && !o->train && o->steps < 0 ? 1 : o->steps;  // without data: the plan of a step
     if (p->steps < 0 || o->epochs > 0) {
         const double steps = o->epochs * (double)rows_per_epoch / (double)rows_per_step;
         if (steps > 2e9) { return fail(e, "--epochs: %g are %.0f steps, wanted at most 2e9", o->epochs, steps); }
@@ -61,22 +61,24 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
     return true;
 }
 
-/* Prints the plan of `ranks` processes or groups. With --minutes, the number of steps may not be known yet. */
+/* Prints the plan of `ranks` processes or groups. With --minutes, the number of steps may not be known yet. num_tokens: of the
+ * data; 0: there is none. */
 static inline void print_plan(FILE* f, const Plan* p, const Options* o, int ranks, uint64_t num_tokens) {
-    char a[32], b[32], c[32], steps[64], epochs[32] = "epochs", by_ranks[64] = "";
+    char a[32], b[32], c[32], steps[64], epochs[96] = "", by_ranks[64] = "";
+    text_count(num_tokens, c, sizeof c);
     if (o->minutes > 0 && o->steps < 0) {
         snprintf(steps, sizeof steps, "the steps that fit into %g minutes, each", o->minutes);
+        snprintf(epochs, sizeof epochs, ", an epoch has %s tokens", c);
     } else {
-        snprintf(steps, sizeof steps, "%s steps", text_count((uint64_t)p->steps, a, sizeof a));
-        snprintf(epochs, sizeof epochs, "%.2f epochs", p->epochs);
+        snprintf(steps, sizeof steps, "%s step%s", text_count((uint64_t)p->steps, a, sizeof a), text_plural(p->steps));
+        snprintf(epochs, sizeof epochs, ", %.2f epochs of %s tokens", p->epochs, c);
     }
     if (ranks > 1) { snprintf(by_ranks, sizeof by_ranks, " x %d processes", ranks); }
     if (o->seq_parallel > 1) {
-        snprintf(by_ranks, sizeof by_ranks, " x %d group%s of %d processes", ranks, ranks == 1 ? "" : "s", o->seq_parallel);
+        snprintf(by_ranks, sizeof by_ranks, " x %d group%s of %d processes", ranks, text_plural(ranks), o->seq_parallel);
     }
-    fprintf(f, "plan    %s of %s tokens (%d x %d x %d%s), %s of %s tokens\n", steps,
-            text_count((uint64_t)p->tokens_per_step, b, sizeof b), p->accumulate, o->batch, o->seq, by_ranks, epochs,
-            text_count(num_tokens, c, sizeof c));
+    fprintf(f, "plan    %s of %s tokens (%d x %d x %d%s)%s\n", steps, text_count((uint64_t)p->tokens_per_step, b, sizeof b),
+            p->accumulate, o->batch, o->seq, by_ranks, num_tokens > 0 ? epochs : "");
 }
 
 /* Prints what the rows of `d` hold, unless they are simply consecutive tokens. Also prints what it took to find them, if

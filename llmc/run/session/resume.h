@@ -205,15 +205,12 @@ static inline void session_compare(Session* s, SafeDtype own) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the run begins
 
-/* Locks --out, unless it is locked already, before anything is written there. Refuses a folder with the checkpoints of
- * another run. */
-static inline void session_lock(Session* s) {
+/* Refuses an --out with the checkpoints of another run. */
+static inline void session_check_out(const Session* s) {
     Error e = NO_ERROR;
     uint64_t* steps = NULL;
     size_t count = 0;
     const Options* o = &s->options;
-    if (s->rank != 0) { return; }
-    if (s->lock < 0) { session_take_out(s); }
     must(checkpoint_list(o->out, &steps, &count, &e), &e);
     if (count > 0 && !session_goes_on_in_out(s)) {
         die("--out: %s holds the checkpoints of another run, up to step %llu\n"
@@ -221,6 +218,13 @@ static inline void session_lock(Session* s) {
             o->out, (unsigned long long)steps[0]);
     }
     free(steps);
+}
+
+/* Locks --out, unless it is locked already, before anything is written there, and checks it again. */
+static inline void session_lock(Session* s) {
+    if (s->rank != 0) { return; }
+    if (s->lock < 0) { session_take_out(s); }
+    session_check_out(s);
 }
 
 /* Moves aside everything after the step that the run resumes: checkpoints of a run that was set back, or damaged ones. */

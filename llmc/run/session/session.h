@@ -151,9 +151,13 @@ static inline void session_print(const Session* s, const char* precision) {
     printf("machine %s\n", s->machine);
     print_model(stdout, s->model_dir[0] ? s->base_dir : s->options.model, &s->config, &s->table, precision);
     if (s->config.lora.rank > 0) { print_lora(stdout, &s->config.lora, s->trained.num_params, s->table.num_params); }
-    print_names(stdout, "data    %s: %s tokens in %d file%s\n", s->options.train,
-                text_count(s->train.num_tokens, count, sizeof count), mix_num_files(&s->mix),
-                mix_num_files(&s->mix) == 1 ? "" : "s");
+    if (s->has_train) {
+        print_names(stdout, "data    %s: %s tokens in %d file%s\n", s->options.train,
+                    text_count(s->train.num_tokens, count, sizeof count), mix_num_files(&s->mix),
+                    text_plural(mix_num_files(&s->mix)));
+    } else {
+        printf("data    none: this is the plan of a step\n");
+    }
     if (s->has_val) {
         print_names(stdout, "        %s: %s tokens for validation\n", s->options.val,
                     text_count(s->val.num_tokens, count, sizeof count));
