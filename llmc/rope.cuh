@@ -3,7 +3,7 @@
  *
  * A thread rotates one vector of a head's first half together with its partner in the second half, for ROPE_HEADS heads of one
  * token. So 2 * ROPE_HEADS loads are in flight at once, and the table is read once for all of them.
- * Bytes: q and k are read once and written once.
+ * Bytes: q and k are read once and written once. Steps: dev/cuda/rope.cu.
  */
 #ifndef LLMC_ROPE_CUH
 #define LLMC_ROPE_CUH

@@ -204,8 +204,9 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
         std::vector<Verdict> verdicts;
         const bool listed = !shape || !own.n[0];
         for (const Shape& s : listed ? l.classic : std::vector<Shape>(1, own)) {
-            verdicts = check(l, versions, s, "classic");
-            if (!shape || strcmp(shape, "large")) { bench(l, versions, s, false, verdicts, about, json); }
+            const std::vector<Verdict> checked = check(l, versions, s, "classic");
+            if (verdicts.empty()) { verdicts = checked; }  // large shapes are not checked, but the first one here was
+            if (!shape || strcmp(shape, "large")) { bench(l, versions, s, false, checked, about, json); }
         }
         for (const Shape& s : listed && (!shape || !strcmp(shape, "large")) ? l.large : std::vector<Shape>()) {
             bench(l, versions, s, true, verdicts, about, json);

@@ -120,6 +120,7 @@ struct Work {
     double lanes = 0;     // instructions of single threads
     double trips = 0;     // to memory, one after the other, of the thread that has the most
     double launches = 1;
+    double after = 0;  // sectors that further kernels move after all this
 };
 
 /* The rates of this run. */
@@ -134,7 +135,7 @@ static struct {
 static double seconds_of(const Work& w) {
     const double memory = fmax(32 * w.sectors / card.copy, w.trips * card.trip);
     const double compute = fmax(w.lanes / card.lanes, w.products > 0 ? w.products / card.product : 0);
-    return fmax(memory, compute) + w.launches * card.launch;
+    return fmax(memory, compute) + 32 * w.after / card.copy + w.launches * card.launch;
 }
 
 static inline double sms() { return (double)device_attribute(cudaDevAttrMultiProcessorCount); }

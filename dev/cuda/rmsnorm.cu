@@ -281,9 +281,9 @@ static void backward(const Case& c, cudaStream_t stream) {
 
 static void make_forward(Case& c) {
     const size_t N = c.n[0], C = c.n[1];
-    c.tensor<floatX>("x", READ, N, C, 2);
+    c.rows("x", READ, N, C, 2);
     c.tensor<floatX>("weight", READ, 1, C);
-    c.tensor<floatX>("out", WRITE, N, C);
+    c.rows("out", WRITE, N, C);
     c.tensor<float>("rstd", WRITE, 1, N);
     c.bytes = 2.0 * sizeof(floatX) * (double)N * (double)C;
 }
@@ -292,11 +292,11 @@ static void oracle_forward(Case& c) { rmsnorm_forward(c[OUT], c[RSTD], c[X], c[W
 
 static void make_backward(Case& c) {
     const size_t N = c.n[0], C = c.n[1];
-    c.tensor<floatX>("dx", ADD, N, C);
+    c.rows("dx", ADD, N, C);
     c.tensor<float>("dweight", ADD, 1, C);
     c.tensor<char>("scratch", SCRATCH, 1, rmsnorm_backward_scratch_cuda(N, (int)C));
-    c.tensor<floatX>("dout", READ, N, C);
-    c.tensor<floatX>("x", READ, N, C, 2);
+    c.rows("dout", READ, N, C);
+    c.rows("x", READ, N, C, 2);
     c.tensor<floatX>("weight", READ, 1, C);
     c.tensor<float>("rstd", READ, 1, N);
     c.bytes = 4.0 * sizeof(floatX) * (double)N * (double)C;

@@ -52,13 +52,17 @@ struct Case {
     /* The elements from one row of floatX to the next. */
     size_t pitch(size_t width) const { return row_pitch<floatX>(width) + (padded ? VECTOR<floatX> : 0); }
 
-    /* Appends a tensor (rows, width) of floatX, float, int32_t or char, in the order of the file's enum. More than one row of
-     * floatX have a pitch. */
+    /* Appends a tensor (rows, width) of floatX, float, int32_t or char without padding, in the order of the file's enum. */
     template <typename T>
     Tensor& tensor(const char* name, Role role, size_t rows, size_t width, float scale = 1, float floor = 1e-3f) {
-        const size_t step = TYPE_OF<T> == TYPE_X && rows > 1 ? pitch(width) : width;
-        tensors.push_back({name, role, TYPE_OF<T>, rows, width, step, scale, floor, {}, {}, {}, NULL});
+        tensors.push_back({name, role, TYPE_OF<T>, rows, width, width, scale, floor, {}, {}, {}, NULL});
         return tensors.back();
+    }
+    /* Appends a tensor of floatX with a pitch, as activations have it. */
+    Tensor& rows(const char* name, Role role, size_t rows, size_t width, float scale = 1, float floor = 1e-3f) {
+        Tensor& t = tensor<floatX>(name, role, rows, width, scale, floor);
+        t.pitch = pitch(width);
+        return t;
     }
     template <typename T>
     T* at(int i) const {  // on the device
@@ -130,6 +134,16 @@ static Case make_case(const Ladder& l, const Shape& s, bool padded) {
     if (l.values) { l.values(c); }
     for (Tensor& t : c.tensors) { t.host = t.start; }
     return c;
+}
+
+/* Rounds start values to multiples of 1/16, so that a product's sums of them are exact. */
+static void to_sixteenths(Case& c, int i) {
+    for (float& x : c.tensors[i].start) { x = roundf(4 * x) / 16; }
+}
+
+/* Rounds values of the host to floatX, as a kernel that writes them. */
+static void to_floatX(Case& c, int i) {
+    for (float& x : c.tensors[i].host) { x = to_float(from_float<floatX>(x)); }
 }
 
 /* Runs a version on fresh memory and returns all tensors after it. */
