@@ -20,7 +20,7 @@ static inline void agree_gather(Team* team, const void* mine, size_t bytes, void
 /* Replaces the value by rank 0's value, in pieces if it is long. */
 static inline void agree_first(Team* team, void* value, size_t bytes) {
     if (!team) { return; }
-    char* all = (char*)xmalloc((size_t)team->run.ranks * TEAM_PAYLOAD);
+    char* all = (char*)xcalloc((size_t)team->run.ranks, TEAM_PAYLOAD);
     for (size_t at = 0; at < bytes; at += TEAM_PAYLOAD) {
         const size_t n = size_min(TEAM_PAYLOAD, bytes - at);
         agree_gather(team, (char*)value + at, n, all);
