@@ -38,8 +38,8 @@ pass_on() {
     # shellcheck disable=SC2086  # one word a process
     kill -s "$1" $pids 2>/dev/null
 }
-trap 'pass_on TERM' INT TERM  # a shell's background processes ignore SIGINT at first
-trap 'pass_on USR1' USR1
+trap 'pass_on TERM' INT TERM XCPU  # a shell's background processes ignore SIGINT at first
+trap 'pass_on USR1' USR1 USR2
 trap 'pass_on HUP' HUP
 status=0
 for pid in $pids; do

@@ -105,8 +105,8 @@ token_file() {
 # train FLAGS...: runs the trainer with small steps on one thread; later flags override
 train() { "$bin/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@"; }
 
-# steps_of LOG: prints its steps, validations and samples without times
-steps_of() { grep -E '^\{"event":"(step|val|sample)"' "$1" | sed 's/,"ms":[^,]*,"tok_s":[^,]*,"seconds":[^,]*//'; }
+# steps_of LOG: prints its steps, validations, answers and samples without times
+steps_of() { grep -E '^\{"event":"(step|val|task|sample)"' "$1" | sed 's/,"ms":[^,]*,"tok_s":[^,]*,"seconds":[^,]*//'; }
 
 # same_steps A B: both logs have the same steps, and at least one
 same_steps() {

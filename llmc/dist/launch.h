@@ -16,7 +16,8 @@
  * When the parent dies, also by SIGKILL, the kernel kills the ranks (PR_SET_PDEATHSIG). Each rank also has the read end of a
  * pipe whose only writer is the parent. poll() reports POLLHUP there when the parent is gone; see launch_parent_fd().
  *
- * SIGINT, SIGTERM, SIGHUP and SIGUSR1 are for the ranks: the parent passes them on, and stays until all ranks have ended. It
+ * SIGINT, SIGTERM, SIGHUP, SIGXCPU, SIGUSR1 and SIGUSR2 are for the ranks: the parent passes them on, and stays until all ranks
+ * have ended. It
  * does not pass on a SIGINT with si_code SI_KERNEL: Ctrl-C, which the terminal sends to all processes of the group. Other
  * senders signal the whole group, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot distinguish their signal from a
  * signal for itself alone, so a rank may get such a signal twice (run/session/signals.h counts it once).
@@ -142,6 +143,8 @@ static inline void launch_block_signals(Launch* l) {
     sigaddset(&l->awaited, SIGINT);
     sigaddset(&l->awaited, SIGTERM);
     sigaddset(&l->awaited, SIGUSR1);
+    sigaddset(&l->awaited, SIGUSR2);
+    sigaddset(&l->awaited, SIGXCPU);
     if (sigaction(SIGHUP, NULL, &hangup) != 0 || hangup.sa_handler != SIG_IGN) { sigaddset(&l->awaited, SIGHUP); }
     sigset_t blocked = l->awaited;
     sigaddset(&blocked, SIGPIPE);  // a lost screen does not end the parent: it ends with the ranks

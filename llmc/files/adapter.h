@@ -100,18 +100,19 @@ static inline bool adapter_read_targets(const Json* j, unsigned* on, Error* e) {
 
 static inline bool adapter_parse_config(const Json* j, AdapterConfig* a, Error* e) {
     const JsonNode* root = json_root(j);
-    const char* base = NULL;
+    char* base = NULL;
     int64_t rank = 0;
     if (!adapter_check_plain(j, e) || !adapter_read_targets(j, &a->lora.on, e) ||
         !json_int(j, root, "r", 1, LORA_MOST_RANK, &rank, e) ||
         !json_double(j, root, "lora_alpha", LORA_LEAST_ALPHA, 1e6, &a->lora.alpha, e) ||
         !json_double_or(j, root, "lora_dropout", 0, 1, 0, &a->dropout, e) ||
-        !json_text(j, root, "base_model_name_or_path", &base, e)) {
+        !json_bytes(j, root, "base_model_name_or_path", &base, e)) {
         return false;
     }
     a->lora.rank = (int)rank;
-    return snprintf(a->base, sizeof a->base, "%s", base) < (int)sizeof a->base ||
-           fail(e, "%s: base_model_name_or_path is longer than %d bytes", j->path, PATH_CAP - 1);
+    const bool fits = snprintf(a->base, sizeof a->base, "%s", base) < (int)sizeof a->base;
+    free(base);
+    return fits || fail(e, "%s: base_model_name_or_path is longer than %d bytes", j->path, PATH_CAP - 1);
 }
 
 /* Reads dir/adapter_config.json. */
@@ -132,7 +133,7 @@ static inline bool adapter_write_config(const char* dir, const LoraConfig* l, co
     FILE* f = create_output(path, e);
     if (!f) { return false; }
     fputs("{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n  \"base_model_name_or_path\": ", f);
-    json_write_text(f, base);
+    json_write_bytes(f, base);
     fprintf(f, ",\n  \"r\": %d,\n  \"lora_alpha\": ", l->rank);
     if (l->alpha == floor(l->alpha)) {
         fprintf(f, "%.0f", l->alpha);

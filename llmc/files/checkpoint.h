@@ -47,6 +47,21 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // the lock
 
+/* Gives up a locked .lock that has another name as well, and sets *fd to -1. A backup of hard links shares the lock of its
+ * original: it gets one of its own. A file that does not hold a process's number, as locks do, is refused. */
+static inline bool out_unshare_lock(int* fd, const char* path, Error* e) {
+    char text[32] = "", *end = text;
+    struct stat st;
+    if (fstat(*fd, &st) != 0 || st.st_nlink <= 1) { return true; }
+    const ssize_t n = pread(*fd, text, sizeof text - 1, 0);
+    const bool ours = n == 0 || (n > 0 && strtol(text, &end, 10) > 0 && strcmp(end, "\n") == 0);
+    bool ok = ours || fail(e, "%s: is a hard link to another file, wanted the lock of this folder alone", path);
+    ok = ok && (unlink(path) == 0 || fail(e, "%s: cannot remove it: %s", path, strerror(errno)));
+    close(*fd);
+    *fd = -1;
+    return ok;
+}
+
 /* Makes the folder and locks it for this process. *fd holds the lock until out_unlock() or until the process ends in any
  * way. Fails while another process holds the lock. */
 static inline bool out_lock(int* fd, const char* out, Error* e) {
@@ -54,8 +69,10 @@ static inline bool out_lock(int* fd, const char* out, Error* e) {
     bool busy = false;
     *fd = -1;
     if (!make_directories(out, e) || !path_join(path, out, ".lock", e)) { return false; }
-    *fd = open_locked(path, O_RDWR | O_CREAT, &busy, e);
-    if (*fd < 0) { return false; }
+    while (*fd < 0) {
+        *fd = open_locked(path, O_RDWR | O_CREAT, &busy, e);
+        if (*fd < 0 || (!busy && !out_unshare_lock(fd, path, e))) { return false; }
+    }
     if (busy) {
         const ssize_t n = pread(*fd, text, sizeof text - 1, 0);
         close(*fd);
@@ -401,7 +418,8 @@ static inline bool checkpoint_check_found(const TrainerState* s, uint64_t step, 
 }
 
 /* Finds the newest whole checkpoint in OUT: its folder in dir (PATH_CAP bytes; "" if OUT has no checkpoint) and its state.
- * Skips damaged ones with a warning; fails if all are damaged. */
+ * Skips damaged ones with a warning; fails if all are damaged. A run resumes from a step that was not finite only if there is
+ * no older checkpoint: a run that was not stopped continued from that step, too. */
 static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir, TrainerState* s, Error* e) {
     uint64_t* steps = NULL;
     size_t count = 0;
@@ -411,20 +429,24 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
     dir[0] = 0;
     if (!log_history_read(&last, out, 0, e) || !checkpoint_list(out, &steps, &count, e)) { return false; }
     bool found = count == 0;
+    size_t ruined = count;  // the newest whole one of a step that was not finite
     for (size_t i = 0; i < count && !found; i++) {
         Error cause = NO_ERROR;
-        found = checkpoint_paths(out, steps[i], dir, tmp, &cause) && checkpoint_read(dir, use, s, &cause) &&
-                checkpoint_check_found(s, steps[i], &cause);
-        const bool abandoned = found && checkpoint_abandoned(&last, s);
-        if (abandoned) { found = fail(&cause, "%s: is of a run that was set back to step %" PRIu64, dir, last.parent_step); }
+        const bool whole = checkpoint_paths(out, steps[i], dir, tmp, &cause) && checkpoint_read(dir, use, s, &cause);
+        const bool abandoned = whole && checkpoint_abandoned(&last, s);
+        found = whole && checkpoint_check_found(s, steps[i], &cause);
+        if (found && abandoned) {
+            found = fail(&cause, "%s: is of a run that was set back to step %" PRIu64, dir, last.parent_step);
+        }
         if (found) { break; }
+        const bool spare = whole && !abandoned && s->not_finite && s->step == steps[i] && use == CHECKPOINT_RUN;
+        if (spare && ruined == count) { ruined = i; }
         trainer_state_free(s);
-        if (i + 1 == count) {
-            fail(e,
-                 !s->not_finite          ? "%s"
-                 : use == CHECKPOINT_RUN ? "%s\n  hint: --resume PATH takes it all the same"
-                                         : "%s\n  hint: --model PATH takes it all the same",
-                 cause.msg);
+        if (i + 1 == count && ruined < count) {
+            found = checkpoint_paths(out, steps[ruined], dir, tmp, e) && checkpoint_read(dir, use, s, e);
+            if (found) { warn("%s: no older checkpoint is whole: resuming all the same", cause.msg); }
+        } else if (i + 1 == count) {
+            fail(e, !s->not_finite ? "%s" : "%s\n  hint: --model PATH takes it all the same", cause.msg);
         } else if (!abandoned) {
             warn("%s: taking the checkpoint before it", cause.msg);
         }

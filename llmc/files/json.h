@@ -8,6 +8,8 @@
  * The parser refuses, with file, line and byte column: anything outside the grammar, invalid UTF-8, lone surrogates, a byte
  * order mark, nesting above JSON_MAX_DEPTH, duplicate keys (found by hashing, so large vocabularies stay linear).
  * The text bounds the memory: a node is 24 bytes and stands for about two bytes of text or more.
+ *
+ * JSON cannot hold a text that is not UTF-8, as a path on Linux may be: json_write_bytes() and json_bytes() have a form for it.
  */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
@@ -579,6 +581,28 @@ static inline bool json_text(const Json* j, const JsonNode* object, const char* 
     return json_wanted(j, object, key, e, "a string");
 }
 
+/* Reads a string that json_write_bytes() wrote, or another one without U+0000. The caller frees *out. */
+static inline bool json_bytes(const Json* j, const JsonNode* object, const char* key, char** out, Error* e) {
+    size_t length = 0, count = 0;
+    const char* text = json_string(j, json_get(j, object, key), &length);
+    const bool coded = text && length > 0 && text[0] == 0;
+    *out = NULL;
+    if (!text || (!coded && strlen(text) != length)) { return json_wanted(j, object, key, e, "a string"); }
+    char* bytes = (char*)xmalloc(length + 1);
+    for (size_t i = coded; i < length;) {
+        uint32_t c = (uint8_t)text[i];
+        i += coded ? (size_t)utf8_decode((const uint8_t*)text + i, length - i, &c) : 1;
+        if (coded && (c == 0 || c > 255)) {
+            free(bytes);
+            return json_wanted(j, object, key, e, "characters up to U+00FF behind U+0000");
+        }
+        bytes[count++] = (char)c;
+    }
+    bytes[count] = 0;
+    *out = bytes;
+    return true;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // writing
 
@@ -614,6 +638,41 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
 
 /* Writes a C string in quotes, as json_write_string(). */
 static inline void json_write_text(FILE* f, const char* text) { json_write_string(f, text, strlen(text)); }
+
+/* Writes a text that json_bytes() reads back byte for byte, such as a path, even if it is not UTF-8: then as U+0000, and a
+ * character U+0001 to U+00FF for each byte. */
+static inline void json_write_bytes(FILE* f, const char* text) {
+    const size_t length = strlen(text);
+    size_t valid = 0;
+    for (size_t n = 1; n > 0; valid += n) { n = utf8_char_length(text + valid, length - valid); }
+    if (valid == length) {
+        json_write_text(f, text);
+        return;
+    }
+    char* coded = (char*)xmalloc(2 * length + 1);
+    size_t count = 1;
+    coded[0] = 0;
+    for (size_t i = 0; i < length; i++) { count += utf8_encode(coded + count, (uint8_t)text[i]); }
+    json_write_string(f, coded, count);
+    free(coded);
+}
+
+/* Writes at most *room bytes of a text, and lessens *room by them. A text that is cut ends in an ellipsis. */
+static inline void json_write_part(FILE* f, const char* text, size_t length, size_t* room) {
+    static const char ellipsis[] = "\xE2\x80\xA6";
+    const size_t dots = sizeof ellipsis - 1;
+    size_t n = length;
+    if (length > *room) {
+        n = *room > dots ? *room - dots : 0;
+        while (n > 0 && ((uint8_t)text[n] & 0xC0) == 0x80) { n--; }  // back to the start of a character
+    }
+    char* part = (char*)xmalloc(n + dots);
+    memcpy(part, text, n);
+    memcpy(part + n, ellipsis, dots);
+    json_write_string(f, part, n < length ? n + dots : n);
+    free(part);
+    *room -= n < length ? *room : n;
+}
 
 /* Writes a value that was read; an array or object becomes null. */
 static inline void json_write_value(FILE* f, const Json* j, const JsonNode* n) {

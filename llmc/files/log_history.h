@@ -12,8 +12,10 @@
 #include "llmc/files/trainer_state.h"
 
 #ifndef LOG_LINE_MAX
-#define LOG_LINE_MAX (1 << 20)  // most bytes of a line that is read back; tests set it smaller
+#define LOG_LINE_MAX (1 << 20)  // most bytes of a line, for the writer and for readers; tests set it smaller
 #endif
+// most bytes of a sample, of the command line, and of the options' texts in a line: in JSON, a byte takes up to six
+#define LOG_TEXT_MAX (LOG_LINE_MAX / 16)
 
 /* Fails because of the line that begins at byte `at`: a log has no such lines, but a hole in a file is one. */
 static inline bool log_line_too_long(const char* path, off_t at, Error* e) {

@@ -20,7 +20,10 @@
  * the log is flushed to disk before a checkpoint is renamed into place: a resumed run finds every line up to its step. A
  * resumed run cuts off the lines of later steps, the "end" of the run that it continues, and a torn last line.
  * A line that cannot be written (disk full) is an error; the logger cuts off the part that was written. A part that cannot be
- * read is an error, too, never the end of the log: otherwise the lines after it would be cut off.
+ * read is an error, too, never the end of the log: otherwise the lines after it would be cut off. No line is longer than
+ * readers take: long texts are cut.
+ * A log that has another name as well (a backup made of hard links) is copied first, and the copy takes its place: the file
+ * under the other name stays as it is. The logger looks for that when it opens the log, and at each checkpoint.
  */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -28,11 +31,13 @@
 #include "llmc/base/utils.h"           // defines: fail, die, path_join
 #include "llmc/files/config_file.h"    // defines: config_fields, config_write_value
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
-#include "llmc/files/log_history.h"    // defines: LOG_LINE_MAX, log_line_too_long
+#include "llmc/files/log_history.h"    // defines: LOG_LINE_MAX, LOG_TEXT_MAX, log_line_too_long
 #include "llmc/base/update.h"          // defines: SourceLosses
 #include "llmc/files/output.h"         // defines: open_output, is_open_file
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/quantise.h"             // defines: QuantiseCounts, NUM_QUANTISED, quantised_names
+
+#include <assert.h>
 
 typedef struct {
     int fd;  // -1: no log (all ranks but the first, and jobs that write nothing)
@@ -97,6 +102,40 @@ static inline bool logger_find_cut(const Logger* g, char* buffer, int64_t step, 
     }
 }
 
+/* Copies the first `keep` bytes of the log to the open file `to`, and flushes them. */
+static inline bool logger_copy(const Logger* g, int to, off_t keep, char* buffer /* (LOG_LINE_MAX) */) {
+    for (off_t at = 0; at < keep;) {
+        const ssize_t got = pread(g->fd, buffer, size_min(LOG_LINE_MAX, (size_t)(keep - at)), at);
+        if (got <= 0 || write(to, buffer, (size_t)got) != got) { return false; }
+        at += got;
+    }
+    return fsync(to) == 0;
+}
+
+/* Cuts the log to `keep` bytes. If its file has another name, only a copy is cut, which takes the log's name. */
+static inline bool logger_cut(Logger* g, off_t keep, char* buffer /* (LOG_LINE_MAX) */, Error* e) {
+    struct stat st;
+    char tmp[PATH_CAP + 4];
+    snprintf(tmp, sizeof tmp, "%s.tmp", g->path);
+    unlink(tmp);  // left by a run that died here
+    if (fstat(g->fd, &st) != 0) { return fail(e, "%s: cannot tell what it is: %s", g->path, strerror(errno)); }
+    if (st.st_nlink <= 1) {
+        return ftruncate(g->fd, keep) == 0 ||
+               fail(e, "%s: cannot cut to %lld bytes: %s", g->path, (long long)keep, strerror(errno));
+    }
+    const int copy = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    const bool whole = copy >= 0 && logger_copy(g, copy, keep, buffer);
+    if (!whole) { fail(e, "%s: cannot be copied to %s: %s", g->path, tmp, strerror(errno)); }
+    if (!whole || !rename_output(tmp, g->path, e)) {
+        if (copy >= 0) { close(copy); }
+        unlink(tmp);
+        return false;
+    }
+    close(g->fd);
+    g->fd = copy;
+    return true;
+}
+
 /* Opens OUT/log.jsonl: emptied for a new run (resume_step -1), otherwise cut back to resume_step. */
 static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, Error* e) {
     logger_none(g);
@@ -106,20 +145,28 @@ static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, 
     if (g->fd < 0) { return false; }
     char* buffer = (char*)malloc(LOG_LINE_MAX);
     bool ok = buffer || fail(e, "%s: out of memory to read it", g->path);
-    ok = ok && (resume_step < 0 || logger_find_cut(g, buffer, resume_step, &keep, e));
-    ok = ok && (ftruncate(g->fd, keep) == 0 ||
-                fail(e, "%s: cannot cut to %lld bytes: %s", g->path, (long long)keep, strerror(errno)));
+    ok = ok && (resume_step < 0 || logger_find_cut(g, buffer, resume_step, &keep, e)) && logger_cut(g, keep, buffer, e);
     free(buffer);
     if (!ok) { logger_close(g); }
     return ok;
 }
 
-/* Opens the log again if its file was moved or removed; otherwise later lines would be lost. */
+/* Opens the log again if its file was moved or removed; otherwise later lines would be lost. Copies it if its file has got
+ * another name. */
 static inline bool logger_reopen(Logger* g, Error* e) {
-    if (g->fd < 0 || is_open_file(g->fd, g->path)) { return true; }
-    close(g->fd);
-    g->fd = open_output(g->path, O_RDWR | O_CREAT | O_APPEND, e);
-    return g->fd >= 0;
+    struct stat st;
+    if (g->fd < 0) { return true; }
+    if (!is_open_file(g->fd, g->path)) {
+        const int again = open_output(g->path, O_RDWR | O_CREAT | O_APPEND, e);
+        if (again < 0) { return false; }
+        close(g->fd);
+        g->fd = again;
+    }
+    if (fstat(g->fd, &st) != 0 || st.st_nlink <= 1) { return true; }
+    char* buffer = (char*)malloc(LOG_LINE_MAX);
+    const bool ok = buffer ? logger_cut(g, st.st_size, buffer, e) : fail(e, "%s: out of memory to copy it", g->path);
+    free(buffer);
+    return ok;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -141,10 +188,14 @@ static inline void log_double(FILE* f, const char* key, double value) {
     json_write_double(f, value);
 }
 
-static inline void log_text(FILE* f, const char* key, const char* text) {
+/* Writes a text, cut to LOG_TEXT_MAX bytes. */
+static inline void log_bytes(FILE* f, const char* key, const char* text, size_t length) {
+    size_t room = LOG_TEXT_MAX;
     log_key(f, key);
-    json_write_text(f, text);
+    json_write_part(f, text, length, &room);
 }
+
+static inline void log_text(FILE* f, const char* key, const char* text) { log_bytes(f, key, text, strlen(text)); }
 
 /* Starts a line. Write its fields to the returned stream with log_int, log_double, log_text or fprintf. */
 static inline FILE* logger_begin(Logger* g, const char* event) {
@@ -159,6 +210,7 @@ static inline FILE* logger_begin(Logger* g, const char* event) {
 static inline bool logger_end(Logger* g, Error* e) {
     fputs("}\n", g->line);
     if (fclose(g->line) != 0 || !g->text) { die("out of memory for a line of the log"); }
+    assert(g->size <= LOG_LINE_MAX);
     bool ok = true;
     if (g->fd >= 0) {
         size_t done = 0;
@@ -191,10 +243,11 @@ static inline bool logger_sync(Logger* g, Error* e) {
 // the events
 
 static inline void log_argv(FILE* f, int argc, char** argv) {
+    size_t room = LOG_TEXT_MAX;
     log_key(f, "argv");
-    for (int i = 0; i < argc; i++) {
+    for (int i = 0; i < argc && room > 0; i++) {
         fputc(i ? ',' : '[', f);
-        json_write_text(f, argv[i]);
+        json_write_part(f, argv[i], strlen(argv[i]), &room);
     }
     fputs(argc > 0 ? "]" : "[]", f);
 }
@@ -219,7 +272,7 @@ static inline void log_run(FILE* f, const TrainerState* s) {
 typedef struct {
     const char *program, *precision;  // precision: FP32, BF16 or FP16
     const char* machine;              // run_machine()'s text
-    const char* options;              // all options, as a JSON object
+    const char* options;              // all options, as a JSON object, with at most LOG_TEXT_MAX bytes of texts
     int argc;
     char** argv;
 } LoggedRun;
@@ -327,8 +380,7 @@ static inline bool log_task(Logger* g, int64_t step, const char* file, double ac
 static inline bool log_sample(Logger* g, int64_t step, const char* text, size_t len, Error* e) {
     FILE* f = logger_begin(g, "sample");
     log_int(f, "step", step);
-    log_key(f, "text");
-    json_write_string(f, text, len);
+    log_bytes(f, "text", text, len);
     return logger_end(g, e);
 }
 

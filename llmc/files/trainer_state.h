@@ -34,6 +34,9 @@ enum {
 
 typedef char RunId[17];  // 16 hexadecimal digits; "": none
 
+/* What was due at a step, but left out because the run ended: bits of TrainerState.owed. */
+enum { OWED_TASKS = 1, OWED_SAMPLE = 2 };
+
 /* The results of validations. Steps count from 1, so 0 is none. */
 typedef struct {
     uint64_t step, best_step;  // steps of the newest validation, and of the validation with the lowest loss
@@ -55,6 +58,8 @@ typedef struct {
     RunId parent_run;         // the run that it branched off from; "": none
     uint64_t parent_step;     // and the step where
     bool not_finite;          // the last step's loss or gradient, or a value saved, is not finite: resumed only if it is named
+    uint64_t bad_steps;       // how many steps in a row were not finite, until this one
+    uint64_t owed;            // bits of what a resumed run makes up for; a validation has its own step, in `val`
     bool timed;               // written by --checkpoint-minutes: any later checkpoint replaces it
     int world_size;           // ranks, one state file each
     double loss_scale;        // of FP16 training; 1 otherwise
@@ -176,6 +181,8 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     validations_write(f, s);
     if (s->bf16_weights) { fputs(",\n  \"bf16_weights\": true", f); }
     if (s->f32_weights) { fputs(",\n  \"f32_weights\": true", f); }
+    if (s->bad_steps) { fprintf(f, ",\n  \"bad_steps\": %" PRIu64, s->bad_steps); }
+    if (s->owed) { fprintf(f, ",\n  \"owed\": %" PRIu64, s->owed); }
     if (s->base) { fprintf(f, ",\n  \"base_crc32c\": %" PRIu64, s->base); }
     fprintf(f, ",\n  \"options\": %s,\n  \"files\": [", s->options ? s->options : "{}");
     for (size_t i = 0; i < files->count; i++) {
@@ -304,7 +311,9 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
         !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !validations_read(j, &s->val, e) ||
         !trainer_state_files(s, e) || (json_get(j, root, "base_crc32c") && !json_u64(j, root, "base_crc32c", &s->base, e)) ||
         (json_get(j, root, "bf16_weights") && !json_bool(j, root, "bf16_weights", &s->bf16_weights, e)) ||
-        (json_get(j, root, "f32_weights") && !json_bool(j, root, "f32_weights", &s->f32_weights, e))) {
+        (json_get(j, root, "f32_weights") && !json_bool(j, root, "f32_weights", &s->f32_weights, e)) ||
+        (json_get(j, root, "bad_steps") && !json_u64(j, root, "bad_steps", &s->bad_steps, e)) ||
+        (json_get(j, root, "owed") && !json_u64(j, root, "owed", &s->owed, e))) {
         return false;
     }
     s->world_size = (int)number;

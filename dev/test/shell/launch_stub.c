@@ -62,19 +62,24 @@ static int open_line(const char* folder, const char* name, int rank) {
 static int came_fd;
 
 static void on_signal(int number) {
-    const char* line = number == SIGINT ? "INT\n" : number == SIGTERM ? "TERM\n" : number == SIGHUP ? "HUP\n" : "USR1\n";
+    const char* line = number == SIGINT    ? "INT\n"
+                       : number == SIGTERM ? "TERM\n"
+                       : number == SIGHUP  ? "HUP\n"
+                       : number == SIGXCPU ? "XCPU\n"
+                       : number == SIGUSR2 ? "USR2\n"
+                                           : "USR1\n";
     const size_t length = strlen(line);
     if (write(came_fd, line, length) != (ssize_t)length) { _exit(99); }
 }
 
 static void catch_signals(const char* folder, int rank) {
-    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
     struct sigaction action;
     came_fd = open_line(folder, "came", rank);
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
     sigfillset(&action.sa_mask);
-    for (int i = 0; i < 4; i++) { sigaction(caught[i], &action, NULL); }
+    for (int i = 0; i < 6; i++) { sigaction(caught[i], &action, NULL); }
 }
 
 static void wait_for_all(const char* folder, int rank, int ranks) {

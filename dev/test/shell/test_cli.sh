@@ -304,10 +304,20 @@ background --model d1 --steps 1000000 --out usr1 --train data.bin --schedule con
 wait_for has_steps usr1/log.jsonl 3
 kill -USR1 $pid
 check "SIGUSR1 writes a checkpoint" wait_for sh -c 'ls usr1/step_*/trainer_state.json'
+saves() { [ "$(grep -c '"event":"checkpoint"' usr1/log.jsonl)" -eq "$1" ]; }
+wait_for saves 1
+kill -USR2 $pid
+check "so does SIGUSR2" wait_for saves 2
 check "and the run goes on" kill -0 $pid
 kill -TERM $pid
 finish
 check "--signal-status is the status of a stopped run" test $finished -eq 75
+background --model d1 --steps 1000000 --out xcpu --train data.bin --schedule constant
+wait_for has_steps xcpu/log.jsonl 3
+kill -XCPU $pid
+kill -XCPU $pid
+finish
+check "SIGXCPU saves and ends, and a second one changes nothing" test $finished -eq 0 -a -d "$(ls -d xcpu/step_*)"
 expect "a run that ends by itself has status 0" 0 "done" \
     resume --out usr1 --signal-status 75 --stop-after $(($(grep -c '"event":"step"' usr1/log.jsonl) + 2))
 

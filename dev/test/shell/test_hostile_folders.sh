@@ -42,6 +42,19 @@ for file in log.jsonl .lock; do
         skip "$file is a device" "devices cannot be made here" 2
     fi
 done
+# link NAME: a folder out/ with a hard link to a file of the user
+link() { rm -rf out && mkdir out && precious target && ln target out/$1; }
+link log.jsonl
+check "log.jsonl is a hard link: the run has a log of its own" run --steps 2 --out out --stop-after 1
+check "that it resumes from" run --out out --resume
+link .lock
+expect ".lock is a hard link: refused" 1 "out/.lock: is a hard link to another file" run --steps 2 --out out
+rm -rf out backup && cp -r good out && cp -al out backup
+check "a backup of hard links is resumed" run --steps 4 --out backup --resume
+check "and its original stays as it is" diff -r good out
+check "and is resumed, too" run --steps 3 --out out --resume
+rm -rf out backup && mkdir out
+
 check "no target was written or made" sh -c "grep -qx precious target && ! test -e new"
 
 cp -r good out/run && { grep -v '"event":"end"' good/log.jsonl; head -c 3000000 /dev/zero; } >out/run/log.jsonl
@@ -78,6 +91,21 @@ finish
 check "the run ends well" test $finished -eq 0 -a -n "$(ls -d moved/step_*)"
 check "and says what happened" grep -q '^warning: moved: it, or .lock in it, was moved or removed' background
 rm -rf moved aside
+
+# moves the folder of a run 10 times, each time while a checkpoint is written
+background $long --out moved --checkpoint-every 1 --keep 2
+wait_for has_steps moved/log.jsonl 1
+for i in $(seq 10); do
+    wait_for sh -c 'until ls -d moved/step_*.tmp; do kill -0 '$pid' || exit 0; done'
+    mv moved "aside$i" 2>/dev/null
+    wait_for sh -c "grep -q checkpoint moved/log.jsonl || ! kill -0 $pid"
+done
+kill -TERM $pid
+finish
+check "a folder moved during a checkpoint: the run ends well" test $finished -eq 0 -a -n "$(ls -d moved/step_*)"
+check "with warnings" test "$(grep -c '^warning: moved: it, or .lock in it, was moved or removed' background)" -ge 5
+check "and with a log in each folder" sh -c 'for out in moved aside*; do grep -q checkpoint $out/log.jsonl || exit 1; done'
+rm -rf moved aside*
 
 background $long --out taken --checkpoint-every 1000
 first=$pid

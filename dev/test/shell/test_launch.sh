@@ -183,12 +183,12 @@ passed_on() {
     check "SIG$1 to the parent reaches each rank once" soon has 1 "$1" came
 }
 ranks count count count
-for signal in INT TERM USR1; do passed_on $signal; done
+for signal in INT TERM USR1 USR2 XCPU; do passed_on $signal; done
 kill -TERM $pid
 check "a second SIGTERM, too" soon has 2 TERM came
 sleep 0.5
 check "and not once more" has 2 TERM came
-check "no other signal came twice" sh -c "cat '$folder'/came.0 | sort | tr '\n' ' ' | grep -qx 'INT TERM TERM USR1 '"
+check "no other signal came twice" sh -c "cat '$folder'/came.0 | sort | tr '\n' ' ' | grep -qx 'INT TERM TERM USR1 USR2 XCPU '"
 check "the parent waits for the ranks" is_alive $pid
 let_end
 check "and ends with their status" test $finished -eq 0

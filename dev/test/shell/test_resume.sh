@@ -136,8 +136,14 @@ if python3 -c '' 2>/dev/null; then
     check "and the one before it taken" resumed_from 5
     rm -rf ruined && cp -r whole ruined && rm -r ruined/step_*[1-5]
     state 's/"not_finite": false/"not_finite": true/' ruined/step_00000006
-    expect "the only one is not taken either" 1 "not_finite is true" resume --out ruined
-    expect "the hint is that of the job" 1 "hint: --model PATH takes it all the same" train --model ruined --generate x
+    cp -r ruined spare
+    expect "the only one is taken with a warning" 0 "no older checkpoint is whole: resuming all the same" \
+        resume --out spare --stop-after 6
+    state 's/"not_finite": true/"not_finite": true, "bad_steps": 10/' ruined/step_00000006
+    cp -r ruined spare10
+    expect "unless ten such steps ended the run" 1 "the loss or gradient norm of the last 10 steps is not finite" \
+        resume --out spare10 --steps 7
+    expect "another job does not take it" 1 "hint: --model PATH takes it all the same" train --model ruined --generate x
     expect "but by name" 0 "" resume ruined/step_00000006 --out ruined
     rm -rf mute && cp -r whole mute && echo '{' >mute/step_00000006/tokenizer.json && state '' mute/step_00000006
     expect "a run does not go on without the tokenizer that it had" 1 "mute/step_00000006/tokenizer.json" resume --out mute
@@ -255,23 +261,34 @@ else
     skip "weights that 16 bits cannot hold" "there is no python3" 14
 fi
 
-# --- a validation that was due when the run ended -------------------------------------------------------------------------------
+# --- a validation, answers and a sample that were due when the run ended --------------------------------------------------------
 
 validation_of() { grep '"validation"' "$1/trainer_state.json"; }
-validated() { go --val val.bin --val-every 2 --val-batches 1 "$@"; }
+printf '{"ctx": "the", "choices": [" cat", " dog"], "label": 0}\n' >questions.jsonl
+validated() {
+    go --val val.bin --val-every 2 --val-batches 1 --tasks questions.jsonl --eval-every 2 --sample-every 2 --sample-tokens 5 "$@"
+}
 spoil() { printf '\377\377' | dd of=val.bin bs=1 seek=1064 conv=notrunc 2>/dev/null; } # a token outside of the vocabulary
 cp other.bin val.bin && validated --out seen >/dev/null 2>&1 && spoil
 expect "a validation that cannot be read ends the run" 1 "step 2 is saved in cut/step_00000002" validated --out cut
 cp other.bin val.bin
-expect "a resumed run makes it" 0 "saved   cut/step_00000006" resume --out cut
-check "in its place" same_steps seen/log.jsonl cut/log.jsonl
-check "and saves it in that step's checkpoint" test "$(validation_of cut/step_00000002)" = "$(validation_of seen/step_00000002)"
+expect "a resumed run makes it, the answers and the sample" 0 "saved   cut/step_00000006" resume --out cut
+check "in their places" same_steps seen/log.jsonl cut/log.jsonl
+check "owes nothing then" sh -c "! grep -q owed cut/step_*/trainer_state.json"
+check "saves the validation in that step's checkpoint" test "$(validation_of cut/step_00000002)" = "$(validation_of seen/step_00000002)"
 check "and ends as one that was not cut" same_checkpoint seen/step_00000006 cut/step_00000006
 cp -r seen cut4 && rm -r cut4/step_00000006 cut4/step_00000005 cut4/step_00000004 && spoil
 expect "the last one fails" 1 "step 4 is saved in cut4/step_00000004" resume --out cut4 --stop-after 4
 cp other.bin val.bin
 expect "a run that is at its end makes it" 0 "validation loss" resume --out cut4 --stop-after 4
 check "and saves it" test "$(validation_of cut4/step_00000004)" = "$(validation_of seen/step_00000004)"
+
+# --- a path that is not UTF-8 ------------------------------------------------------------------------------------------------
+
+odd=$(printf 'odd\233') && mkdir "$odd" && cp data.bin "$odd" && cp -r whole/step_00000006 "$odd/model"
+go --train "$odd/data.bin" --model "$odd/model" --lora 2 --steps 2 --out odd --stop-after 1 >/dev/null 2>&1
+expect "a run remembers paths that are not UTF-8" 0 "saved   odd/step_00000002" resume --out odd --strict-resume
+check "and the log is JSON" sh -c "! LC_ALL=C grep -q '$(printf '\233')' odd/log.jsonl"
 
 # --- the lock ----------------------------------------------------------------------------------------------------------------
 

@@ -353,6 +353,39 @@ static void a_wrong_kind_of_file_is_named(void) {
     rmdir(dir);
 }
 
+static void a_text_that_is_not_utf_8_is_read_back_byte_for_byte(void) {
+    char all[256];
+    for (int i = 0; i < 255; i++) { all[i] = (char)(i + 1); }
+    all[255] = 0;
+    const char* const texts[] = {"", "plain", "\xC3\xA9", "x\x9By.bin", "\xC3", all};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        char *text = NULL, *back = NULL;
+        size_t size = 0;
+        FILE* f = xopen_memory(&text, &size);
+        fputs("{\"a\": ", f);
+        json_write_bytes(f, texts[i]);
+        fputc('}', f);
+        xclose_memory(f, &text);
+        Json j;
+        memset(&error, 0, sizeof error);
+        CHECK(json_parse(&j, text, size, "f", &error) && json_bytes(&j, json_root(&j), "a", &back, &error), "text %zu: %s", i,
+              error.msg);
+        CHECK(back && strcmp(back, texts[i]) == 0, "text %zu: %s", i, back);
+        free(back);
+        json_free(&j);
+    }
+    static const char* const bad[] = {"{\"a\": 1}", "{\"a\": \"x\\u0000\"}", "{\"a\": \"\\u0000\\u0100\"}",
+                                      "{\"a\": \"\\u0000\\u0000\"}"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char* back = NULL;
+        Json j;
+        memset(&error, 0, sizeof error);
+        CHECK(json_parse(&j, xstrdup(bad[i]), strlen(bad[i]), "f", &error), "%s", error.msg);
+        CHECK(!json_bytes(&j, json_root(&j), "a", &back, &error) && !back, "%s is read", bad[i]);
+        json_free(&j);
+    }
+}
+
 int main(void) {
     RUN(values_of_every_kind_are_read);
     RUN(null_is_absent_but_can_be_asked_for);
@@ -365,5 +398,6 @@ int main(void) {
     RUN(what_is_written_is_read_back);
     RUN(an_edit_changes_one_member_and_no_other_byte);
     RUN(a_wrong_kind_of_file_is_named);
+    RUN(a_text_that_is_not_utf_8_is_read_back_byte_for_byte);
     return test_summary();
 }

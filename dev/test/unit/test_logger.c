@@ -160,6 +160,86 @@ static void a_log_that_was_moved_away_begins_again(void) {
     CHECK(holds(path, "{\"event\":\"val\",\"step\":3,\"loss\":1.5}\n"), "the new log");
 }
 
+/* A backup of hard links shares the log of its original. */
+static void a_log_with_another_name_is_copied(void) {
+    const char before[] = LINES LATER;
+    Logger g;
+    Error e = NO_ERROR;
+    for (int64_t step = -1; step <= 2; step += 3) {
+        unlink(path);
+        unlink(other);
+        put(other, before, strlen(before));
+        CHECK(link(other, path) == 0 && logger_open(&g, folder, step, &e), "%s", e.msg);
+        logger_close(&g);
+        CHECK(holds(other, before), "step %d: the other file was cut", (int)step);
+        CHECK(holds(path, step < 0 ? "" : LINES), "step %d: the log", (int)step);
+    }
+    CHECK(logger_open(&g, folder, 2, &e) && unlink(other) == 0 && link(path, other) == 0, "%s", e.msg);  // while a run writes
+    CHECK(logger_reopen(&g, &e) && log_val(&g, 3, 1.5, NAN, &e), "%s", e.msg);
+    logger_close(&g);
+    CHECK(holds(other, LINES) && holds(path, LINES "{\"event\":\"val\",\"step\":3,\"loss\":1.5}\n"), "a log with a new name");
+}
+
+static void a_line_of_any_texts_can_be_read_back(void) {
+    const size_t size = 3 * LOG_LINE_MAX;
+    char* long_text = (char*)malloc(size + 1);
+    memset(long_text, 1, size);
+    long_text[size] = 0;
+    char* argv[] = {long_text, long_text, long_text};
+    size_t room = LOG_TEXT_MAX, length = 0;
+    char* options = NULL;
+    FILE* f = xopen_memory(&options, &length);
+    for (int i = 0; i < 20; i++) {
+        fputc(i ? ',' : '[', f);
+        json_write_part(f, long_text, size, &room);
+    }
+    fputc(']', f);
+    xclose_memory(f, &options);
+    char out[PATH_CAP];
+    memset(out, 1, sizeof out);
+    out[sizeof out - 1] = 0;
+    Logger g;
+    LogHistory h;
+    Error e = NO_ERROR;
+    TrainerState s;
+    memset(&s, 0, sizeof s);
+    strcpy(s.run, "00000000000000aa");
+    const LoggedRun run = {"train_llama3", "FP32", "", options, 3, argv};
+    CHECK(logger_open(&g, folder, -1, &e) && log_resume(&g, &s, out, &run, &e), "%s", e.msg);
+    CHECK(log_sample(&g, 0, long_text, size, &e) && log_task(&g, 0, long_text, 0, 0, 1, &e), "%s", e.msg);
+    logger_close(&g);
+    CHECK(log_history_read(&h, folder, 0, &e) && strcmp(h.run, s.run) == 0, "%s", e.msg);
+    CHECK(logger_open(&g, folder, 0, &e), "%s", e.msg);
+    logger_close(&g);
+    char* text = read_file(path, &length, 1 << 24, &e);
+    CHECK(text && length > 3 * 6 * (LOG_TEXT_MAX - 10) && memcmp(text + length - 2, "}\n", 2) == 0, "%zu bytes", length);
+    free(text);
+    free(options);
+    free(long_text);
+}
+
+static void a_text_that_is_cut_ends_in_an_ellipsis(void) {
+    static const struct {
+        const char* text;
+        size_t room;
+        const char* wanted;
+    } cases[] = {{"abcdef", 6, "\"abcdef\""},
+                 {"abcdef", 5, "\"ab\xE2\x80\xA6\""},
+                 {"a\xC3\xA9"
+                  "cdef",
+                  5, "\"a\xE2\x80\xA6\""},
+                 {"abcdef", 0, "\"\xE2\x80\xA6\""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char* text = NULL;
+        size_t size = 0, room = cases[i].room;
+        FILE* f = xopen_memory(&text, &size);
+        json_write_part(f, cases[i].text, strlen(cases[i].text), &room);
+        xclose_memory(f, &text);
+        CHECK(strcmp(text, cases[i].wanted) == 0 && room == 0, "case %zu: %s, room %zu", i, text, room);
+        free(text);
+    }
+}
+
 int main(void) {
     test_folder(folder);
     snprintf(path, sizeof path, "%s/log.jsonl", folder);
@@ -171,6 +251,9 @@ int main(void) {
     RUN(a_line_of_the_longest_length_is_read);
     RUN(only_a_regular_file_is_a_log);
     RUN(a_log_that_was_moved_away_begins_again);
+    RUN(a_log_with_another_name_is_copied);
+    RUN(a_line_of_any_texts_can_be_read_back);
+    RUN(a_text_that_is_cut_ends_in_an_ellipsis);
     unlink(path);
     unlink(other);
     rmdir(folder);

@@ -283,7 +283,7 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     ParamTable t = param_table(&c);
     char program[] = "train", flag[] = "--out=a\"b\xff";
     char* argv[] = {program, flag};
-    char* options = options_log_text(&o);
+    char* options = options_log_text(&o, LOG_TEXT_MAX);
     const LoggedRun how = {"train_llama3", "FP32", "a machine", options, 2, argv};
     CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
     CHECK(log_config(&g, &run, &how, &c, &t, 123, &e), "%s", e.msg);
@@ -927,13 +927,23 @@ static void of_several_ranks_one_signal_is_a_wish_and_its_copies_are_none(void) 
     }
 }
 
-static void sigusr1_asks_for_a_checkpoint_and_for_no_end(void) {
-    run_catch_save_signal();
-    CHECK(!run_save_requested(), "asked before it came");
-    raise(SIGUSR1);
-    CHECK(run_save_requested() && !run_stop_requested(), "save %d, stop %d", run_save_requested(), run_stop_requested());
-    run_save_done();
-    CHECK(!run_save_requested(), "asked again");
+static void sigusr1_and_sigusr2_ask_for_a_checkpoint_and_for_no_end(void) {
+    static const int numbers[] = {SIGUSR1, SIGUSR2};
+    for (int i = 0; i < 2; i++) {
+        fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+            run_catch_save_signals();
+            if (run_save_requested()) { _exit(1); }
+            raise(numbers[i]);
+            if (!run_save_requested() || run_stop_requested()) { _exit(2); }
+            run_save_done();
+            _exit(run_save_requested() ? 3 : 0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "SIGUSR%d: status %d", i + 1, status);
+    }
 }
 
 static void the_first_tensor_that_is_not_finite_is_named(void) {
@@ -974,7 +984,7 @@ int main(void) {
     RUN(the_columns_of_the_step_line_stand_below_their_names);
     RUN(the_first_signal_asks_and_the_second_ends_at_once);
     RUN(of_several_ranks_one_signal_is_a_wish_and_its_copies_are_none);
-    RUN(sigusr1_asks_for_a_checkpoint_and_for_no_end);
+    RUN(sigusr1_and_sigusr2_ask_for_a_checkpoint_and_for_no_end);
     RUN(the_first_tensor_that_is_not_finite_is_named);
     return test_summary();
 }

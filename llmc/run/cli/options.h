@@ -621,13 +621,13 @@ static inline void options_or_exit(Options* o, int argc, char** argv, OptionScop
 // ---------------------------------------------------------------------------------------------------------------------
 // JSON for the log and for checkpoints
 
-/* Writes the options of this trainer as one JSON object on one line; a text that was not given is null. `all` includes the
- * local ones, for the log. */
-static inline void options_json(FILE* f, const Options* o, bool all) {
+/* Writes the options of this trainer as one JSON object on one line; a text that was not given is null. With `room`, which is
+ * for the log, also the local ones, and at most *room bytes of texts. Without it, texts are written by json_write_bytes(). */
+static inline void options_json(FILE* f, const Options* o, size_t* room) {
     const char* separator = "{";
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
-        if (!(s->scope & o->trainer) || i == OPT_help || i == OPT_version || (!all && s->life == OPTION_LOCAL)) { continue; }
+        if (!(s->scope & o->trainer) || i == OPT_help || i == OPT_version || (!room && s->life == OPTION_LOCAL)) { continue; }
         char text[OPTION_TEXT];
         const char* value = option_text(o, i, text);
         fprintf(f, "%s\"%.*s\":", separator, (int)option_name_length(s), s->name);
@@ -635,10 +635,12 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
         switch (s->kind) {
             case OPTION_STRING:
             case OPTION_RESUME:
-                if (*(const char* const*)option_value(o, i)) {
-                    json_write_text(f, value);
-                } else {
+                if (!*(const char* const*)option_value(o, i)) {
                     fputs("null", f);
+                } else if (room) {
+                    json_write_part(f, value, strlen(value), room);
+                } else {
+                    json_write_bytes(f, value);
                 }
                 break;
             case OPTION_CHOICE: json_write_text(f, value); break;
@@ -650,12 +652,12 @@ static inline void options_json(FILE* f, const Options* o, bool all) {
     fputc('}', f);
 }
 
-/* Returns all options as a JSON object, for the log. The caller calls free(). */
-static inline char* options_log_text(const Options* o) {
+/* Returns all options as a JSON object, for the log, with at most `room` bytes of texts. The caller calls free(). */
+static inline char* options_log_text(const Options* o, size_t room) {
     char* text = NULL;
     size_t size = 0;
     FILE* f = xopen_memory(&text, &size);
-    options_json(f, o, true);
+    options_json(f, o, &room);
     xclose_memory(f, &text);
     return text;
 }
@@ -690,7 +692,7 @@ static inline char* options_json_text(const Options* o, const Json* j, const Jso
     char* text = NULL;
     size_t size = 0;
     FILE* f = xopen_memory(&text, &size);
-    options_json(f, o, false);
+    options_json(f, o, NULL);
     if (saved) { fseek(f, -1, SEEK_CUR); }  // back before the closing brace
     for (const JsonNode* n = saved ? json_first(j, saved) : NULL; n; n = json_next(j, n)) {
         size_t len = 0;
@@ -714,7 +716,7 @@ static inline bool options_merge(Options* o, const Json* j, const JsonNode* save
         const bool keep = o->given[i] || !(s->scope & o->trainer) || s->life == OPTION_LOCAL;
         const JsonNode* n = keep ? NULL : json_get(j, saved, s->name);
         if (!n) { continue; }
-        char number[OPTION_TEXT];
+        char number[OPTION_TEXT], *bytes = NULL;
         const char* text = NULL;
         if (n->type == JSON_TRUE || n->type == JSON_FALSE) {
             text = n->type == JSON_TRUE ? "on" : "off";
@@ -722,15 +724,14 @@ static inline bool options_merge(Options* o, const Json* j, const JsonNode* save
             memcpy(number, j->text + n->at, n->length);
             number[n->length] = 0;
             text = number;
+        } else if (s->kind == OPTION_STRING) {
+            if (!json_bytes(j, saved, s->name, &bytes, e)) { return false; }
+            free(o->merged_text[i]);
+            text = o->merged_text[i] = bytes;
         } else if (!json_text(j, saved, s->name, &text, e)) {
             return false;
         }
-        if (s->kind == OPTION_STRING && n->type == JSON_STRING) {
-            free(o->merged_text[i]);
-            text = o->merged_text[i] = xstrdup(text);
-        } else if (s->kind == OPTION_STRING) {
-            return json_wanted(j, saved, s->name, e, "a string");
-        }
+        if (s->kind == OPTION_STRING && !bytes) { return json_wanted(j, saved, s->name, e, "a string"); }
         Error cause = NO_ERROR;
         if (!option_set(o, i, text, &cause)) { return fail(e, "%s: options: %s", j->path, cause.msg); }
     }

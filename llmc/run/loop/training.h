@@ -48,20 +48,21 @@ typedef struct {
     Generator generator;
     StepLines lines;
     BusyCores cores;
-    int64_t queued, reported;  // number of steps, from the start of the schedule
-    uint64_t tokens;           // trained on until the step reported last
-    int64_t saved;             // step of the newest checkpoint, -1: none
-    bool saved_timed;          // the newest checkpoint is one of --checkpoint-minutes
-    double saved_at;           // when it was written, or when the run began: now_seconds()
-    double write_seconds;      // how long writing it took
-    char healthy[PATH_CAP];    // the newest checkpoint after a finite step; "": none
-    int not_finite;            // steps in a row whose loss or norm is not finite
-    bool out_of_patience;      // --patience validations without a new lowest loss
-    double loss_scale;         // loss scale of the next step to report
-    double busy_ms;            // time of the step reported last, until all ranks share it: see slowest.h
-    Slowest slowest;           // of the ranks
-    Error error;               // what ends the run early; empty: nothing
-    bool failed;               // all ranks know of an error
+    int64_t queued, reported;   // number of steps, from the start of the schedule
+    uint64_t tokens;            // trained on until the step reported last
+    int64_t saved;              // step of the newest checkpoint, -1: none
+    int64_t sampled, answered;  // the newest step whose sample, and answers to --tasks, were made
+    bool saved_timed;           // the newest checkpoint is one of --checkpoint-minutes
+    double saved_at;            // when it was written, or when the run began: now_seconds()
+    double write_seconds;       // how long writing it took
+    char healthy[PATH_CAP];     // the newest checkpoint after a finite step; "": none
+    int not_finite;             // steps in a row whose loss or norm is not finite
+    bool out_of_patience;       // --patience validations without a new lowest loss
+    double loss_scale;          // loss scale of the next step to report
+    double busy_ms;             // time of the step reported last, until all ranks share it: see slowest.h
+    Slowest slowest;            // of the ranks
+    Error error;                // what ends the run early; empty: nothing
+    bool failed;                // all ranks know of an error
 } Training;
 
 typedef struct {
@@ -237,7 +238,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     memset(t, 0, sizeof *t);
     t->trainer = trainer;
     t->s = s;
-    run_catch_save_signal();
+    run_catch_save_signals();
     session_print(s, trainer->precision);
     session_compare(s, trainer->dtype);
     job_check_memory(trainer, s, stdout);
@@ -289,6 +290,9 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     t->generator.ellipsis = true;
     t->queued = t->reported = (int64_t)s->state.step;
     t->tokens = s->state.tokens;
+    t->sampled = s->resumed && (s->state.owed & OWED_SAMPLE) ? -1 : t->queued;
+    t->answered = s->resumed && (s->state.owed & OWED_TASKS) ? -1 : t->queued;
+    if (s->resumed && !*o->resume) { t->not_finite = (int)size_min(s->state.bad_steps, MOST_NOT_FINITE); }
     t->saved = s->resumed ? t->queued : -1;
     t->saved_timed = s->resumed && s->state.timed;
     t->saved_at = now_seconds();
@@ -434,15 +438,6 @@ static inline void training_validate(Training* t, Due* due) {
     }
 }
 
-/* On resuming, makes the validation that was due at the checkpoint's step, if a signal or an error prevented it then. */
-static inline void training_catch_up(Training* t) {
-    const TrainerState* state = &t->s->state;
-    Due due = training_due(t);
-    if (!due.validation || state->val.step == state->step) { return; }
-    training_validate(t, &due);
-    if (state->val.step == state->step) { training_checkpoint(t, t->saved_timed); }  // so that it is made once
-}
-
 /* Answers --tasks, unless a signal ends the run meanwhile. */
 static inline void training_answer(Training* t) {
     Session* s = t->s;
@@ -455,6 +450,7 @@ static inline void training_answer(Training* t) {
         print_task(stdout, t->reported, name, score.acc, score.acc_norm, file->count);
         training_logged(t, log_task(&s->log, t->reported, name, score.acc, score.acc_norm, file->count, &t->error));
     }
+    t->answered = t->reported;
 }
 
 static inline void training_evaluate(Training* t, Due* due) {
@@ -472,7 +468,32 @@ static inline void training_sample(Training* t) {
     g->stream = (uint32_t)t->reported;
     if (!generate(g, s->options.prompt, s->options.sample_tokens, &e)) { warn("no sample: %s", e.msg); }
     if (run_stop_requested()) { return; }  // the text is cut off
+    t->sampled = t->reported;
     training_logged(t, log_sample(&s->log, t->reported, g->text, g->text_len, &t->error));
+}
+
+/* Returns the bits of what the run, were it not to stop here, makes at this step, and has not made. */
+static inline uint64_t training_owed(const Training* t) {
+    const Session* s = t->s;
+    const Options* o = &s->options;
+    const int64_t step = t->reported;
+    const bool last = step == s->plan.steps;
+    const bool tasks = s->has_tasks && (last || (o->eval_every > 0 && step % o->eval_every == 0));
+    const bool sample = t->generator.context > 0 && (last || (o->sample_every > 0 && step % o->sample_every == 0));
+    return (tasks && t->answered != step ? OWED_TASKS : 0) | (sample && t->sampled != step ? OWED_SAMPLE : 0);
+}
+
+/* On resuming, makes what was due at the checkpoint's step, if a signal or an error prevented it then. Saves the step again, so
+ * that it is made once. */
+static inline void training_catch_up(Training* t) {
+    const TrainerState* state = &t->s->state;
+    const uint64_t owed = state->owed;
+    Due due = training_due(t);
+    const bool validates = due.validation && state->val.step != state->step;
+    if (validates) { training_validate(t, &due); }
+    if (due.tasks && (owed & OWED_TASKS)) { training_answer(t); }
+    if (due.sample && (owed & OWED_SAMPLE)) { training_sample(t); }
+    if ((validates && state->val.step == state->step) || training_owed(t) != owed) { training_checkpoint(t, t->saved_timed); }
 }
 
 /* Reports that a checkpoint cannot be written, after the error that ended the run, if any. */
@@ -501,7 +522,7 @@ static inline void training_die_unsaved(const Training* t, const Error* e, SafeD
 
 /* Writes a checkpoint. It holds the exact weights if its dtype can hold them (F32, or the dtype of --master none). Otherwise
  * it holds rounded weights, and the exact ones go into the optimizer state, as "master". If rounding made a weight infinite, it
- * writes F32 instead, with a warning. */
+ * writes F32 instead, with a warning. If --out was moved meanwhile, begins anew: session_begin_checkpoint() makes it again. */
 static inline void training_checkpoint(Training* t, bool timed) {
     const Trainer* trainer = t->trainer;
     Session* s = t->s;
@@ -520,12 +541,16 @@ static inline void training_checkpoint(Training* t, bool timed) {
     together_at(s, PHASE_WRITING, t->reported);
     run_save_done();
     s->state.bf16_weights = master == SAFE_BF16;
+    s->state.bad_steps = (uint64_t)t->not_finite;
+    s->state.owed = training_owed(t);
     s->state.timed = timed && (major == 0 || t->reported % major != 0);
     if (!session_checkpoint(s, dtype, weights->source, weights->ctx, together, slots, num_slots, trainer->add_files, t->model,
                             &e)) {
-        if (!e.too_large) { training_die_unsaved(t, &e, dtype, slots, num_slots); }
-        if (s->rank == 0) { warn("%s: this checkpoint has its weights in F32", e.msg); }
-        s->state.f32_weights = true;
+        bool moved = s->rank == 0 && session_lost_out(s);
+        agree_first(s->team, &moved, sizeof moved);
+        if (!e.too_large && !moved) { training_die_unsaved(t, &e, dtype, slots, num_slots); }
+        if (e.too_large && s->rank == 0) { warn("%s: this checkpoint has its weights in F32", e.msg); }
+        s->state.f32_weights |= e.too_large;
         training_checkpoint(t, timed);
         return;
     }

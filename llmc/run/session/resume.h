@@ -116,11 +116,12 @@ static inline void session_resume(Session* s, const FoundCheckpoint* found) {
     const JsonNode* saved = s->state.saved_options;
     s->saved_master = trainer_state_has_master(&s->state);
     s->state.f32_weights = false;
-    const char* model = json_string(j, json_get(j, saved, "model"), NULL);
-    if (o->given[OPT_model] && model && strcmp(o->model, model) != 0) {
+    char* model = NULL;
+    if (o->given[OPT_model] && json_bytes(j, saved, "model", &model, &e) && strcmp(o->model, model) != 0) {
         warn("--model: %s is not used, the run resumes with the model of %s", o->model, s->model_dir);
         o->given[OPT_model] = false;
     }
+    free(model);
     must(options_merge(o, j, saved, &e), &e);
     session_keep_step(s);
 }
@@ -243,7 +244,7 @@ static inline void session_begin(Session* s, const char* precision) {
     Error e = NO_ERROR;
     const Options* o = &s->options;
     if (s->rank != 0) { return; }
-    char* options = options_log_text(o);
+    char* options = options_log_text(o, LOG_TEXT_MAX);
     const LoggedRun run = {trainer_name(o->trainer), precision, s->machine, options, s->argc, s->argv};
     must(logger_open(&s->log, o->out, s->resumed ? (int64_t)s->state.step : -1, &e), &e);
     if (s->resumed) {

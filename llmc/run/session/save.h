@@ -47,11 +47,19 @@ static inline void session_add_side_files(const Session* s, Checkpoint* k) {
     checkpoint_side_files(k, &s->side_files, &s->config);
 }
 
-/* Writes the checkpoint into the log, which is opened again if its file is gone. A log that cannot be written is closed. */
+/* Returns whether --out, which this run has locked, is not in its place any more. */
+static inline bool session_lost_out(const Session* s) {
+    char path[PATH_CAP];
+    Error ignored = NO_ERROR;
+    return s->lock >= 0 && path_join(path, s->options.out, ".lock", &ignored) && !is_open_file(s->lock, path);
+}
+
+/* Writes the checkpoint into the log, which is opened again if its file is gone. A log that cannot be written is closed, unless
+ * --out is gone with it: both are then made again. */
 static inline void session_log_checkpoint(Session* s, const Checkpoint* k, Error* e) {
     const bool ok =
         logger_reopen(&s->log, e) && log_checkpoint(&s->log, (int64_t)s->state.step, k->dir, file_sums_weights(&k->sums), e);
-    if (!ok) { logger_close(&s->log); }
+    if (!ok && !session_lost_out(s)) { logger_close(&s->log); }
 }
 
 /* Seals a checkpoint whose tensors are all written: adds the optional files, logs it, and gives it its name. */

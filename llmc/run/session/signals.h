@@ -3,7 +3,8 @@
  *   SIGINT, SIGTERM   ask for the end. The run drops the step that it works on, saves the last whole one and ends. A second
  *                     one ends the process at once, with status 130 or 143
  *   SIGHUP, SIGPIPE   the same for a lost screen, where a second one does nothing
- *   SIGUSR1           asks for a checkpoint after the next whole step; the run continues
+ *   SIGXCPU           the same at the limit of processor time (ulimit -t); the kernel sends it again every second
+ *   SIGUSR1, SIGUSR2  ask for a checkpoint after the next whole step; the run continues
  *
  * In a chat at a terminal SIGINT ends the answer, and the chat continues.
  *
@@ -23,7 +24,7 @@
 #include <signal.h>
 
 static volatile sig_atomic_t run_signal;       // the signal that asked for the end; a handler needs a global
-static volatile sig_atomic_t run_save_signal;  // SIGUSR1 came
+static volatile sig_atomic_t run_save_signal;  // SIGUSR1 or SIGUSR2 came
 static volatile sig_atomic_t run_terminal;     // stdout is a terminal
 static volatile sig_atomic_t run_together;     // the process is one of several ranks
 static volatile sig_atomic_t run_all_stop;     // all ranks have agreed to end
@@ -57,7 +58,7 @@ static inline void run_on_signal(int signal_number) {
     if (run_on_interrupt(signal_number)) { run_tell_stop(); }
 }
 
-/* Handles a lost screen: Ctrl-C also ended the tee of `run | tee log`, or the terminal was closed. */
+/* Handles a lost screen: Ctrl-C also ended the tee of `run | tee log`, or the terminal was closed. Also handles SIGXCPU. */
 static inline void run_on_lost_screen(int signal_number) {
     if (!run_signal) { run_signal = signal_number; }
 }
@@ -78,17 +79,20 @@ static inline void run_catch_signal(int signal_number, void (*handler)(int)) {
     run_catch_with(signal_number, handler, SA_RESTART);
 }
 
-/* Catches SIGUSR1, which would end the process. Called before files are loaded. */
-static inline void run_catch_save_signal(void) { run_catch_signal(SIGUSR1, run_on_save_signal); }
+/* Catches SIGUSR1 and SIGUSR2, which would end the process. Called before files are loaded. */
+static inline void run_catch_save_signals(void) {
+    run_catch_signal(SIGUSR1, run_on_save_signal);
+    run_catch_signal(SIGUSR2, run_on_save_signal);
+}
 
-/* Catches the signals that ask for the end. It catches the signals of a lost screen only if they were not ignored from the
- * start (nohup). */
+/* Catches the signals that ask for the end. It catches SIGXCPU and the signals of a lost screen only if they were not ignored
+ * from the start (nohup). */
 static inline void run_catch_signals(void) {
     run_terminal = isatty(STDOUT_FILENO);
     run_catch_signal(SIGINT, run_on_signal);
     run_catch_signal(SIGTERM, run_on_signal);
-    static const int lost[] = {SIGPIPE, SIGHUP};
-    for (int i = 0; i < 2; i++) {
+    static const int lost[] = {SIGPIPE, SIGHUP, SIGXCPU};
+    for (int i = 0; i < 3; i++) {
         struct sigaction before;
         if (sigaction(lost[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN) {
             run_catch_signal(lost[i], run_on_lost_screen);

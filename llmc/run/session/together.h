@@ -24,7 +24,7 @@
 /* The ranks' wishes between two steps. */
 typedef struct {
     bool end;       // any rank got a signal
-    bool save;      // any rank got SIGUSR1
+    bool save;      // any rank got SIGUSR1 or SIGUSR2
     bool timed;     // rank 0's clock says that --checkpoint-minutes asks for a checkpoint
     bool failed;    // any rank has an error
     float busy_ms;  // time that a rank computed in the step reported last, without waiting for others; 0: unknown
