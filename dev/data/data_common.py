@@ -5,7 +5,6 @@ and dev/errors.py see to it.
 """
 import http.client
 import os
-import re
 import struct
 import subprocess
 import sys
@@ -76,29 +75,6 @@ def check_input(path):
         fail(f"{shown(path)}: is {'a folder' if os.path.isdir(path) else 'missing'}, wanted a file")
     if not os.path.getsize(path):
         fail(f"{shown(path)}: is empty, wanted text")
-
-
-# the first bytes of files that are not text, with a command that prints their text (as in llmc/files/filekind.h)
-NO_TEXT = {b"\x1f\x8b": ("a gzip archive", "zcat"), b"\x28\xb5\x2f\xfd": ("a zstd archive", "zstdcat"),
-           b"\xfd7zXZ": ("an xz archive", "xzcat"), b"PAR1": ("a Parquet file", "python3 dev/data/hf.py --rows"),
-           b"ARROW1": ("an Arrow file", "python3 dev/data/hf.py --rows"),
-           b"\xff\xff\xff\xff": ("an Arrow file", "python3 dev/data/hf.py --rows"),
-           b"\xff\xfe": ("UTF-16 text", "iconv -f UTF-16 -t UTF-8"), b"\xfe\xff": ("UTF-16 text", "iconv -f UTF-16 -t UTF-8")}
-
-
-def check_text(path):
-    """Refuses a file that is empty or does not begin as UTF-8 text."""
-    check_input(path)
-    with open(path, "rb") as f:
-        head = f.read(4096)
-    for start, (what, command) in NO_TEXT.items():
-        if head.startswith(start):
-            lines = ".json" in path or "--rows" in command
-            fail(f"{shown(path)}: is {what}, wanted UTF-8 text", f"{command} {path} > text.{'jsonl' if lines else 'txt'}")
-    if re.match(rb"\s*\[\s*\{", head):
-        fail(f"{shown(path)}: is a JSON array, wanted text or a .jsonl file", f"jq -c '.[]' {path} > text.jsonl")
-    if head.count(0) * 4 > len(head):
-        fail(f"{shown(path)}: is no UTF-8 text", f"if it is UTF-16: iconv -f UTF-16LE -t UTF-8 {path} > text.txt")
 
 
 def tokenizer_or_bytes(given, folder):

@@ -11,7 +11,7 @@ when others come or go. train.jsonl and val.jsonl hold the documents, and train.
 byte-level BPE, trained on the training text alone. --archive packs the last three for a machine without a network. The same
 packages give the same bytes.
 
-Needs dpkg-deb, `tokenizers` and ./tokenize (`make tokenize`).
+Needs dpkg-deb and ./tokenize (`make tokenize`).
 """
 import argparse
 import glob
@@ -30,7 +30,7 @@ import tempfile
 import time
 import zlib
 
-from data_common import DATA, ROOT, check_input, copy_with_progress, fail, shown, token_count, tokenize
+from data_common import ROOT, check_input, copy_with_progress, fail, shown, token_count, tokenize
 
 PACKAGES = ["dict-gcide", "linux-doc"]
 RUN_BYTES = 4096  # bytes of dictionary entries in a document: about a row of 1,024 tokens
@@ -265,7 +265,6 @@ def main():
     for program in ("dpkg-deb", *([] if args.debs else ["apt-get"])):
         if not shutil.which(program):
             fail(f"{program} is not installed", "wanted a Debian or a relative of it")
-    import tokenizers  # noqa: F401  for train_tokenizer.py: a missing package is named before the download
     if not os.path.exists(os.path.join(ROOT, "tokenize")):
         fail("./tokenize is missing", "build it with `make tokenize`")
 
@@ -281,8 +280,8 @@ def main():
     for side, texts in sides.items():
         write_lines(texts, lines[side])
     print("trains the tokenizer", flush=True)
-    code = subprocess.run([sys.executable, os.path.join(DATA, "train_tokenizer.py"), shown(lines["train"]), "--vocab-size",
-                           str(args.vocab_size), "-o", shown(tokenizer)], check=False).returncode
+    code = subprocess.run([os.path.join(ROOT, "tokenize"), "--train-bpe", str(args.vocab_size), "-o", shown(tokenizer),
+                           shown(lines["train"])], check=False).returncode
     if code:
         sys.exit(code)
     for side in sides:

@@ -8,6 +8,7 @@
 
 #include "dev/data/chat_data.h"
 #include "dev/data/tokenize_flags.h"
+#include "dev/data/train_bpe.h"  // defines: Counting, counting_add
 #include "dev/data/units.h"
 #include "llmc/base/utf8.h"       // defines: utf8_char_length
 #include "llmc/files/json.h"      // defines: json_parse_line, json_get, json_string, json_write_string
@@ -28,9 +29,10 @@ typedef struct {
 typedef struct {
     const Tokenizer* t;
     const Args* args;
-    const char* path;  // of the input, for messages
-    int separator;     // id put in front of each document; -1: none
-    ChatFormat chat;   // of --chat
+    const char* path;    // of the input, for messages
+    int separator;       // id put in front of each document; -1: none
+    ChatFormat chat;     // of --chat
+    Counting* counting;  // of --train-bpe; otherwise NULL
     Part* parts;
     int num_parts;
 } Job;
@@ -78,25 +80,35 @@ static inline bool line_member(Json* j, const JsonNode** member, const char* key
                 type == JSON_STRING ? "a string" : "an array");
 }
 
-static inline void encode_counted(Part* p, const char* text, size_t len, bool specials) {
+/* Encodes a text; for --train-bpe, counts its pieces. */
+static inline void encode_counted(const Job* job, Part* p, const char* text, size_t len) {
     const size_t before = p->encoder.count;
-    encoder_text(&p->encoder, text, len, specials);
+    if (job->counting) {
+        counting_add(job->counting, text, len);
+    } else {
+        encoder_text(&p->encoder, text, len, job->args->specials);
+    }
     p->text_bytes += len;
     p->text_tokens += p->encoder.count - before;
 }
 
-/* Counts the bytes outside of UTF-8 characters. Most bytes are ASCII, which it skips eight at a time. */
-static inline uint64_t count_no_characters(const char* s, size_t n) {
-    uint64_t count = 0, eight;
-    for (size_t i = 0; i < n;) {
-        if (i + 8 <= n && (memcpy(&eight, s + i, 8), (eight & UINT64_C(0x8080808080808080)) == 0)) {
-            i += 8;
-            continue;
-        }
-        const size_t length = utf8_char_length(s + i, n - i);
-        count += length == 0;
-        i += length ? length : 1;
+/* Returns the place of the first byte outside of UTF-8 characters; n: none. Skips ASCII, which most bytes are, by eight. */
+static inline size_t first_no_character(const char* s, size_t n) {
+    uint64_t eight;
+    size_t i = 0;
+    while (i < n) {
+        const bool ascii = i + 8 <= n && (memcpy(&eight, s + i, 8), (eight & UINT64_C(0x8080808080808080)) == 0);
+        const size_t length = ascii ? 8 : utf8_char_length(s + i, n - i);
+        if (length == 0) { return i; }
+        i += length;
     }
+    return n;
+}
+
+/* Counts the bytes outside of UTF-8 characters. */
+static inline uint64_t count_no_characters(const char* s, size_t n) {
+    uint64_t count = 0;
+    for (size_t i = 0; (i += first_no_character(s + i, n - i)) < n; i++) { count++; }
     return count;
 }
 
@@ -112,7 +124,7 @@ static inline bool encode_unit(const Job* job, Part* p, const Unit* u) {
     }
     if (!u->line) {
         p->no_characters += count_no_characters(u->text, u->len);
-        encode_counted(p, u->text, u->len, job->args->specials);
+        encode_counted(job, p, u->text, u->len);
         return true;
     }
     Json j;
@@ -122,7 +134,7 @@ static inline bool encode_unit(const Job* job, Part* p, const Unit* u) {
     if (ok) {
         size_t len = 0;
         const char* text = json_string(&j, member, &len);
-        encode_counted(p, text, len, job->args->specials);
+        encode_counted(job, p, text, len);
     }
     json_free(&j);
     return ok;
@@ -160,7 +172,7 @@ static inline bool answer_encode(const Job* job, Part* p, const Unit* u, FILE* o
         size_t len = 0;
         const char* text = json_string(&j, member, &len);
         p->encoder.count = 0;
-        encode_counted(p, text, len, job->args->specials);
+        encode_counted(job, p, text, len);
         fputs("{\"ids\": [", out);
         for (size_t i = 0; i < p->encoder.count; i++) {
             char digits[16];

@@ -43,9 +43,13 @@ static inline bool input_open(Input* in, const Args* a, const char* path, Error*
 
 /* Writes the end of the command that reads the input from another program. */
 static inline const char* reading_command(char* out, size_t cap, const Args* a, bool lines) {
-    char fraction[48] = "";
+    char fraction[48] = "", train[48] = "";
     if (a->val_fraction > 0) { snprintf(fraction, sizeof fraction, " --val-fraction %g", a->val_fraction); }
-    snprintf(out, cap, "./tokenize%s%s%s%s%s -o %s -", a->tokenizer ? " --tokenizer " : "", a->tokenizer ? a->tokenizer : "",
+    if (a->train_bpe) {
+        snprintf(train, sizeof train, " --train-bpe %zu%s", a->train_bpe, a->num_specials > 2 ? " --chat" : "");
+    }
+    snprintf(out, cap, "./tokenize%s%s%s%s%s%s -o %s -", train, a->tokenizer ? " --tokenizer " : "",
+             a->tokenizer ? a->tokenizer : "",
              a->chat ? " --chat"
              : lines ? " --field "
                      : "",
@@ -86,6 +90,13 @@ static inline void input_warn_of_json(const Input* in, const Args* a, const char
     json_free(&j);
     warn("%s: begins with a line of JSON, and is taken as text: %s, if each line is a document", in->name,
          descriptor_of(in->path) >= 0 ? "give --field NAME" : "give it a name that ends with .jsonl");
+}
+
+/* Fails at a byte that is not UTF-8, if the n bytes at s, which begin at `offset` of the input, have one. */
+static inline bool input_check_utf8(const Input* in, const char* s, size_t n, uint64_t offset, Error* e) {
+    const size_t at = first_no_character(s, n);
+    return at == n || fail(e, "%s: byte 0x%02x at offset %llu is no UTF-8, wanted UTF-8 text alone", in->name, (uint8_t)s[at],
+                           (unsigned long long)(offset + at));
 }
 
 /* Checks that at most one byte in a hundred, of the bytes read so far, lies outside of UTF-8 characters. */

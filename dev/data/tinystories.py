@@ -8,7 +8,7 @@ holds stories with a line <|endoftext|> between them. A .jsonl file holds one ob
 
 This command makes a tokenizer of the stories, which the script then uses by default:
 
-    python3 dev/data/train_tokenizer.py dev/data/tinystories/valid.txt --vocab-size 4096 -o dev/data/tinystories/tokenizer.json
+    ./tokenize --train-bpe 4096 -o dev/data/tinystories/tokenizer.json dev/data/tinystories/valid.txt
 """
 import argparse
 import glob

@@ -4,6 +4,7 @@
  *   zcat FILE | tokenize --tokenizer DIR|FILE -o OUT.bin -      the same for a stream: -, /dev/stdin, /dev/fd/N
  *   tokenize --tokenizer DIR --chat -o OUT.bin FILE.jsonl...    conversations, whose answers are trained (chat_data.h)
  *   tokenize --tokenizer DIR|FILE --show N FILE.bin             prints a document of a token file (show_document.h)
+ *   tokenize --train-bpe N -o tokenizer.json FILE...            text to a tokenizer of N tokens (bpe.h)
  *   tokenize --tokenizer DIR|FILE --jsonl                       {"text": ...} lines on stdin to {"ids": [...]} lines on stdout
  *   tokenize --tokenizer DIR|FILE --decode                      {"ids": [...]} lines on stdin to {"text": ...} lines on stdout
  *
@@ -21,6 +22,7 @@
 #include "dev/data/show_document.h"
 #include "dev/data/token_writer.h"
 #include "dev/data/tokenize_flags.h"
+#include "dev/data/train_bpe.h"
 #include "dev/data/units.h"
 #include "llmc/files/folder.h"         // defines: make_directories
 #include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
@@ -130,8 +132,8 @@ static bool write_parts(Job* job, TokenFile* w, int parts, uint64_t* no_characte
         Part* p = &job->parts[k];
         if (p->error.msg[0]) { return fail(e, "%s", p->error.msg); }
         *no_characters += p->no_characters;
-        if (!token_file_add(w, p->encoder.ids, p->encoder.count, e)) { return false; }
-        if (w->masked) { token_file_mask(w, p->mask.trained, p->encoder.count); }
+        if (w && !token_file_add(w, p->encoder.ids, p->encoder.count, e)) { return false; }
+        if (w && w->masked) { token_file_mask(w, p->mask.trained, p->encoder.count); }
     }
     return true;
 }
@@ -154,9 +156,9 @@ static bool check_all_inputs(const Args* a, uint64_t* size, Error* e) {
     return ok;
 }
 
-/* Appends the tokens of one input. */
+/* Appends the tokens of one input; NULL: counts its pieces for --train-bpe. */
 static bool tokenize_input(Job* job, TokenFile* w, Progress* progress, const char* path, Error* e) {
-    const bool cuttable = tokenizer_may_cut(job->t);
+    const int cuts = !w ? CUT_AT_PIECES : tokenizer_may_cut(job->t) ? CUT_AT_LINES : CUT_NOWHERE;
     Input in;
     if (!input_open(&in, job->args, path, e)) { return false; }
     job->path = in.name;
@@ -171,7 +173,11 @@ static bool tokenize_input(Job* job, TokenFile* w, Progress* progress, const cha
         if (next != EOF) { ungetc(next, in.f); }
         if (ferror(in.f)) { ok = fail(e, "%s: reading failed: %s", in.name, strerror(errno)); }
         last = next == EOF;
-        size_t n = last ? have : in.lines || cuttable ? last_cut(buffer, have, in.lines) : 0;
+        const size_t mark = first ? mark_length(job->args, buffer, have) : 0;
+        size_t n = last                               ? have
+                   : in.lines || cuts == CUT_AT_LINES ? last_cut(buffer, have, in.lines)
+                   : cuts == CUT_AT_PIECES            ? mark + piece_last_border(buffer + mark, have - mark)
+                                                      : 0;
         if (n == 0 && !last) {  // no place to cut: read more
             cap *= 2;
             buffer = (char*)xrealloc(buffer, cap);
@@ -179,19 +185,19 @@ static bool tokenize_input(Job* job, TokenFile* w, Progress* progress, const cha
         }
         buffer[have] = 0;
         ok = ok && (!first || input_check_start(&in, job->args, buffer, size_min(have, HEAD_BYTES), e));
-        const size_t mark = first ? mark_length(job->args, buffer, n) : 0;
         if (ok && first) { input_warn_of_json(&in, job->args, buffer + mark, n - mark); }
         list.count = 0;
         if (in.lines) {
             cut_lines(&list, buffer + mark, n - mark, &line);
         } else {
-            cut_text(&list, buffer + mark, n - mark, first, cuttable);
+            cut_text(&list, buffer + mark, n - mark, first, cuts);
         }
         blank = blank && is_blank(buffer + mark, n - mark);
         if (last && blank) { ok = fail(e, "%s: holds no text: it is blank", in.name); }
         first = false;
         bytes += n;
         ok = ok && write_parts(job, w, run_units(job, &list), &no_characters, e) &&
+             (w || input_check_utf8(&in, buffer, no_characters ? n : 0, bytes - n, e)) &&
              input_check_characters(&in, job->args, no_characters, bytes, e);
         memmove(buffer, buffer + n, have - n);
         have -= n;
@@ -228,6 +234,23 @@ static bool write_token_files(Job* job, Error* e) {
     }
     ok = ok && token_file_finish(train, t, e) && token_files_publish(train, val, e);
     if (ok) { print_summary(job, train, val, now_seconds() - progress.start); }
+    return ok;
+}
+
+/* Trains a tokenizer on all inputs. */
+static bool train_bpe(Job* job, Error* e) {
+    const Args* a = job->args;
+    uint64_t size = 0;
+    Counting counting;
+    catch_the_end();
+    job->counting = counting_begin(&counting);
+    bool ok = check_all_inputs(a, &size, e) && out_path(token_files[0].path, a, "", e);
+    Progress progress = progress_begin(stdout, "read", size, "B");
+    for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_input(job, NULL, &progress, a->files[i], e); }
+    progress_end(&progress);
+    counting_end(&counting);
+    ok = ok && write_trained(token_files, a, &counting.all, progress.start, e);
+    piece_counts_free(&counting.all);
     return ok;
 }
 
@@ -319,9 +342,10 @@ int main(int argc, char** argv) {
     if (!lines && !args.show && job.separator < 0) {
         warn("%s: has neither BOS nor EOS: nothing separates documents", args.tokenizer);
     }
-    const bool ok = lines       ? answer_lines(&job, &e)
-                    : args.show ? show_document(&t, job.separator, args.files[0], args.show, &e)
-                                : write_token_files(&job, &e);
+    const bool ok = lines            ? answer_lines(&job, &e)
+                    : args.show      ? show_document(&t, job.separator, args.files[0], args.show, &e)
+                    : args.train_bpe ? train_bpe(&job, &e)
+                                     : write_token_files(&job, &e);
     for (int k = 0; k < job.num_parts; k++) {
         encoder_free(&job.parts[k].encoder);
         decoder_free(&job.parts[k].decoder);

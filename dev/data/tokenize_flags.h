@@ -12,6 +12,8 @@ typedef struct {
     const char* date;     // NULL: the date of the template
     double val_fraction;  // 0: no validation file
     uint64_t show;        // document to print, from 1; 0: none
+    size_t train_bpe;     // tokens of the tokenizer to train; 0: none
+    size_t num_specials;  // of them special, with --train-bpe
     bool specials, bytes, jsonl, decode, chat;
     int threads;  // 0: OpenMP's default
     char** files;
@@ -30,6 +32,7 @@ typedef enum {
     ARG_JSONL,
     ARG_DECODE,
     ARG_SHOW,
+    ARG_TRAIN_BPE,
     ARG_THREADS,
     ARG_HELP,
     ARG_VERSION,
@@ -39,7 +42,7 @@ typedef enum {
 // clang-format off
 static const struct { const char *name, *letter, *value, *help; } arg_specs[NUM_ARGS] = {
     [ARG_TOKENIZER] = {"tokenizer", NULL, "PATH", "tokenizer.json, tiktoken's tokenizer.model or a folder; default: bytes"},
-    [ARG_OUT] = {"out", "o", "OUT.bin", "token file to write"},
+    [ARG_OUT] = {"out", "o", "OUT.bin", "token file to write, or tokenizer.json of --train-bpe"},
     [ARG_VAL_FRACTION] = {"val-fraction", NULL, "F", "write OUT_train.bin, and the last F of the tokens to OUT_val.bin"},
     [ARG_FIELD] = {"field", NULL, "NAME", "text's field in a line of JSON; default: text. With it, - is lines of JSON"},
     [ARG_CHAT] = {"chat", NULL, NULL, "take conversations, a line of JSON each, in the form of the tokenizer's chat template"},
@@ -49,6 +52,7 @@ static const struct { const char *name, *letter, *value, *help; } arg_specs[NUM_
     [ARG_JSONL] = {"jsonl", NULL, NULL, "encode {\"text\": ...} lines on stdin to {\"ids\": [...]} lines on stdout; no BOS"},
     [ARG_DECODE] = {"decode", NULL, NULL, "decode {\"ids\": [...]} lines on stdin to {\"text\": ...} lines on stdout"},
     [ARG_SHOW] = {"show", NULL, "N", "print document N of a token file, with [[ ]] around what is trained"},
+    [ARG_TRAIN_BPE] = {"train-bpe", NULL, "N", "train a tokenizer of N tokens on the text; --chat gives it Llama 3's chat tokens"},
     [ARG_THREADS] = {"threads", NULL, "N", "number of threads; default: all"},
     [ARG_HELP] = {"help", "h", NULL, "show this text"},
     [ARG_VERSION] = {"version", NULL, NULL, "print the version"},
@@ -60,7 +64,8 @@ static inline void print_help(void) {
         "usage: tokenize [--tokenizer PATH] -o OUT.bin FILE...            text to a token file\n"
         "       tokenize --tokenizer PATH --chat -o OUT.bin FILE.jsonl    conversations to one that trains the answers alone\n"
         "       tokenize [--tokenizer PATH] --jsonl | --decode            lines of JSON on stdin and stdout\n"
-        "       tokenize [--tokenizer PATH] --show N FILE.bin             a document of a token file as text\n\n"
+        "       tokenize [--tokenizer PATH] --show N FILE.bin             a document of a token file as text\n"
+        "       tokenize --train-bpe N -o tokenizer.json FILE...          text to a tokenizer of N tokens\n\n"
         "A .jsonl file holds one document per line, in the field \"text\"; any other file is one document. A FILE may be -,\n"
         "/dev/stdin or /dev/fd/N: zcat FILE.gz | tokenize -o OUT.bin -\n"
         "A line of --chat has \"messages\" of \"role\" and \"content\"; \"conversations\" of \"from\" (human, gpt) and "
@@ -134,8 +139,9 @@ static inline void check_inputs(const Args* a) {
 
 /* Checks that all flags belong to one job. */
 static inline void check_jobs(const Args* a) {
-    const char* job = a->jsonl ? "jsonl" : a->decode ? "decode" : a->show ? "show" : a->chat ? "chat" : "out";
-    const bool lines = a->jsonl || a->decode, reads_text = !a->decode && !a->show;
+    const char* text_job = a->train_bpe ? "train-bpe" : a->chat ? "chat" : "out";
+    const char* job = a->jsonl ? "jsonl" : a->decode ? "decode" : a->show ? "show" : text_job;
+    const bool lines = a->jsonl || a->decode, reads_text = !a->decode && !a->show, trains = a->train_bpe > 0;
     // which flags are given, and whether the job takes them
     const struct {
         const char* name;
@@ -144,16 +150,18 @@ static inline void check_jobs(const Args* a) {
         {"decode", a->decode, a->decode && !a->jsonl},
         {"show", a->show > 0, !lines},
         {"chat", a->chat, !lines && !a->show},
+        {"train-bpe", trains, !lines && !a->show},
         {"out", a->out != NULL, !lines && !a->show},
-        {"val-fraction", a->val_fraction > 0, !lines && !a->show},
-        {"field", a->field != NULL, reads_text && !a->chat},
-        {"specials", a->specials, !a->chat && !a->show},
-        {"bytes", a->bytes, reads_text && !lines && !a->chat},
+        {"tokenizer", a->tokenizer != NULL, !trains},
+        {"val-fraction", a->val_fraction > 0, !lines && !a->show && !trains},
+        {"field", a->field != NULL, reads_text && (!a->chat || trains)},
+        {"specials", a->specials, !a->chat && !a->show && !trains},
+        {"bytes", a->bytes, reads_text && !lines && !a->chat && !trains},
     };
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         if (flags[i].given && !flags[i].fits) { die_usage("--%s goes without --%s", job, flags[i].name); }
     }
-    if (a->date && !a->chat) { die_usage("--date goes with --chat, wanted both or none"); }
+    if (a->date && (!a->chat || trains)) { die_usage("--date goes with --chat, wanted both or none"); }
     if (a->field && !*a->field) { die_usage("--field is \"\", wanted the name of a field"); }
     if (lines && a->num_files) { die_usage("--%s reads stdin, but a file is given: %s", job, a->files[0]); }
     if (a->show && a->num_files != 1) { die_usage("--show reads one token file, but %d are given", a->num_files); }
@@ -204,6 +212,7 @@ static inline void parse_args(Args* a, int argc, char** argv) {
             case ARG_JSONL: a->jsonl = true; break;
             case ARG_DECODE: a->decode = true; break;
             case ARG_SHOW: a->show = (uint64_t)parse_number(name, value, 1, 1e15, "the number of a document, from 1"); break;
+            case ARG_TRAIN_BPE: a->train_bpe = (size_t)parse_number(name, value, 1, 1 << 30, "a number of tokens"); break;
             case ARG_THREADS: a->threads = (int)parse_number(name, value, 1, 4096, "a number of threads from 1 to 4096"); break;
             case ARG_HELP: print_help(); exit(0);
             case ARG_VERSION: printf("tokenize (llama3.c) %s\n", LLMC_VERSION); exit(0);
@@ -211,11 +220,20 @@ static inline void parse_args(Args* a, int argc, char** argv) {
         }
     }
     check_jobs(a);
+    if (a->train_bpe) {
+        a->num_specials = a->chat ? 8 : 2;
+        a->chat = false;  // the inputs are texts
+        if (a->train_bpe < 256 + a->num_specials) {
+            die_usage("--train-bpe is %zu, wanted at least %zu: 256 bytes and %zu special tokens", a->train_bpe,
+                      256 + a->num_specials, a->num_specials);
+        }
+    }
     if (a->jsonl || a->decode || a->show) { return; }
     if (!a->out || !*a->out) {
-        die_usage("--out is missing, wanted -o OUT.bin, --jsonl, --decode or --show\n  hint: --help shows the usage");
+        die_usage("--out is missing, wanted -o %s\n  hint: --help shows the usage",
+                  a->train_bpe ? "tokenizer.json" : "OUT.bin, --jsonl, --decode or --show");
     }
-    if (strcmp(a->out, "-") == 0) { die_usage("--out is -, wanted the name of a file: a token file is no stream"); }
+    if (strcmp(a->out, "-") == 0) { die_usage("--out is -, wanted the name of a file: it is no stream"); }
     if (!a->num_files) { die_usage("no input file, wanted at least one text or .jsonl file, or -, after -o %s", a->out); }
     check_inputs(a);
 }

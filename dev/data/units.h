@@ -1,15 +1,18 @@
 /* units.h -- cuts a batch of text into units: pieces that one thread of ./tokenize encodes at once.
  *
  * A unit is a line of a .jsonl, or a stretch of a text. A text is cut only where every split pattern has a border
- * (text_border()), so the units have the same tokens as the whole text.
+ * (text_border()), so the units have the same tokens as the whole text. For --train-bpe, whose pattern is Llama 3's, many more
+ * places are borders (piece_border()).
  */
 #ifndef DATA_UNITS_H
 #define DATA_UNITS_H
 
-#include "llmc/base/utils.h"      // defines: xrealloc
-#include "llmc/text/tokenizer.h"  // defines: text_border
+#include "llmc/base/utils.h"         // defines: xrealloc
+#include "llmc/text/piece_counts.h"  // defines: piece_border
+#include "llmc/text/tokenizer.h"     // defines: text_border
 
-enum { UNIT_BYTES = 1 << 16 };  // about the length of a text's units
+enum { UNIT_BYTES = 1 << 16 };                      // about the length of a text's units
+enum { CUT_NOWHERE, CUT_AT_LINES, CUT_AT_PIECES };  // in a text: at no border, at a text_border(), at a piece_border()
 
 typedef struct {
     const char* text;  // of a text: its bytes; of a .jsonl: the line without its newline
@@ -40,10 +43,10 @@ static inline size_t last_cut(const char* s, size_t n, bool lines) {
     return 0;
 }
 
-static inline void cut_text(UnitList* list, const char* s, size_t n, bool first, bool cuttable) {
+static inline void cut_text(UnitList* list, const char* s, size_t n, bool first, int cuts) {
     size_t start = 0;
-    for (size_t i = UNIT_BYTES; cuttable && i < n; i++) {
-        if (!text_border(s, i)) { continue; }
+    for (size_t i = UNIT_BYTES; cuts != CUT_NOWHERE && i < n; i++) {
+        if (!(cuts == CUT_AT_PIECES ? piece_border(s, i, n) : text_border(s, i))) { continue; }
         unit_add(list, s + start, i - start, 0, first && start == 0);
         start = i;
         i += UNIT_BYTES;

@@ -48,11 +48,10 @@ static inline bool chat_tokens(ChatFormat* c, const Tokenizer* t, int vocab_size
     for (int i = 0; i < 4; i++) {
         *ids[i] = tokenizer_find(t, names[i]);
         if (*ids[i] < 0) {
-            return fail(
-                e,
-                "--chat: the tokenizer has no token %s, wanted Llama 3's chat tokens\n"
-                "  hint: dev/data/train_tokenizer.py --chat makes a tokenizer with them, and dev/data/tinytales has one",
-                names[i]);
+            return fail(e,
+                        "--chat: the tokenizer has no token %s, wanted Llama 3's chat tokens\n"
+                        "  hint: ./tokenize --train-bpe N --chat makes a tokenizer with them, and dev/data/tinytales has one",
+                        names[i]);
         }
         if (!(t->flags[*ids[i]] & TOKEN_SPECIAL)) {
             return fail(e, "--chat: the tokenizer's %s is no special token: a text could hold it", names[i]);

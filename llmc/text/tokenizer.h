@@ -177,9 +177,9 @@ static inline void merge_add(Tokenizer* t, int32_t left, int32_t right, uint32_t
     t->merges[i].id = id;
 }
 
-/* Lists the splits of a token of at most TOKEN_LEN_MAX bytes into two tokens, as left id << 32 | right id; returns their
- * number. The key of each start grows out of the one before: see hash_key(). */
-static inline size_t token_splits(const Tokenizer* t, int id, uint64_t* splits /* (TOKEN_LEN_MAX) */) {
+/* Lists the splits of a token into two tokens, as left id << 32 | right id; returns their number, which is less than the
+ * token's bytes. The key of each start grows out of the one before: see hash_key(). */
+static inline size_t token_splits(const Tokenizer* t, int id, uint64_t* splits) {
     const char* s = t->bytes + t->at[id];
     const size_t n = t->at[id + 1] - t->at[id];
     uint64_t h = 0;

@@ -45,21 +45,23 @@ static inline bool base64_decode(char* out, size_t* out_len, const char* s, size
     return true;
 }
 
-/* Writes the name of Llama 3.1's k-th special token, 0 <= k < 256 (the list of models/llama3/tokenizer.py in llama-models). */
+// Llama 3.1's special tokens that have a name of their own (the list of models/llama3/tokenizer.py in llama-models)
+// clang-format off
+static const struct { int k; const char* name; } llama3_named[] = {
+    {0, "begin_of_text"}, {1, "end_of_text"}, {4, "finetune_right_pad_id"}, {6, "start_header_id"}, {7, "end_header_id"},
+    {8, "eom_id"}, {9, "eot_id"}, {10, "python_tag"},
+};
+// clang-format on
+
+/* Writes the name of Llama 3.1's k-th special token, 0 <= k < 256. */
 static inline void llama3_special(char* out /* (40) */, int k) {
-    // clang-format off
-    static const struct { int k; const char* name; } named[] = {
-        {0, "begin_of_text"}, {1, "end_of_text"}, {4, "finetune_right_pad_id"}, {6, "start_header_id"}, {7, "end_header_id"},
-        {8, "eom_id"}, {9, "eot_id"}, {10, "python_tag"},
-    };
-    // clang-format on
     int before = 0;  // tokens below k that have a name of their own
-    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
-        if (named[i].k == k) {
-            snprintf(out, 40, "<|%s|>", named[i].name);
+    for (size_t i = 0; i < sizeof llama3_named / sizeof *llama3_named; i++) {
+        if (llama3_named[i].k == k) {
+            snprintf(out, 40, "<|%s|>", llama3_named[i].name);
             return;
         }
-        before += named[i].k < k;
+        before += llama3_named[i].k < k;
     }
     snprintf(out, 40, "<|reserved_special_token_%d|>", k - before);
 }

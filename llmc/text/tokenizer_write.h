@@ -11,7 +11,7 @@
 #include "llmc/files/json_edit.h"      // defines: json_find_member, json_with_member, json_set_member
 #include "llmc/files/output.h"         // defines: create_output, close_output
 #include "llmc/text/chat.h"            // defines: LLAMA3_CHAT_TEMPLATE, chat_template_fits
-#include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_splits, TOKEN_LEN_MAX
+#include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_splits
 #include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, byte_stand_ins
 
 /* Writes a token's bytes as a JSON string. */
@@ -23,10 +23,11 @@ static inline void write_token_text(FILE* f, const Tokenizer* t, int id) {
 
 /* Writes the token with bytes s[0 .. n) as a JSON string of GPT-2's stand-ins. */
 static inline void write_stand_ins(FILE* f, const uint16_t* code, const char* s, size_t n) {
-    char name[2 * TOKEN_LEN_MAX];
+    char* name = (char*)xmalloc(2 * n);
     size_t len = 0;
     for (size_t i = 0; i < n; i++) { len += utf8_encode(name + len, code[(uint8_t)s[i]]); }
     json_write_string(f, name, len);
+    free(name);
 }
 
 /* Writes the post-processor that puts BOS in front of a text, in the form of `tokenizers`. */
@@ -92,7 +93,7 @@ static inline int compare_splits(const void* a, const void* b) {
 
 /* Writes the merges that give token `id` by tiktoken's rule: all its splits into two tokens, in the order of their ids. */
 static inline void write_merges_of(FILE* f, const Tokenizer* t, const uint16_t* code, int id, bool* first) {
-    uint64_t splits[TOKEN_LEN_MAX];
+    uint64_t* splits = (uint64_t*)xmalloc(size_min(t->at[id + 1] - t->at[id], (size_t)t->vocab_size) * sizeof(uint64_t));
     const size_t count = token_splits(t, id, splits);
     qsort(splits, count, sizeof *splits, compare_splits);
     for (size_t i = 0; i < count; i++) {
@@ -106,6 +107,7 @@ static inline void write_merges_of(FILE* f, const Tokenizer* t, const uint16_t* 
         }
         fputc(']', f);
     }
+    free(splits);
 }
 
 /* Writes a tokenizer.json for a tokenizer that did not come from one: tiktoken's kind or the built-in bytes. */
@@ -133,8 +135,7 @@ static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     }
     fputs(",\n\"post_processor\": ", f);
     write_post_processor(f, t);
-    fputs(",\n\"decoder\": {\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false},\n",
-          f);
+    fputs(",\n\"decoder\": {\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},\n", f);
     fputs("\"model\": {\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,", f);
     fputs("\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":true,\n\"vocab\": {", f);
     first = true;

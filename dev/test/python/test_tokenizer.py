@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
@@ -31,8 +30,6 @@ pytestmark = pytest.mark.skipif(not os.path.exists(TOKENIZE), reason=f"{TOKENIZE
 needs_llama3 = pytest.mark.skipif(not os.path.exists(MODEL), reason="TEST_DATA has no llama3/tokenizer.model")
 needs_llama3_json = pytest.mark.skipif(not os.path.exists(JSON_GZ), reason="TEST_DATA has no llama3/tokenizer.json.gz")
 needs_shakespeare = pytest.mark.skipif(not os.path.exists(SHAKESPEARE), reason="TEST_DATA has no tinyshakespeare.txt")
-
-sys.path.insert(0, os.path.join(ROOT, "dev", "data"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -153,7 +150,7 @@ def llama3_json(tmp_path_factory):
 def llama3_tiktoken():
     tiktoken = pytest.importorskip("tiktoken")
     import base64
-    from train_tokenizer import LLAMA3_PATTERN
+    from bpe_oracle import LLAMA3_PATTERN
     with open(MODEL, "rb") as f:
         ranks = {base64.b64decode(line.split()[0]): int(line.split()[1]) for line in f}
     return tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks,
@@ -190,7 +187,7 @@ def digit_runs():
 
 
 def llama3_like():
-    from train_tokenizer import pre_tokenizer
+    from bpe_oracle import pre_tokenizer
     return pre_tokenizer()
 
 
@@ -355,13 +352,11 @@ def test_parts_of_characters_decode_as_in_tokenizers(llama3_json):
     assert decode(MODEL, ids) == tok.decode_batch(ids, skip_special_tokens=False)
 
 
-def test_the_trainer_writes_what_transformers_and_tiktoken_read_alike(tmp_path):
+def test_what_train_bpe_writes_is_read_alike(tmp_path):
     text = tmp_path / "text.jsonl"
     text.write_text("".join(json.dumps({"text": t}) + "\n" for t in training_text()))
-    script = os.path.join(ROOT, "dev", "data", "train_tokenizer.py")
     out = tmp_path / "tokenizer.json"
-    subprocess.run([sys.executable, script, text, "--vocab-size", "600", "--chat", "-o", out], check=True,
-                   stdout=subprocess.DEVNULL)
+    subprocess.run([TOKENIZE, "--train-bpe", "600", "--chat", "-o", out, text], check=True, stdout=subprocess.DEVNULL)
     texts = random_strings(5000, seed=11) + training_text()
     tok = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     check_against(tmp_path, tok, texts)

@@ -167,7 +167,7 @@ expect "a blank behind a comma is shown" 1 '" val.bin" begins with a blank' trai
 cp val.bin ' val.bin'
 expect "a file's name may begin with one" 0 "source   val.bin: 50.00 %" \
     train --model d1 --train 'data.bin:0.5, val.bin:0.5' --steps 1 --dry-run
-expect "a tokenizer without the tokens of a chat" 1 "hint: dev/data/train_tokenizer.py --chat" train --model again --chat
+expect "a tokenizer without the tokens of a chat" 1 "hint: ./tokenize --train-bpe N --chat" train --model again --chat
 expect "an export" 0 "exported" "$bin/train_llama3" --model talks --export mine.gguf
 expect "replaces no file" 1 "--export: mine.gguf exists, wanted a new name" "$bin/train_llama3" --model talks --export mine.gguf
 expect "the folder of another run is refused" 1 "holds the checkpoints of another run" train --model d1 --train data.bin --out lines
@@ -206,7 +206,6 @@ if command -v python3 >/dev/null; then
     check "no script ends in a traceback" test ! -s tracebacks.txt
     installs "torch numpy safetensors" train_llama3.py
     installs "torch numpy safetensors" dev/bench/bench_cpu.py
-    installs "tokenizers" dev/data/train_tokenizer.py text.txt --vocab-size 300
     installs "datasets zstandard" dev/data/hf.py owner/name -o hub
     installs "datasets" dev/data/tasks.py piqa
     installs "huggingface_hub" dev/data/model.py owner/name
@@ -214,6 +213,6 @@ if command -v python3 >/dev/null; then
     installs "matplotlib" dev/plot.py first
     expect "a folder that cannot be made" 1 "error: /proc/none: No such file" bare "$root/dev/data/conversations.py" -o /proc/none
 else
-    skip "scripts of Python" "python3 is not installed" 19
+    skip "scripts of Python" "python3 is not installed" 17
 fi
 summary
