@@ -598,18 +598,25 @@ static void a_damaged_header_is_refused(void) {
         snprintf(want, sizeof want, "word %d of the header is 7", word);
         refuses_header(word, 7, -1, want, "wanted 0");
     }
-    for (int64_t bytes = 0; bytes < TOKENFILE_HEADER_BYTES; bytes += 93) {
+    refuses_header(-1, 0, 0, "is an empty file", "wanted a token file");
+    for (int64_t bytes = 93; bytes < TOKENFILE_HEADER_BYTES; bytes += 93) {
         refuses_header(-1, 0, bytes, "header", "cut short");
     }
     refuses_header(-1, 0, TOKENFILE_HEADER_BYTES, "token count is 100", "holds 0");
     refuses_header(-1, 0, TOKENFILE_HEADER_BYTES + 199, "token count is 100", "holds 99");
     refuses_header(-1, 0, TOKENFILE_HEADER_BYTES + 201, "token count is 100", "cut or extended");
     refuses_header(-1, 0, TOKENFILE_HEADER_BYTES + 202, "token count is 100", "holds 101");
-    const char* text = "{\"model\": \"something else\"} and so on and on, a text that is long enough to fill a whole header: ";
+    const char* text = "This is something else, and so on and on, a text that is long enough to fill a whole header: ";
     char other[2000];
     for (size_t i = 0; i < sizeof other; i++) { other[i] = text[i % strlen(text)]; }
     write_bytes(in_folder("other.bin"), other, sizeof other);
     refuses(in_folder("other.bin"), 1, T, 1, "other.bin", "magic is", "not a token file");
+    memcpy(other, "{\"id\"", 5);
+    write_bytes(in_folder("other.bin"), other, sizeof other);
+    refuses(in_folder("other.bin"), 1, T, 1, "other.bin: is JSON text, wanted a token file", "\n  hint: ", "./tokenize");
+    memcpy(other, "\x1f\x8b\x08", 3);
+    write_bytes(in_folder("other.bin"), other, 100);
+    refuses(in_folder("other.bin"), 1, T, 1, "other.bin: is a gzip archive", "\n  hint: zcat ", " | ./tokenize");
 }
 
 static void a_mask_of_the_wrong_size_is_refused(void) {
