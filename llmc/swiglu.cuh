@@ -3,7 +3,7 @@
  *
  * Backward can also write the forward output again. It has gate and up in registers anyway, so recomputing `out` costs only its
  * store. It may run in place, dgate_up over gate_up.
- * Bytes a row: forward 3F, backward 5F, 6F with `out` (times the size of an element).
+ * Bytes a row: forward 3F, backward 5F, 6F with `out` (times the size of an element). Steps: dev/cuda/swiglu.cu.
  */
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH

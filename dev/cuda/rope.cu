@@ -6,13 +6,10 @@
  * backward pass is the same kernel with the sign of the sine changed. The last ladder measures a whole layer: the product that
  * makes qkv, and the rotation.
  */
-#pragma nv_diag_suppress 1675  // matmul.h: pragmas for GCC
 #include "llmc/matmul_sm90.cuh"
-#include "llmc/matmul.cuh"
-#include "llmc/matmul.h"
 #include "llmc/rope.cuh"
 #include "llmc/rope.h"
-#include "dev/cuda/zoo.cuh"
+#include "dev/cuda/product.cuh"
 
 static const float THETA = 500000;
 
@@ -183,15 +180,8 @@ enum { PX, PW, PTABLE, PQKV };  // tensors of the ladder `qkv`
 static AttentionShape product_shape(const Case& c) { return {(int)c.n[0], (int)c.n[1], (int)c.n[3], (int)c.n[4], (int)c.n[5]}; }
 
 static void product(const Case& c, cudaStream_t stream) {
-    static MatmulContext* ctx;
-    if (!ctx) {
-        void* workspace;
-        CUDA_CHECK(cudaMalloc(&workspace, matmul_workspace_bytes()));
-        ctx = matmul_create(workspace, false);
-    }
-    const size_t N = c.n[0] * c.n[1], C = c.n[2], width = width_of(product_shape(c));
-    matmul_forward_cuda(ctx, c.at<floatX>(PQKV), operand(c.at<floatX>(PX), C), operand(c.at<floatX>(PW), C),
-                        (const floatX*)NULL, N, (int)C, (int)width, width, stream);
+    product_cuda(c.at<floatX>(PQKV), c.at<floatX>(PX), c.at<floatX>(PW), c.n[0] * c.n[1], c.n[2], width_of(product_shape(c)),
+                 stream);
 }
 
 static void product_and_rope(const Case& c, cudaStream_t stream) {
@@ -270,9 +260,7 @@ static void values_qkv(Case& c) {
     rope_table(c.tensors[PTABLE].start.data(), (int)c.n[1], &config);
 }
 static void oracle_qkv(Case& c) {
-    const size_t N = c.n[0] * c.n[1];
-    std::vector<char> scratch(matmul_scratch());
-    matmul_forward(c[PQKV], scratch.data(), c[PX], c[PW], NULL, N, (int)c.n[2], (int)width_of(product_shape(c)));
+    product_oracle(c, PQKV, PX, PW, c.n[0] * c.n[1], c.n[2], width_of(product_shape(c)));
     to_floatX(c, PQKV);
     rope_forward(c[PQKV], NULL, c[PTABLE], 0, product_shape(c));
 }

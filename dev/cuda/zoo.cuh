@@ -136,16 +136,6 @@ static Case make_case(const Ladder& l, const Shape& s, bool padded) {
     return c;
 }
 
-/* Rounds start values to multiples of 1/16, so that a product's sums of them are exact. */
-static void to_sixteenths(Case& c, int i) {
-    for (float& x : c.tensors[i].start) { x = roundf(4 * x) / 16; }
-}
-
-/* Rounds values of the host to floatX, as a kernel that writes them. */
-static void to_floatX(Case& c, int i) {
-    for (float& x : c.tensors[i].host) { x = to_float(from_float<floatX>(x)); }
-}
-
 /* Runs a version on fresh memory and returns all tensors after it. */
 static std::vector<Floats> results(const Version& v, Case& c) {
     for (Tensor& t : c.tensors) {

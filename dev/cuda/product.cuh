@@ -1,0 +1,44 @@
+/* product.cuh -- what ladders with matrix products share: the trainer's cuBLASLt (llmc/matmul.cuh) and its oracle.
+ */
+#ifndef ZOO_PRODUCT_CUH
+#define ZOO_PRODUCT_CUH
+
+#pragma nv_diag_suppress 1675  // matmul.h: pragmas for GCC
+#include "llmc/matmul.cuh"
+#include "llmc/matmul.h"
+#include "dev/cuda/zoo.cuh"
+
+static MatmulContext* product_context() {
+    static MatmulContext* ctx;
+    if (!ctx) {
+        void* workspace;
+        CUDA_CHECK(cudaMalloc(&workspace, matmul_workspace_bytes()));
+        ctx = matmul_create(workspace, false);
+    }
+    return ctx;
+}
+
+/* Writes out (N, OC) = x (N, C) w^T, w: (OC, C), without padding. */
+static void product_cuda(floatX* out, const floatX* x, const floatX* w, size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    matmul_forward_cuda(product_context(), out, operand(x, C), operand(w, C), (const floatX*)NULL, N, (int)C, (int)OC, OC,
+                        stream);
+}
+
+/* The oracle of the same: tensors of a case. */
+static void product_oracle(Case& c, int out, int x, int w, size_t N, size_t C, size_t OC) {
+    std::vector<char> scratch(matmul_scratch());
+    matmul_forward(c[out], scratch.data(), c[x], c[w], NULL, N, (int)C, (int)OC);
+}
+
+/* Rounds start values to multiples of 1/16, so that a product's sums of them are exact. Then a product that is rounded before
+ * the next operation has the same bits in any order of its sums. */
+static void to_sixteenths(Case& c, int i) {
+    for (float& x : c.tensors[i].start) { x = roundf(4 * x) / 16; }
+}
+
+/* Rounds values of the oracle to floatX, as a kernel that writes them. */
+static void to_floatX(Case& c, int i) {
+    for (float& x : c.tensors[i].host) { x = to_float(from_float<floatX>(x)); }
+}
+
+#endif
