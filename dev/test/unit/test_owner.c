@@ -117,12 +117,28 @@ static void an_old_one_of_another_host_is_taken_over(void) {
     CHECK(count_files() == 0, "%d files are left", count_files());
 }
 
-static void a_clock_that_was_set_back_makes_no_owner_eternal(void) {
-    Owner b = on_host("b");
+static void an_owner_from_the_future_is_alive_but_not_for_ever(void) {
+    Owner a = on_host("a"), b = on_host("b");
     Error e = NO_ERROR;
     leave_behind("a", -3600);
-    CHECK(owner_take(&b, out, false, &e), "%s", e.msg);
+    CHECK(!owner_take(&b, out, false, &e) && strstr(e.msg, "host-a") && strstr(e.msg, "its claim ends in 180 s"), "%s", e.msg);
+    b.fresh_seconds = 1;
+    owner_nap(1.1);
+    memset(&e, 0, sizeof e);
+    CHECK(owner_take(&b, out, false, &e), "its claim has not ended: %s", e.msg);
     owner_release(&b);
+    leave_behind("a", -3600);
+    const double begin = now_seconds();
+    CHECK(owner_take(&b, out, true, &e), "%s", e.msg);
+    CHECK(now_seconds() - begin > 0.8, "it did not wait");
+    owner_release(&b);
+    a.renew_seconds = 0.05;
+    b.fresh_seconds = PATIENCE;
+    CHECK(owner_take(&a, out, false, &e), "%s", e.msg);
+    make_old(-3600);
+    CHECK(!owner_take(&b, out, true, &e) && strstr(e.msg, "host-a"), "it is taken from one that lives: %s", e.msg);
+    owner_release(&a);
+    CHECK(count_files() == 0, "%d files are left", count_files());
 }
 
 static void a_resumed_run_waits_whether_the_owner_lives(void) {
@@ -328,7 +344,7 @@ int main(void) {
     RUN(a_run_on_another_host_is_refused_by_name);
     RUN(a_dead_one_of_this_host_gives_way_at_once);
     RUN(an_old_one_of_another_host_is_taken_over);
-    RUN(a_clock_that_was_set_back_makes_no_owner_eternal);
+    RUN(an_owner_from_the_future_is_alive_but_not_for_ever);
     RUN(a_resumed_run_waits_whether_the_owner_lives);
     RUN(the_owner_is_renewed);
     RUN(one_that_was_taken_over_notices_and_leaves_the_other_alone);

@@ -14,11 +14,13 @@
  *      if the owner is renewed, the run is refused; if the owner gets three minutes old, the run starts. So a run whose host
  *      died continues by itself elsewhere.
  *   3. An older one is replaced, with a note.
- *   4. The owner looks before each checkpoint: if another one has taken its place, it writes nothing more and ends.
+ *   4. An owner from the future is alive: the file server's clock was set back, or a host wrote the time by a fast clock of its
+ *      own. The file gets the server's time of now, so that its claim ends in three minutes unless its owner renews it.
+ *   5. The owner looks before each checkpoint: if another one has taken its place, it writes nothing more and ends.
  *
- * Ages are by the file system's clock, read from a file touched just now: the hosts' clocks may differ. The file gets its name
- * by link(), which fails if the name exists, or by rename() where it replaces an owner. A moment later the host reads it again,
- * because two hosts may do that at the same time.
+ * Ages are by the file server's clock, read from a file touched just now: the hosts' clocks may differ. The three minutes of
+ * waiting are by a clock that nobody sets. The file gets its name by link(), which fails if the name exists, or by rename()
+ * where it replaces an owner. A moment later the host reads it again, because two hosts may do that at the same time.
  *
  * Limits: it is a guard, no lock. A host that does not run for three minutes (a paused virtual machine) loses --out to another
  * one, and notices only before its next checkpoint. Where a host sees others' files late (NFS with nocto or long actimeo), two
@@ -159,18 +161,17 @@ static inline bool owner_refuse(const Owner* o, const OwnerFile* f, double age, 
                 (int)(strlen(o->path) - strlen("/.owner")), o->path, f->host, f->process, fmax(age, 0), o->fresh_seconds - age);
 }
 
-/* Waits until the owner is old, or is gone. Refuses if it is renewed meanwhile. */
-static inline bool owner_outlive(const Owner* o, OwnerFile* f, Error* e) {
-    double age = owner_age(o, f);
+/* Waits until the owner, of age `age`, is old, or is gone. Refuses if it is renewed meanwhile. */
+static inline bool owner_outlive(const Owner* o, OwnerFile* f, double age, Error* e) {
+    const double until = now_seconds() + o->fresh_seconds - age;
     print_names(stdout, "owner   %s is of host %s (process %ld), %.0f s old: waiting up to %.0f s to see whether it is alive\n",
                 o->path, f->host, f->process, fmax(age, 0), o->fresh_seconds - age);
     fflush(stdout);
-    while (f->there && age < o->fresh_seconds) {
-        owner_nap(fmin(5, fmax(0.01, o->fresh_seconds - age)));
+    for (double left; f->there && (left = until - now_seconds()) > 0;) {
+        owner_nap(fmin(5, fmax(0.01, left)));
         const OwnerFile now = owner_look(o);
-        age = owner_age(o, &now);
         const bool renewed = now.time.tv_sec != f->time.tv_sec || now.time.tv_nsec != f->time.tv_nsec;
-        if (now.there && renewed) { return owner_refuse(o, &now, age, e); }
+        if (now.there && renewed) { return owner_refuse(o, &now, fmax(owner_age(o, &now), 0), e); }
         *f = now;
     }
     return true;
@@ -182,9 +183,14 @@ static inline bool owner_claim(const Owner* o, bool waits, Error* e) {
     OwnerFile f = owner_look(o);
     if (f.there && strcmp(f.boot, o->boot) == 0) { return owner_replace(o, 0, e); }
     double age = f.there ? owner_age(o, &f) : 0;
-    if (f.there && fabs(age) < o->fresh_seconds) {
+    if (f.there && age < 0) {
+        if (utimensat(AT_FDCWD, o->path, NULL, AT_SYMLINK_NOFOLLOW) != 0) { errno = 0; }  // then only waiting helps
+        f = owner_look(o);
+        age = 0;
+    }
+    if (f.there && age < o->fresh_seconds) {
         if (!waits) { return owner_refuse(o, &f, age, e); }
-        if (!owner_outlive(o, &f, e)) { return false; }
+        if (!owner_outlive(o, &f, age, e)) { return false; }
         age = owner_age(o, &f);
     }
     if (!f.there && owner_link(o)) { return true; }
