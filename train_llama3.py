@@ -485,7 +485,10 @@ class Training:
     """A run: its data, its model and optimizer, and its log."""
 
     def __init__(self, a):
-        self.a, self.device = a, torch.device(a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        found = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+        if a.device and a.device.split(":")[0] not in found:
+            die(f"--device: is {a.device}, wanted {' or '.join(found)}, which PyTorch finds here", 2)
+        self.a, self.device = a, torch.device(a.device or found[0])
         a.dtype = a.dtype or ("autocast" if self.device.type == "cuda" else "fp32")
         if a.threads:
             torch.set_num_threads(a.threads)
@@ -494,7 +497,10 @@ class Training:
             folder = a.resume or (checkpoints(a.out) or [None])[-1]
             if not folder or not os.path.exists(os.path.join(folder, "optimizer.pt")):
                 die(f"{folder or a.out}: no checkpoint to resume from")
-            state = torch.load(os.path.join(folder, "optimizer.pt"), map_location=self.device, weights_only=True)
+            try:
+                state = torch.load(os.path.join(folder, "optimizer.pt"), map_location=self.device, weights_only=True)
+            except Exception as e:  # the library raises many kinds
+                die(f"{folder}/optimizer.pt: cannot be read: {str(e).splitlines()[0]}")
         self.open_data(folder)
         self.open_model(folder)
         self.first, self.last, self.val_loss = 0, min(a.steps, a.stop_after or a.steps), None

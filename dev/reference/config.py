@@ -151,5 +151,8 @@ def config_of(pairs):
         key, _, value = pair.partition("=")
         if key not in types or types[key] is type(None):
             die(f"--config {key}: unknown, wanted one of {', '.join(types)}", 2)
-        setattr(c, key, value.lower() in ("1", "true", "yes") if types[key] is bool else types[key](value))
+        try:
+            setattr(c, key, value.lower() in ("1", "true", "yes") if types[key] is bool else types[key](value))
+        except ValueError:
+            die(f"--config {key}: is {value}, wanted a number", 2)
     return c

@@ -623,8 +623,17 @@ def test_small_models_with_any_shape_can_be_written(tmp_path):
 
 
 def test_refusals_are_one_line(tokens):
+    (tokens / "damaged").mkdir()
+    for name in ("tokenizer.json", "optimizer.pt"):
+        (tokens / "damaged" / name).write_text("{damaged")
     for code, text, flags in ((2, "error: --batch: is 0", ("--batch", 0)),
-                              (1, "cannot make the folder", ("--out", "t1.bin/out"))):
+                              (1, "cannot make the folder", ("--out", "t1.bin/out")),
+                              (2, "error: --device: is gpu, wanted ", ("--device", "gpu")),
+                              (1, "error: nowhere: no such file or folder", ("--tokenizer", "nowhere")),
+                              (1, "error: damaged/tokenizer.json: is damaged", ("--tokenizer", "damaged")),
+                              (1, "error: damaged: Is a directory", ("--train", "damaged")),
+                              (1, "error: damaged/optimizer.pt: cannot be read", ("--resume", "damaged")),
+                              (2, "error: --config head_dim: is x", ("--write-model", "m", "--config", "head_dim=x"))):
         r = run(tokens, "--model", "d1", "--train", "t*.bin", "--steps", 1, *flags)
         assert r.returncode == code and text in r.stdout and "Traceback" not in r.stdout, r.stdout
 

@@ -213,6 +213,6 @@ if command -v python3 >/dev/null; then
     installs "matplotlib" dev/plot.py first
     expect "a folder that cannot be made" 1 "error: /proc/none: No such file" bare "$root/dev/data/conversations.py" -o /proc/none
 else
-    skip "scripts of Python" "python3 is not installed" 17
+    skip "scripts of Python" "python3 is not installed" 16
 fi
 summary
