@@ -34,8 +34,9 @@ static inline void agree_first(Team* team, void* value, size_t bytes) {
 static inline bool agree_ok(Team* team, bool ok, Error* e) {
     if (!team) { return ok; }
     const int ranks = team->run.ranks;
-    bool* all = (bool*)xmalloc((size_t)ranks * sizeof *all);
-    agree_gather(team, &ok, sizeof ok, all);
+    const unsigned char mine = ok;  // not bool: another process's byte may be neither 0 nor 1
+    unsigned char* all = (unsigned char*)xmalloc((size_t)ranks);
+    agree_gather(team, &mine, sizeof mine, all);
     int bad = 0;
     while (bad < ranks && all[bad]) { bad++; }
     free(all);
@@ -52,6 +53,17 @@ static inline bool agree_ok(Team* team, bool ok, Error* e) {
     // a finished message, whose hint has its own line
     if (bad != team->run.rank) { snprintf(e->msg, sizeof e->msg, "rank %d: %.1000s", bad, text.msg); }
     return false;
+}
+
+/* Compares texts of at most `most` bytes that came from all ranks. Such a text may lack its NUL. Fails if a text differs from
+ * rank 0's text, and names the first. */
+static inline bool agree_texts(const char* name, const char* all /* (ranks, most) */, int ranks, size_t most, Error* e) {
+    for (int r = 1; r < ranks; r++) {
+        const char* theirs = all + (size_t)r * most;
+        if (strncmp(theirs, all, most) == 0) { continue; }
+        return fail(e, "rank %d: %s is \"%.*s\", but rank 0 has \"%.*s\"", r, name, (int)most, theirs, (int)most, all);
+    }
+    return true;
 }
 
 /* Adds up each of `count` values over the ranks, in their order. */

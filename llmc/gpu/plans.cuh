@@ -95,6 +95,7 @@ static inline void device_share_plans(MatmulContext* matmul, Team* team) {
     int count = matmul->num_plans;
     MatmulChoice* choices = matmul_choices(matmul);
     agree_first(team, &count, sizeof count);
+    if (count < 0 || count > MATMUL_MAX_PLANS) { die("rank 0 gives %d choices, wanted 0 to %d", count, MATMUL_MAX_PLANS); }
     agree_first(team, choices, (size_t)count * sizeof *choices);
     if (team->run.rank > 0) { matmul_adopt(matmul, choices, count); }
     free(choices);

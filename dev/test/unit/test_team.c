@@ -1,7 +1,9 @@
 /* test_team.c -- the ranks of a run as a team: real processes that meet over loopback, gather, fail and end. */
 #include "dev/test/test.h"
 #include "llmc/dist/team.h"
+#include "llmc/dist/agree.h"
 #include <dirent.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 enum { MOST = 17, PATIENCE = 60 };  // children of a group; seconds after which a test gives up
@@ -338,6 +340,21 @@ static void what_is_sent_last_arrives_though_it_is_read_late(void) {
     CHECK(count == COUNT, "%d of %d messages came", count, COUNT);
     link_close(&l);
     waitpid(child, &status, 0);
+}
+
+/* Texts of other processes may lack their NUL: nothing behind their bytes is read. */
+static void texts_without_an_end_are_compared_within_their_bytes(void) {
+    enum { RANKS = 3, PAGE = 4096 };
+    char* pages = (char*)mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED && mprotect(pages + PAGE, PAGE, PROT_NONE) == 0, "no memory with an end");
+    char* all = pages + PAGE - RANKS * TEAM_PAYLOAD;
+    memset(all, 'A', RANKS * TEAM_PAYLOAD);
+    Error e = NO_ERROR;
+    CHECK(agree_texts("--lr", all, RANKS, TEAM_PAYLOAD, &e) && !e.msg[0], "equal texts: %s", e.msg);
+    all[RANKS * TEAM_PAYLOAD - 1] = 'B';
+    CHECK(!agree_texts("--lr", all, RANKS, TEAM_PAYLOAD, &e), "the last byte differs");
+    CHECK(strncmp(e.msg, "rank 2: --lr is \"AAA", 20) == 0 && strstr(e.msg, "AAB\", but rank 0 has \"AAA"), "%s", e.msg);
+    munmap(pages, 2 * PAGE);
 }
 
 static void too_many_bytes(Team* t, int odd) {
@@ -1004,6 +1021,7 @@ int main(void) {
     RUN(one_rank_alone_opens_no_socket);
     RUN(all_ranks_get_the_bytes_of_all_in_order);
     RUN(what_is_sent_last_arrives_though_it_is_read_late);
+    RUN(texts_without_an_end_are_compared_within_their_bytes);
     RUN(a_part_that_is_too_large_is_refused);
     RUN(teams_open_and_close_again_and_again);
     RUN(a_rank_in_another_collective_is_named);

@@ -11,7 +11,7 @@
 
 #include "llmc/base/crc.h"  // defines: crc_of
 #include "llmc/base/utils.h"
-#include "llmc/dist/agree.h"           // defines: agree_gather, agree_first
+#include "llmc/dist/agree.h"           // defines: agree_gather, agree_first, agree_texts
 #include "llmc/dist/launch.h"          // defines: launch_parent_fd
 #include "llmc/dist/ranks.h"           // defines: Ranks
 #include "llmc/dist/team.h"            // defines: team_open, team_at, team_close
@@ -21,13 +21,15 @@
 #include "llmc/run/session/session.h"  // defines: Session
 #include "llmc/run/session/signals.h"  // run_together
 
+#include <sys/random.h>
+
 /* The ranks' wishes between two steps. */
 typedef struct {
-    bool end;       // any rank got a signal
-    bool save;      // any rank got SIGUSR1 or SIGUSR2
-    bool timed;     // rank 0's clock says that --checkpoint-minutes asks for a checkpoint
-    bool failed;    // any rank has an error
-    float busy_ms;  // time that a rank computed in the step reported last, without waiting for others; 0: unknown
+    uint8_t end;     // any rank got a signal; not bool, since another process's byte may be neither 0 nor 1
+    uint8_t save;    // any rank got SIGUSR1 or SIGUSR2
+    uint8_t timed;   // rank 0's clock says that --checkpoint-minutes asks for a checkpoint
+    uint8_t failed;  // any rank has an error
+    float busy_ms;   // time that a rank computed in the step reported last, without waiting for others; 0: unknown
 } Wishes;
 
 /* Joins the wishes of all ranks. `busy_ms` then has the value of each rank; a process alone leaves it unchanged. */
@@ -210,12 +212,9 @@ static inline void together_compare(Session* s, const char* name, const char* te
     }
     char* all = (char*)xmalloc((size_t)s->ranks * MOST);
     agree_gather(s->team, mine, MOST, all);
-    for (int r = 1; r < s->ranks; r++) {
-        const char* theirs = all + (size_t)r * MOST;
-        if (strcmp(theirs, all) != 0) { fail(&e, "rank %d: %s is \"%s\", but rank 0 has \"%s\"", r, name, theirs, all); }
-    }
+    const bool same = agree_texts(name, all, s->ranks, MOST, &e);
     free(all);
-    if (e.msg[0]) { together_die(s, &e); }
+    if (!same) { together_die(s, &e); }
 }
 
 /* together_compare() for a fingerprint. */
