@@ -11,6 +11,8 @@
 #
 # PORT (29500) of host 0 must be reachable, and so must NCCL's network: NCCL_SOCKET_IFNAME names its interface, NCCL_DEBUG=INFO
 # prints the one it chose. TRAINER: the program, if not ./train_llama3cu. RUN_NAME: a different name for each run on one port.
+# LLAMA3_TOKEN: the secret by which the ranks recognize each other. If it is not set, the first host draws one and leaves it in
+# OUT/.token, which only this user can read.
 #
 # SIGTERM or SIGINT to one of the scripts ends the run on all hosts with a checkpoint; SIGUSR1 writes one. A rank that dies ends
 # all ranks. The same commands continue from the newest whole checkpoint.
@@ -23,6 +25,31 @@ host=$1 hosts=$3 gpus=$5
 export MASTER_ADDR="$4" MASTER_PORT="${PORT:-29500}" TORCHELASTIC_RUN_ID="${RUN_NAME:-two_hosts}"
 export WORLD_SIZE=$((hosts * gpus)) LOCAL_WORLD_SIZE="$gpus"
 shift 5
+
+# out_of FLAGS...: prints --out, which may stand in a file of flags
+out_of() {
+    out=out last=
+    for word; do
+        case $word in
+        @*) found=$(sed -n 's/^[[:blank:]]*--out[[:blank:]=][[:blank:]]*//p' "${word#@}" | tail -n 1) && out=${found:-$out} ;;
+        --out=*) out=${word#*=} ;;
+        *) [ "$last" != --out ] && [ "$last" != -o ] || out=$word ;;
+        esac
+        last=$word
+    done
+    echo "$out"
+}
+if [ -z "${LLAMA3_TOKEN:-}" ]; then
+    token=$(out_of "$@")/.token
+    if [ ! -s "$token" ]; then # a link appears whole, and only once
+        mine=$token.$host.$$
+        mkdir -p "${token%/.token}" && (umask 077 && od -An -N16 -tx1 /dev/urandom | tr -d ' \n' >"$mine") || exit 1
+        ln "$mine" "$token" 2>/dev/null || [ -s "$token" ] || cp "$mine" "$token"
+        rm -f "$mine"
+    fi
+    LLAMA3_TOKEN=$(cat "$token") || exit 1
+    export LLAMA3_TOKEN
+fi
 
 # the ranks of a host have consecutive numbers, as torchrun gives them
 pids=

@@ -2,7 +2,7 @@
  * end when it ends.
  *
  * launch_ranks() starts /proc/self/exe with the same arguments; a copy knows that it is a rank by LLAMA3_RANK and the other
- * variables that dist/ranks.h reads. All must connect to 127.0.0.1 at a port that was free, and share a random token. Output
+ * variables that dist/ranks.h reads. All must connect to 127.0.0.1 at a port that was free, and share a random secret. Output
  * goes where the parent's goes. The parent has no threads and never calls CUDA, whose state would not survive fork(): where
  * --gpus needs the number of devices, launch_count() asks a child for it.
  *
@@ -29,6 +29,7 @@
 #include "llmc/dist/ranks.h"  // defines: RANKS_MAX, RANKS_PORT_FIRST, RANKS_PORT_LAST
 
 #include <arpa/inet.h>
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -64,7 +65,7 @@ typedef struct {
     int count, alive;
     pid_t parent, pids[RANKS_MAX];  // 0: has ended
     int port, parent_fd;
-    uint64_t token;
+    uint64_t secret[2];  // LLAMA3_TOKEN
     char program[PATH_CAP];
     sigset_t before, awaited;  // the signals that were blocked before, and those that launch_wait() takes
     sigset_t asked;            // signals that went to the ranks: death by one of them is no news
@@ -119,8 +120,8 @@ static inline bool launch_set(const char* name, long long value) {
 
 /* Becomes a rank: runs in the new process. */
 LLMC_NORETURN static inline void launch_become(const Launch* l, int rank, char** argv) {
-    char token[32];
-    snprintf(token, sizeof token, "%016llx", (unsigned long long)l->token);
+    char token[40];
+    snprintf(token, sizeof token, "%016" PRIx64 "%016" PRIx64, l->secret[0], l->secret[1]);
     launch_end_with(l->parent);
     // without all of them, this copy would act as a parent
     const bool set = launch_set("LLAMA3_RANK", rank) && launch_set("LLAMA3_RANKS", l->count) &&
@@ -154,12 +155,14 @@ static inline void launch_block_signals(Launch* l) {
 
 static inline bool launch_start(Launch* l, char** argv, Error* e) {
     int ends[2];
+    uint64_t place = 0;
     l->parent = getpid();
     launch_program(l->program);
-    if (getrandom(&l->token, sizeof l->token, 0) != (ssize_t)sizeof l->token) {
+    if (getrandom(&place, sizeof place, 0) != (ssize_t)sizeof place ||
+        getrandom(l->secret, sizeof l->secret, 0) != (ssize_t)sizeof l->secret) {
         return fail(e, "--gpus: the system has no random numbers: %s", strerror(errno));
     }
-    l->port = launch_free_port(l->token);
+    l->port = launch_free_port(place);
     if (!l->port) { return fail(e, "--gpus: no port of 127.0.0.1 from %d to %d is free", RANKS_PORT_FIRST, RANKS_PORT_LAST); }
     if (pipe2(ends, O_CLOEXEC) != 0) { return fail(e, "--gpus: cannot make a pipe: %s", strerror(errno)); }
     l->parent_fd = ends[0];  // ends[1] stays open as long as this process lives

@@ -1,9 +1,10 @@
-/* ranks.h -- who this process is among the processes of a run: its rank, the address and port of rank 0, the run's token.
+/* ranks.h -- who this process is among the processes of a run: its rank, the address and port of rank 0, the run's name and
+ * key.
  *
  * All of it comes from environment variables, which a launcher sets for each process that it starts:
  *
- *   --gpus      LLAMA3_RANK, LLAMA3_RANKS, LLAMA3_LOCAL_RANK, LLAMA3_LOCAL_RANKS, LLAMA3_ADDRESS, LLAMA3_PORT, LLAMA3_TOKEN
- *               (16 hex digits); the parent of dist/launch.h sets them
+ *   --gpus      LLAMA3_RANK, LLAMA3_RANKS, LLAMA3_LOCAL_RANK, LLAMA3_LOCAL_RANKS, LLAMA3_ADDRESS, LLAMA3_PORT, LLAMA3_TOKEN;
+ *               the parent of dist/launch.h sets them
  *   torchrun    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID,
  *               TORCHELASTIC_USE_AGENT_STORE; or the same set by hand
  *   mpirun      Open MPI: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, PMIX_NAMESPACE
@@ -23,13 +24,19 @@
  * 127.0.0.1 if all ranks are on this host. The port is --port, otherwise MASTER_PORT, otherwise a number made of the run's
  * name. torchrun's agent may keep its own store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True): then the run takes the next
  * port. All this is decided from the environment alone, so that all ranks decide the same way.
+ *
+ * LLAMA3_TOKEN is a secret of all ranks, of RANKS_SECRET characters or more. It makes the key by which ranks recognize each
+ * other (dist/team_hello.h). --gpus draws one at random; with other launchers the user sets one. Without it the key is known to
+ * everybody, and the run's name alone separates it from other runs.
  */
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
 
+#include "llmc/base/siphash.h"  // defines: SipKey, sip_key
 #include "llmc/base/utils.h"
 
 enum {
+    RANKS_SECRET = 16,         // characters of LLAMA3_TOKEN, at least
     RANKS_MAX = 1024,          // processes of a run
     RANKS_PORT_FIRST = 20000,  // ports chosen here are below those that Linux gives to outgoing connections (32768 and more)
     RANKS_PORT_LAST = 32000
@@ -40,7 +47,9 @@ typedef struct {
     int local_rank, local_ranks;  // the same among the ranks of this host
     char address[256];            // of rank 0
     int port;
-    uint64_t token;        // names this run: messages with another token are not its own
+    uint64_t name;         // a hash of the run's name
+    SipKey key;            // of LLAMA3_TOKEN
+    bool secret;           // LLAMA3_TOKEN is set; otherwise `key` is zero
     const char* launcher;  // "--gpus", "torchrun", "mpirun", "srun"; NULL: this process is alone
 } Ranks;
 
@@ -247,15 +256,18 @@ static inline bool ranks_find_port(Ranks* r, RanksVariable variable, const RankV
     return true;
 }
 
-static inline bool ranks_find_token(Ranks* r, RanksVariable variable, const RankVariables* v, Error* e) {
-    r->token = ranks_run_hash(variable, v);
-    if (!ranks_is(v, "--gpus")) { return true; }
+static inline bool ranks_find_key(Ranks* r, RanksVariable variable, const RankVariables* v, Error* e) {
     const char* text = ranks_text(variable, "LLAMA3_TOKEN");
-    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16) {
-        return fail(e, "the environment variable LLAMA3_TOKEN is %s%.40s%s, wanted 16 hex digits", text ? "\"" : "",
-                    text ? text : "not set", text ? "\"" : "");
+    const size_t length = text ? strlen(text) : 0;
+    r->name = ranks_run_hash(variable, v);
+    if (!text && !ranks_is(v, "--gpus")) { return true; }
+    if (length < RANKS_SECRET) {  // the message does not show the secret
+        return fail(
+            e, "the environment variable LLAMA3_TOKEN has %zu characters, wanted at least %d, such as openssl rand -hex 16",
+            length, RANKS_SECRET);
     }
-    r->token = strtoull(text, NULL, 16);
+    r->key = sip_key(text);
+    r->secret = true;
     return true;
 }
 
@@ -268,7 +280,7 @@ static inline bool ranks_find(Ranks* r, RanksVariable variable, int port, Error*
     if (!v) { return true; }
     r->launcher = v->launcher;
     return ranks_find_numbers(r, variable, v, e) && ranks_find_address(r, variable, v, e) &&
-           ranks_find_port(r, variable, v, port, e) && ranks_find_token(r, variable, v, e);
+           ranks_find_port(r, variable, v, port, e) && ranks_find_key(r, variable, v, e);
 }
 
 /* Returns the device of this process, which sees `visible` devices: the device with its local rank's number, or 0 if the

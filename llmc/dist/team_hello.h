@@ -1,14 +1,58 @@
-/* team_hello.h -- the ranks of a team (team.h) say who they are, and rank 0 takes or refuses them.
+/* team_hello.h -- the ranks of a team (team.h) prove that they belong to the run and say who they are; rank 0 takes or refuses
+ * them.
  *
- * Rank 0 drops a connection that does not say hello with the token of the run. A rank whose fields differ from rank 0's joins
- * all the same, so that it gets the reason for the end together with all others.
+ * Both ends of a connection first send random bytes, a NONCE. Each direction then has a token, which all later messages carry:
+ *
+ *     token = SipHash(key of LLAMA3_TOKEN, direction (1 byte), run's name (8), nonce of rank 0 (16), nonce of the other (16))
+ *
+ * So the first message with the right token proves that its sender has the key, and the proof is worth nothing on another
+ * connection or in the other direction. This guards the meeting, not the wire: whoever reads and changes packets between two
+ * ranks sees the tokens and can use them.
+ *
+ * Rank 0 drops a connection that does not say hello with its token. It has room for TEAM_STRANGERS of them; if all places are
+ * taken and another connection waits, the oldest stranger leaves after TEAM_GRACE_SECONDS, so that ranks come through a crowd
+ * of connections that say nothing. A rank whose fields differ from rank 0's joins all the same, so that it gets the reason for
+ * the end together with all others.
  */
 #ifndef LLMC_TEAM_HELLO_H
 #define LLMC_TEAM_HELLO_H
 
 #include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: Error, fail
-#include "llmc/dist/link.h"        // defines: Message, link_begin, link_connect
+#include "llmc/base/siphash.h"     // defines: siphash
+#include "llmc/dist/link.h"        // defines: Message, link_begin, link_close, link_connect
 #include "llmc/dist/team_state.h"  // defines: Team, TeamMember, TeamField, TeamHello, team_send
+
+#include <sys/random.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// both ends draw bytes
+
+/* Begins a connection with this end's NONCE. */
+static inline void team_begin(Team* t, TeamMember* m, int fd) {
+    memset(m, 0, sizeof *m);
+    link_begin(&m->link, fd);
+    if (getrandom(m->nonce, sizeof m->nonce, 0) != (ssize_t)sizeof m->nonce) {
+        fail(&t->failure, "the system gives no random numbers: %s", strerror(errno));
+        return;
+    }
+    team_send(t, m, TEAM_NONCE, m->nonce, sizeof m->nonce);
+}
+
+/* Takes the other end's NONCE, and makes the tokens of both directions. */
+static inline void team_take_nonce(const Team* t, TeamMember* m, const unsigned char* theirs /* (TEAM_RANDOM) */) {
+    enum { NAME = 1, ZERO = 9, OTHER = 9 + TEAM_RANDOM, BYTES = 9 + 2 * TEAM_RANDOM };
+    const bool zero = t->run.rank == 0;
+    unsigned char text[BYTES] = {0};
+    memcpy(text + NAME, &t->run.name, sizeof t->run.name);
+    memcpy(text + ZERO, zero ? m->nonce : theirs, TEAM_RANDOM);
+    memcpy(text + OTHER, zero ? theirs : m->nonce, TEAM_RANDOM);
+    const uint64_t to_zero = siphash(t->run.key, text, BYTES);
+    text[0] = 1;
+    const uint64_t from_zero = siphash(t->run.key, text, BYTES);
+    m->says = zero ? from_zero : to_zero;
+    m->hears = zero ? to_zero : from_zero;
+    m->met = true;
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // rank 0 gets a hello
@@ -87,14 +131,23 @@ static inline bool team_take_hello(Team* t, TeamMember* m) {
     return true;
 }
 
-static inline void team_accept(Team* t) {
-    for (int i = t->run.ranks; i < t->slots; i++) {
-        TeamMember* m = &t->members[i];
-        if (m->link.fd >= 0) { continue; }
+/* Returns the place for one more stranger: a free place, or the place of the stranger who has owed its hello longest, if that
+ * is long enough. NULL: there is none now. */
+static inline TeamMember* team_place(Team* t, double now) {
+    TeamMember* oldest = NULL;
+    for (TeamMember* m = t->members + t->run.ranks; m < t->members + t->slots; m++) {
+        if (m->link.fd < 0) { return m; }
+        if (!m->greeted && (!oldest || m->link.heard < oldest->link.heard)) { oldest = m; }
+    }
+    return oldest && now - oldest->link.heard >= TEAM_GRACE_SECONDS ? oldest : NULL;
+}
+
+static inline void team_accept(Team* t, double now) {
+    for (TeamMember* m = team_place(t, now); m; m = team_place(t, now)) {
         const int fd = accept4(t->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) { return; }
-        memset(m, 0, sizeof *m);
-        link_begin(&m->link, fd);
+        link_close(&m->link);
+        team_begin(t, m, fd);
     }
 }
 
@@ -126,8 +179,7 @@ static inline void team_reach(Team* t) {
     }
     t->cause.msg[0] = 0;
     fail(&t->cause, "what listens there says nothing");
-    link_begin(&t->members[0].link, fd);
-    team_say_hello(t);
+    team_begin(t, &t->members[0], fd);
 }
 
 #endif

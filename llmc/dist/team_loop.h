@@ -12,7 +12,7 @@
 
 #include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: fail, now_seconds
 #include "llmc/dist/link.h"        // defines: Message, link_receive, link_flush, link_close
-#include "llmc/dist/team_hello.h"  // defines: team_take_hello, team_accept
+#include "llmc/dist/team_hello.h"  // defines: team_take_hello, team_take_nonce, team_say_hello, team_place, team_accept
 #include "llmc/dist/team_state.h"  // defines: Team, TeamMember, team_send, team_send_all, team_blame, team_speaks
 
 #include <math.h>
@@ -42,7 +42,8 @@ static inline bool team_take_from_zero(Team* t, TeamMember* zero) {
             snprintf(zero->host, sizeof zero->host, "%.*s", TEAM_HOST - 1, (const char*)in->payload);
             return zero->joined = true;
         case TEAM_RESULT:
-            if (!t->collecting || in->sequence != t->entered || brought > (size_t)t->run.ranks * t->bytes) { return false; }
+            if (!t->collecting || in->sequence != t->entered || brought != t->missing) { return false; }
+            t->missing = in->rest;
             memcpy(t->all + (size_t)t->run.ranks * t->bytes - brought, in->payload, in->size);
             if (in->rest == 0) { team_end_collective(t); }
             return true;
@@ -75,8 +76,16 @@ static inline bool team_take_from_member(Team* t, TeamMember* m) {
     return true;
 }
 
+/* Takes a message. Returns false if it makes no sense. */
 static inline bool team_take(Team* t, TeamMember* m) {
-    if (m->link.in.token != t->run.token || m->link.in.size > TEAM_PAYLOAD) { return false; }
+    const Message* in = &m->link.in;
+    if (!team_fits(in) || m->met != (in->kind != TEAM_NONCE)) { return false; }
+    if (!m->met) {
+        team_take_nonce(t, m, in->payload);
+        if (t->run.rank > 0) { team_say_hello(t); }
+        return true;
+    }
+    if (in->token != m->hears) { return false; }
     if (m->refused) { return true; }
     if (t->run.rank > 0) { return team_take_from_zero(t, m); }
     return m->joined ? team_take_from_member(t, m) : team_take_hello(t, m);
@@ -87,7 +96,9 @@ static inline void team_lose(Team* t, TeamMember* m, const char* how) {
     link_close(&m->link);
     if (m->joined && !t->ended) { team_blame(t, (int)(m - t->members), how); }
     t->cause.msg[0] = 0;
-    if (t->run.rank > 0 && !m->joined) { fail(&t->cause, "what listens there is not rank 0 of this run"); }
+    if (t->run.rank > 0 && !m->joined) {
+        fail(&t->cause, "what listens there is not rank 0 of this run, or has another LLAMA3_TOKEN");
+    }
 }
 
 static inline void team_read(Team* t, TeamMember* m, double now) {
@@ -98,7 +109,7 @@ static inline void team_read(Team* t, TeamMember* m, double now) {
             team_lose(t, m, "ended or was killed: its connection closed");
         } else if (!team_take(t, m)) {
             team_lose(t, m, "sent what is no message of this run");
-        } else {
+        } else if (m->greeted || t->run.rank > 0) {  // a stranger gains no time by what it says before its hello
             m->link.heard = now;
         }
     }
@@ -114,6 +125,7 @@ static inline void team_begin_collective(Team* t) {
     if (begins) {
         t->collecting = true;
         t->entered = t->sequence;
+        t->missing = (size_t)t->run.ranks * t->bytes;
     }
     pthread_mutex_unlock(&t->mutex);
     if (!begins) { return; }  // from here on the training thread waits, and its fields are ours
@@ -210,12 +222,11 @@ static inline void team_forgive(Team* t, double now) {
 
 /* Waits until something happens, for at most `seconds`. */
 static inline void team_poll(Team* t, double seconds) {
-    bool has_room = false;
+    const bool has_room = t->listener >= 0 && team_place(t, now_seconds()) != NULL;
     for (int i = 0; i < t->slots; i++) {
         const Link* l = &t->members[i].link;
         const struct pollfd p = {l->fd, (short)(POLLIN | (link_is_sending(l) ? POLLOUT : 0)), 0};
         t->polls[3 + i] = p;
-        has_room = has_room || (i >= t->run.ranks && l->fd < 0);
     }
     const struct pollfd first[3] = {
         {t->wake[0], POLLIN, 0}, {t->parent_fd, POLLIN, 0}, {has_room ? t->listener : -1, POLLIN, 0}};
@@ -252,7 +263,7 @@ static inline void team_turn(Team* t, double seconds) {
         if (t->polls[3 + i].revents & POLLOUT) { link_flush(&m->link); }
         if (t->polls[3 + i].revents) { team_read(t, m, now); }
     }
-    if (t->polls[2].revents) { team_accept(t); }
+    if (t->polls[2].revents) { team_accept(t, now); }
     team_work(t);
     team_beat(t, now);
     team_watch(t, now);

@@ -3,6 +3,7 @@
  * Rank 0 listens on the run's address; every other rank has one connection, to rank 0, over which messages of one size go
  * (link.h):
  *
+ *   NONCE   both    the first message: random bytes, from which both ends make the tokens of all later messages (team_hello.h)
  *   HELLO   to 0    how many ranks and fields there are, the host; then FIELD for each: its name and value, which must
  *                   equal rank 0's
  *   JOINED  from 0  the host of rank 0. START: all have joined; rank 0 then no longer listens
@@ -25,7 +26,9 @@ enum {
     TEAM_NAME = 32,                  // bytes of a field's name, with the NUL
     TEAM_VALUE = TEAM_PAYLOAD - TEAM_NAME,
     TEAM_HOST = 72,
-    TEAM_STRANGERS = 64,      // connections that have not said hello
+    TEAM_RANDOM = 16,         // bytes of a NONCE
+    TEAM_STRANGERS = 256,     // connections that have not said hello
+    TEAM_GRACE_SECONDS = 1,   // how long a stranger keeps its place if others wait for one
     TEAM_LINGER_SECONDS = 2,  // stays so long to pass on why the run ends
     TEAM_CONNECT_SECONDS = 3,
     TEAM_PATIENCE = 12,  // a rank that is connected, but gets no answer, waits this many times as long
@@ -51,7 +54,8 @@ typedef struct {
 } TeamField;
 
 typedef enum {
-    TEAM_HELLO = 1,
+    TEAM_NONCE = 1,
+    TEAM_HELLO,
     TEAM_FIELD,
     TEAM_JOINED,
     TEAM_START,
@@ -60,6 +64,7 @@ typedef enum {
     TEAM_RESULT,
     TEAM_ERROR,
     TEAM_TOLD,
+    TEAM_KINDS
 } TeamKind;
 
 /* The payload of HELLO. */
@@ -71,7 +76,10 @@ typedef struct {
 /* The other end of a connection. */
 typedef struct {
     Link link;
-    bool joined, refused, greeted;  // greeted: it has said HELLO, and `fields_seen` of its fields
+    unsigned char nonce[TEAM_RANDOM];  // that this process drew
+    bool met;                          // the other end's NONCE has come, so that the next two are valid
+    uint64_t says, hears;              // tokens of the messages to it and from it
+    bool joined, refused, greeted;     // greeted: it has said HELLO, and `fields_seen` of its fields
     uint32_t rank, fields, fields_seen;
     char host[TEAM_HOST];
     uint64_t sequence, place;  // where it was last; see link.h
@@ -126,7 +134,30 @@ typedef struct {
     Error cause;           // why rank 0 could not be reached
     char text[1024];
     size_t text_size;  // bytes so far of an ERROR that is being read
+    size_t missing;    // bytes of a RESULT that have not come
 } Team;
+
+/* Returns whether a message has a known kind, and a length that messages of this kind have. */
+static inline bool team_fits(const Message* m) {
+    static const struct {
+        uint32_t least, most;  // bytes of the payload
+        bool more;             // others may continue it
+    } sizes[TEAM_KINDS] = {
+        {1, 0, false},                                  // no message has kind 0
+        {TEAM_RANDOM, TEAM_RANDOM, false},              // NONCE
+        {sizeof(TeamHello), sizeof(TeamHello), false},  // HELLO
+        {TEAM_PAYLOAD, TEAM_PAYLOAD, false},            // FIELD
+        {TEAM_HOST, TEAM_HOST, false},                  // JOINED
+        {0, 0, false},                                  // START
+        {0, 0, false},                                  // BEAT
+        {0, TEAM_PAYLOAD, false},                       // GIVE
+        {0, TEAM_PAYLOAD, true},                        // RESULT
+        {1, TEAM_PAYLOAD, true},                        // ERROR
+        {1, TEAM_HOST - 1, false},                      // TOLD
+    };
+    if (m->kind >= TEAM_KINDS || m->size < sizes[m->kind].least || m->size > sizes[m->kind].most) { return false; }
+    return m->rest == 0 || (sizes[m->kind].more && m->size == TEAM_PAYLOAD);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // words
@@ -174,7 +205,7 @@ static inline void team_send(Team* t, TeamMember* to, TeamKind kind, const void*
     do {
         Message m;
         memset(&m, 0, sizeof m);
-        m.token = t->run.token;
+        m.token = to->says;
         m.kind = kind;
         m.rank = (uint32_t)t->run.rank;
         m.sequence = t->entered;

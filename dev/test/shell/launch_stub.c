@@ -40,8 +40,8 @@ static void show(void) {
     Ranks r;
     Error e = NO_ERROR;
     must(ranks_find(&r, ranks_environment, 0, &e), &e);
-    printf("rank %d of %d, local %d of %d, %s:%d, token %016llx, %s\n", r.rank, r.ranks, r.local_rank, r.local_ranks, r.address,
-           r.port, (unsigned long long)r.token, r.launcher ? r.launcher : "alone");
+    printf("rank %d of %d, local %d of %d, %s:%d, token %016" PRIx64 ", %s\n", r.rank, r.ranks, r.local_rank, r.local_ranks,
+           r.address, r.port, r.name ^ r.key.low, r.launcher ? r.launcher : "alone");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -85,10 +85,15 @@ check "the ranks of a host follow one another" test "$(cat out.txt)" = "2 of 4, 
 two_hosts 2 $short --out two --stop-after 7
 both_end
 check "two_hosts.sh" test "$ended" = "0 0" -a -d two/step_00000007
+check "the run has a secret of its own" grep -qxE '[0-9a-f]{32}' two/.token
+check "which only this user can read" test "$(stat -c %a two/.token)" = 600 -a "$(ls -A two | grep -c token)" -eq 1
+check "and nothing is said of a meeting without one" sh -c "! grep -q '^network' host0"
+cp two/.token token
 check "host 0 has the screen" sh -c "grep -q 'saved   two/step_00000007' host0 && ! grep -q saved host1"
 two_hosts 2 $short --out two
 both_end
 check "again: both go on" test "$ended" = "0 0"
+check "with the same secret" cmp token two/.token
 check "with the bits of four ranks" same_checkpoint plain4/step_00000020 two/step_00000020
 two_hosts 1 $long --out both --signal-status 75
 wait_for has_steps both/log.jsonl 3
@@ -104,6 +109,18 @@ wait_for has_steps lost/log.jsonl 3
 kill -9 "$(child_of $second)"
 both_end
 check "a rank that dies ends both" sh -c "set -- $ended; test \$1 -ne 0 -a \$2 -ne 0"
+printf '#!/bin/sh\necho "$LLAMA3_TOKEN"\n' >show
+printf -- '--model d1\n--out in_file\n' >out.flags
+shown() { TRAINER=$tmp/show "$scripts/two_hosts.sh" 0 of 2 127.0.0.1 1 "$@"; }
+check "--out of a file of flags has the secret" test "$(shown @out.flags)" = "$(cat in_file/.token)"
+check "a secret that is set counts" test "$(LLAMA3_TOKEN='of the user' shown --out unused)" = "of the user" -a ! -e unused
+# one rank a host, started by hand without a secret
+for rank in 0 1; do
+    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((PORT + 1)) \
+        "$trainer" $short --out open >open$rank 2>&1 </dev/null &
+done
+wait
+check "without a secret the limit is said, once" test "$(cat open0 open1 | grep -c "^network LLAMA3_TOKEN is not set: .* port $((PORT + 1)) of 127.0.0.1 ")" -eq 1
 
 # --- Slurm -------------------------------------------------------------------------------------------------------------------
 
@@ -117,6 +134,7 @@ SLURM_PROCID=0 SLURM_LOCALID=0 "$@" &
 first=$!
 SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
 echo "$first $!" >tasks
+echo "$LLAMA3_TOKEN" >>tokens
 wait $first
 a=$?
 wait $!
@@ -133,6 +151,7 @@ check "slurm.sbatch is a script" bash -n "$scripts/slurm.sbatch"
 expect "a job" 0 "saved   job/step_00000020" job $short --out job
 check "with the bits of two ranks" same_checkpoint plain2/step_00000020 job/step_00000020
 check "it is finished, and not queued again" test ! -e told
+check "srun passes on a secret" grep -qxE '[0-9a-f]{32}' tokens
 job $long --out queued >out.txt 2>&1 </dev/null &
 pid=$! started=$!
 wait_for has_steps queued/log.jsonl 3

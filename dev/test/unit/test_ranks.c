@@ -73,7 +73,7 @@ static Ranks ranks_of(const char* base, const char* more, int port) {
 
 static const char ours[] =
     "LLAMA3_RANK=5\nLLAMA3_RANKS=8\nLLAMA3_LOCAL_RANK=5\nLLAMA3_LOCAL_RANKS=8\nLLAMA3_ADDRESS=127.0.0.1\nLLAMA3_PORT=23456\n"
-    "LLAMA3_TOKEN=0123456789abcdef\nLLAMA3_PARENT_FD=4";
+    "LLAMA3_TOKEN=0123456789abcdef0123456789abcdef\nLLAMA3_PARENT_FD=4";
 static const char torchrun[] =
     "RANK=5\nWORLD_SIZE=8\nLOCAL_RANK=1\nLOCAL_WORLD_SIZE=4\nGROUP_RANK=1\nMASTER_ADDR=node1\nMASTER_PORT=29400\n"
     "TORCHELASTIC_RUN_ID=job7\nTORCHELASTIC_RESTART_COUNT=0\nTORCHELASTIC_USE_AGENT_STORE=False\nOMP_NUM_THREADS=1";
@@ -91,7 +91,7 @@ static void without_a_launcher_a_process_is_alone(void) {
     expect("", "HOME=/root\nMASTER_ADDR=node1\nMASTER_PORT=29500\nWORLD_SIZE=8\nSLURM_PROCID=3", NULL, 0, 1, 0, 1);
     expect("", "RANK=", NULL, 0, 1, 0, 1);
     const Ranks r = ranks_of("", "", 4321);
-    CHECK(r.port == 0 && !r.address[0] && r.token == 0, "nobody to connect to");
+    CHECK(r.port == 0 && !r.address[0] && r.name == 0 && !r.secret, "nobody to connect to");
 }
 
 static void each_launcher_tells_the_rank(void) {
@@ -288,9 +288,7 @@ static void a_port_is_the_same_for_all_ranks_of_a_run(void) {
     CHECK(different > 900, "1000 jobs have %d ports", different);
 }
 
-static void a_token_is_the_same_for_all_ranks_of_a_run(void) {
-    CHECK(ranks_of(ours, "", 0).token == 0x0123456789ABCDEFu, "ours is random");
-    CHECK(ranks_of(ours, "LLAMA3_TOKEN=ffffffffffffffff", 0).token == UINT64_MAX, "all of its bits");
+static void a_name_is_the_same_for_all_ranks_of_a_run(void) {
     static const struct {
         const char *base, *rank, *run;
     } cases[] = {{torchrun, "RANK=0\nLOCAL_RANK=0", "TORCHELASTIC_RUN_ID=job8"},
@@ -301,10 +299,42 @@ static void a_token_is_the_same_for_all_ranks_of_a_run(void) {
                  {srun, "SLURM_PROCID=7\nSLURM_LOCALID=3", "SLURM_RESTART_COUNT=1"},
                  {srun, "SLURM_PROCID=7", "SLURM_JOB_ID=471\nSLURM_STEP_ID=10"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const uint64_t token = ranks_of(cases[i].base, "", 0).token;
-        CHECK(ranks_of(cases[i].base, cases[i].rank, 0).token == token, "%s: on every rank", cases[i].rank);
-        CHECK(ranks_of(cases[i].base, cases[i].run, 0).token != token, "%s: another run has another", cases[i].run);
+        const uint64_t name = ranks_of(cases[i].base, "", 0).name;
+        CHECK(ranks_of(cases[i].base, cases[i].rank, 0).name == name, "%s: on every rank", cases[i].rank);
+        CHECK(ranks_of(cases[i].base, cases[i].run, 0).name != name, "%s: another run has another", cases[i].run);
     }
+}
+
+static bool same_key(SipKey a, SipKey b) { return a.low == b.low && a.high == b.high; }
+
+/* LLAMA3_TOKEN is the key under every launcher, to its last character. */
+static void a_secret_is_the_key_of_each_launcher(void) {
+    const char* const bases[] = {ours, torchrun, openmpi, mpich, srun};
+    for (int i = 0; i < 5; i++) {
+        const Ranks r = ranks_of(bases[i], "LLAMA3_TOKEN=correct horse battery staple", 0);
+        CHECK(r.secret && r.key.low != 0 && r.key.high != 0 && r.key.low != r.key.high, "%s: it has a key", r.launcher);
+        CHECK(same_key(ranks_of(bases[i], "LLAMA3_TOKEN=correct horse battery staple", 0).key, r.key), "on every rank");
+        const Ranks other = ranks_of(bases[i], "LLAMA3_TOKEN=correct horse battery stapld", 0);
+        CHECK(other.key.low != r.key.low && other.key.high != r.key.high, "%s: another secret, another key", r.launcher);
+        CHECK(i == 0 || !ranks_of(bases[i], "LLAMA3_TOKEN=", 0).secret, "%s: without it there is none", r.launcher);
+    }
+}
+
+/* The vectors that the authors published with SipHash: key 00 01 .. 0f, text 00 01 .. of each length; appendix A of the paper
+ * has the one of 15 bytes. */
+static void siphash_has_its_published_values(void) {
+    static const uint64_t values[] = {0x726FDB47DD0E0E31u, 0x74F839C593DC67FDu, 0x0D6C8009D9A94F5Au, 0x85676696D7FB7E2Du,
+                                      0xCF2794E0277187B7u, 0x18765564CD99A68Du, 0xCBC9466E58FEE3CEu, 0xAB0200F58B01D137u,
+                                      0x93F5F5799A932462u, 0x9E0082DF0BA9E4B0u, 0x7A5DBBC594DDB9F3u, 0xF4B32F46226BADA7u,
+                                      0x751E8FBC860EE5FBu, 0x14EA5627C0843D90u, 0xF723CA908E7AF2EEu, 0xA129CA6149BE45E5u,
+                                      0x3F2ACC7F57C29BDBu, 0x699AE9F52CBE4794u};
+    const SipKey key = {0x0706050403020100u, 0x0F0E0D0C0B0A0908u};
+    unsigned char text[64];
+    for (size_t i = 0; i < sizeof text; i++) { text[i] = (unsigned char)i; }
+    for (size_t n = 0; n < sizeof values / sizeof values[0]; n++) {
+        CHECK(siphash(key, text, n) == values[n], "%zu bytes: %016" PRIx64, n, siphash(key, text, n));
+    }
+    CHECK(siphash(key, text, 63) == 0x958A324CEB064572u, "63 bytes: %016" PRIx64, siphash(key, text, 63));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -355,14 +385,14 @@ static void wrong_ports_and_tokens_are_refused_by_name(void) {
         refuse(torchrun, line, "MASTER_PORT is \"");
         refuse(srun, line, "MASTER_PORT is \"");
     }
-    static const char* const tokens[] = {"0123456789abcde",   "0123456789abcdeff", "0123456789abcdeg",
-                                         "0123456789abcdef ", "0123456789ABCDEF",  "-123456789abcdef"};
-    for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
-        char line[64];
-        snprintf(line, sizeof line, "LLAMA3_TOKEN=%s", tokens[i]);
-        refuse(ours, line, "LLAMA3_TOKEN is \"");
+    const char* const bases[] = {ours, torchrun, openmpi, mpich, srun};
+    for (int i = 0; i < 5; i++) {
+        const char* const line = "LLAMA3_TOKEN=hunter2hunter2!";
+        refuse(bases[i], line, "LLAMA3_TOKEN has 15 characters, wanted at least 16, such as openssl rand -hex 16");
+        Ranks r;
+        CHECK(!strstr(find(&r, bases[i], line, 0), "hunter2"), "the message shows the secret");
     }
-    refuse(ours, "LLAMA3_TOKEN=", "LLAMA3_TOKEN is not set, wanted 16 hex digits");
+    refuse(ours, "LLAMA3_TOKEN=", "LLAMA3_TOKEN has 0 characters");
 }
 
 static void a_rank_takes_the_device_of_its_local_rank(void) {
@@ -435,7 +465,9 @@ int main(void) {
     RUN(the_address_is_found);
     RUN(the_port_is_free_of_torchruns_store);
     RUN(a_port_is_the_same_for_all_ranks_of_a_run);
-    RUN(a_token_is_the_same_for_all_ranks_of_a_run);
+    RUN(a_name_is_the_same_for_all_ranks_of_a_run);
+    RUN(a_secret_is_the_key_of_each_launcher);
+    RUN(siphash_has_its_published_values);
     RUN(wrong_numbers_are_refused_by_name);
     RUN(wrong_ports_and_tokens_are_refused_by_name);
     RUN(a_rank_takes_the_device_of_its_local_rank);

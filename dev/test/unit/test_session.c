@@ -294,7 +294,7 @@ static void write_as_ranks(int ranks, Fault fault, int bad) {
     for (int r = 0; r < ranks; r++) {
         pids[r] = fork();
         if (pids[r] != 0) { continue; }
-        const Ranks rank = {r, ranks, r, ranks, "127.0.0.1", port, token, "--gpus"};
+        const Ranks rank = {r, ranks, r, ranks, "127.0.0.1", port, token, {0, 0}, false, "--gpus"};
         alarm(120);  // in case the ranks wait for a rank that is gone
         const bool ok = write_as_rank(&rank, fault, bad);
         fflush(stdout);

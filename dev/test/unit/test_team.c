@@ -57,7 +57,7 @@ static void group_init(Group* g, int ranks, void (*body)(Team*, int)) {
     g->run.ranks = g->run.local_ranks = ranks;
     snprintf(g->run.address, sizeof g->run.address, "127.0.0.1");
     g->run.port = free_port();
-    g->run.token = 0x1234567890ABCDEFu ^ (uint64_t)getpid();
+    g->run.key.low = 0x1234567890ABCDEFu ^ (uint64_t)getpid();
     g->run.launcher = "--gpus";
     g->timeout = PATIENCE;
     g->heartbeat = 0.1;
@@ -473,23 +473,31 @@ static void a_rank_0_that_reads_its_files_is_waited_for(void) {
     group_end(&g);
 }
 
-static void a_rank_of_another_run_is_turned_away(void) {
+static void a_rank_of_another_run_or_key_is_turned_away(void) {
     Group g;
     group_init(&g, 3, gather_1000);
     start(&g, 0);
     start(&g, 1);
     close(connect_to(&g));
-    g.run.token++;
     g.timeout = 2;
-    Child* other = start(&g, 2);
-    g.run.token--;
+    g.run.name++;
+    Child* other_run = start(&g, 2);
+    g.run.name--;
+    g.run.key.high++;
+    Child* other_key = start(&g, 2);
+    g.run.key.high--;
     g.timeout = PATIENCE;
-    expect_error(other, "rank 0 did not answer at 127.0.0.1, port %d, within 2 s: what listens there is not rank 0 of this run",
-                 g.run.port);
+    for (int i = 0; i < 2; i++) {
+        expect_error(
+            i ? other_key : other_run,
+            "rank 0 did not answer at 127.0.0.1, port %d, within 2 s: what listens there is not rank 0 of this run, or "
+            "has another LLAMA3_TOKEN",
+            g.run.port);
+    }
     start(&g, 2);
     expect_success(&g.child[0]);
     expect_success(&g.child[1]);
-    expect_success(&g.child[3]);
+    expect_success(&g.child[4]);
     group_end(&g);
 }
 
@@ -601,10 +609,9 @@ static void a_port_that_is_taken_and_an_address_elsewhere_are_named(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // strangers
 
-static Message message_of(const Group* g, uint32_t kind, uint32_t rank) {
+static Message message_of(uint32_t kind, uint32_t rank) {
     Message m;
     memset(&m, 0, sizeof m);
-    m.token = g->run.token;
     m.kind = kind;
     m.rank = rank;
     return m;
@@ -614,13 +621,42 @@ static void say(int fd, const void* data, size_t size) {
     CHECK(send(fd, data, size, MSG_NOSIGNAL) == (ssize_t)size, "%s", strerror(errno));
 }
 
-/* The other end closes the connection, or resets it, without a word. */
-static void expect_closed(int fd, int i) {
-    char byte;
-    struct pollfd p = {fd, POLLIN, 0};
-    CHECK(poll(&p, 1, 1000 * PATIENCE) == 1 && recv(fd, &byte, 1, MSG_DONTWAIT) <= 0, "stranger %d is not dropped", i);
-    close(fd);
+/* Waits for the next message, for a while. */
+static LinkState hear(Link* l) {
+    struct pollfd p = {l->fd, POLLIN, 0};
+    LinkState state = LINK_WAITS;
+    while (state == LINK_WAITS && poll(&p, 1, 1000 * PATIENCE) == 1) { state = link_receive(l); }
+    return state;
 }
+
+/* The other end closes the connection, or resets it, with no word but its NONCE. */
+static void expect_closed(int fd, int i) {
+    Link l;
+    link_begin(&l, fd);
+    LinkState state = hear(&l);
+    if (state == LINK_MESSAGE && l.in.kind == TEAM_NONCE) { state = hear(&l); }
+    CHECK(state == LINK_CLOSED, "stranger %d is not dropped: state %d, kind %u", i, state, l.in.kind);
+    link_close(&l);
+}
+
+/* Exchanges a NONCE with a rank by hand, as rank `rank`. `nonce`: what this end says, or NULL for the rank's own bytes.
+ * Afterwards m->says is the token of messages to it. */
+static void meet(const Group* g, int rank, int fd, TeamMember* m, const unsigned char* nonce) {
+    Team t;
+    Message mine = message_of(TEAM_NONCE, (uint32_t)rank);
+    memset(&t, 0, sizeof t);
+    memset(m, 0, sizeof *m);
+    link_begin(&m->link, fd);
+    t.run = g->run;
+    t.run.rank = rank;
+    CHECK(hear(&m->link) == LINK_MESSAGE && m->link.in.kind == TEAM_NONCE, "no NONCE comes");
+    memcpy(m->nonce, nonce ? nonce : m->link.in.payload, TEAM_RANDOM);
+    memcpy(mine.payload, m->nonce, TEAM_RANDOM);
+    mine.size = TEAM_RANDOM;
+    say(fd, &mine, sizeof mine);
+    team_take_nonce(&t, m, m->link.in.payload);
+}
+static const unsigned char some_bytes[TEAM_RANDOM] = "any sixteen byte";
 
 static void strangers_do_no_harm(void) {
     enum { IDLE = 60 };
@@ -633,11 +669,16 @@ static void strangers_do_no_harm(void) {
     for (int i = 0; i < IDLE; i++) { idle[i] = connect_to(&g); }
     uint32_t random = 1;
     for (size_t i = 0; i < sizeof noise; i++) { noise[i] = (unsigned char)((random = random * 1664525u + 1013904223u) >> 24); }
-    const Message messages[] = {message_of(&g, 99, 1), message_of(&g, TEAM_FIELD, 1), message_of(&g, TEAM_BEAT, 1),
-                                message_of(&g, TEAM_ERROR, 1)};
-    for (int i = 0; i < 8; i++) {
+    Message messages[] = {message_of(99, 1), message_of(TEAM_FIELD, 1), message_of(TEAM_BEAT, 1), message_of(TEAM_ERROR, 1)};
+    messages[1].size = messages[3].size = TEAM_PAYLOAD;
+    for (int i = 0; i < 12; i++) {
         const int fd = connect_to(&g);
-        if (i < 4) { say(fd, &messages[i], MESSAGE_BYTES); }
+        TeamMember m;
+        if (i >= 8) {  // with the right token
+            meet(&g, 1, fd, &m, some_bytes);
+            messages[i - 8].token = m.says;
+        }
+        if (i < 4 || i >= 8) { say(fd, &messages[i % 8], MESSAGE_BYTES); }
         if (i == 4) { say(fd, noise, sizeof noise); }
         if (i == 5) { say(fd, noise, MESSAGE_BYTES); }
         if (i == 6) { say(fd, "GET / HTTP/1.0\r\n\r\n", 18); }
@@ -660,51 +701,134 @@ static void strangers_do_no_harm(void) {
     group_end(&g);
 }
 
-static void strangers_that_take_all_places_are_dropped_in_time(void) {
-    enum { IDLE = TEAM_STRANGERS + 20 };
+static void idle_connections_delay_ranks_by_at_most_5_s(void) {
+    enum { IDLE = 600 };
     Group g;
     int idle[IDLE];
     group_init(&g, 2, do_nothing);
-    g.silent = 3;
     start(&g, 0);
     for (int i = 0; i < IDLE; i++) { idle[i] = connect_to(&g); }
+    const double begin = now_seconds();
     start(&g, 1);
     for (int r = 0; r < 2; r++) { expect_success(&g.child[r]); }
+    const double seconds = now_seconds() - begin;
+    CHECK(seconds < 5, "%d idle connections kept the ranks apart for %.1f s", IDLE, seconds);
     for (int i = 0; i < IDLE; i++) { close(idle[i]); }
     group_end(&g);
 }
 
-/* Joins as rank 1 of host "a\x1b[2Jb" and sends `m`. Returns the connection. */
-static int join_by_hand(const Group* g, const Message* m) {
-    Message hello = message_of(g, TEAM_HELLO, 1);
+static void a_silent_stranger_is_dropped_in_time(void) {
+    Group g;
+    group_init(&g, 2, do_nothing);
+    g.silent = 2;
+    start(&g, 0);
+    const double begin = now_seconds();
+    expect_closed(connect_to(&g), 0);
+    CHECK(now_seconds() - begin >= 1.9, "too early: after %.1f s", now_seconds() - begin);
+    start(&g, 1);
+    for (int r = 0; r < 2; r++) { expect_success(&g.child[r]); }
+    group_end(&g);
+}
+
+/* Makes the hello of rank 1 of host "a\x1b[2Jb" to `zero`. */
+static Message hello_to(const Group* g, const TeamMember* zero) {
+    Message hello = message_of(TEAM_HELLO, 1);
     const TeamHello text = {(uint32_t)g->run.ranks, 0, "a\033[2Jb"};
-    Link l;
-    link_begin(&l, connect_to(g));
     memcpy(hello.payload, &text, sizeof text);
     hello.size = sizeof text;
-    say(l.fd, &hello, sizeof hello);
-    LinkState state = LINK_WAITS;
-    for (int i = 0; i < 100 * PATIENCE && state == LINK_WAITS; i++) {
-        nap(0.01);
-        state = link_receive(&l);
+    hello.token = zero->says;
+    return hello;
+}
+
+/* Joins as that rank and sends `m`, whose token is the difference to the right one. Returns the connection. */
+static int join_by_hand(const Group* g, Message m) {
+    TeamMember zero;
+    meet(g, 1, connect_to(g), &zero, some_bytes);
+    const Message hello = hello_to(g, &zero);
+    say(zero.link.fd, &hello, sizeof hello);
+    const LinkState state = hear(&zero.link);
+    CHECK(state == LINK_MESSAGE && zero.link.in.kind == TEAM_JOINED, "not joined: %d, kind %u", state, zero.link.in.kind);
+    CHECK(zero.link.in.token == zero.hears && zero.hears != zero.says, "rank 0 does not prove that it has the key");
+    m.token += zero.says;
+    say(zero.link.fd, &m, sizeof m);
+    return zero.link.fd;
+}
+
+/* A hello that was recorded, a hello without the key, and rank 0's own words sent back to it: none lets a stranger in. */
+static void a_stranger_without_the_key_finds_no_way_in(void) {
+    Group g;
+    TeamMember zero;
+    group_init(&g, 2, do_nothing);
+    start(&g, 0);
+    meet(&g, 1, connect_to(&g), &zero, some_bytes);
+    Message hello = hello_to(&g, &zero);  // of a connection that rank 0 closed before it read this
+    link_close(&zero.link);
+    for (int i = 0; i < 4; i++) {
+        TeamMember again;
+        meet(&g, 1, connect_to(&g), &again, i == 2 ? NULL : some_bytes);
+        if (i == 1) { hello.token = 0; }
+        if (i == 2) { hello.token = again.hears; }
+        if (i == 3) {  // a second NONCE in place of a proof
+            hello = message_of(TEAM_NONCE, 1);
+            hello.size = TEAM_RANDOM;
+        }
+        say(again.link.fd, &hello, sizeof hello);
+        CHECK(hear(&again.link) == LINK_CLOSED, "case %d: kind %u", i, again.link.in.kind);
+        link_close(&again.link);
     }
-    CHECK(state == LINK_MESSAGE && l.in.kind == TEAM_JOINED, "not joined: %d, kind %u", state, l.in.kind);
-    say(l.fd, m, sizeof *m);
-    return l.fd;
+    start(&g, 1);
+    for (int r = 0; r < 2; r++) { expect_success(&g.child[r]); }
+    group_end(&g);
+}
+
+/* Something else listens where rank 0 should, and answers without the key: with what it has heard from the rank, or with what
+ * it recorded when rank 0 answered another connection. */
+static void a_listener_without_the_key_is_not_taken_for_rank_0(void) {
+    Group g;
+    Error e = NO_ERROR;
+    char numeric[64];
+    uint64_t recorded = 0;
+    group_init(&g, 2, do_nothing);
+    g.timeout = 0.5;
+    const int listener = link_listen(g.run.address, g.run.port, numeric, sizeof numeric, &e);
+    start(&g, 1);
+    struct pollfd p = {listener, POLLIN, 0};
+    TeamMember one;
+    Message joined = message_of(TEAM_JOINED, 0);
+    joined.size = TEAM_HOST;
+    for (int i = 0; i < 3; i++) {
+        CHECK(poll(&p, 1, 1000 * PATIENCE) == 1, "nobody comes");
+        meet(&g, 0, accept(listener, NULL, NULL), &one, i == 0 ? NULL : some_bytes);
+        CHECK(hear(&one.link) == LINK_MESSAGE && one.link.in.kind == TEAM_HELLO, "it says hello");
+        joined.token = i == 0 ? one.link.in.token : recorded;
+        recorded = one.says;
+        if (i != 1) { say(one.link.fd, &joined, sizeof joined); }
+        CHECK(i == 1 || hear(&one.link) == LINK_CLOSED, "case %d: rank 1 takes it for rank 0", i);
+        link_close(&one.link);
+    }
+    await_end(&g.child[0]);
+    CHECK(WEXITSTATUS(g.child[0].status) == 1 && strstr(g.child[0].text, "error: rank 0 did not answer at 127.0.0.1, port "),
+          "status %x: %s", (unsigned)g.child[0].status, g.child[0].text);
+    close(listener);
+    group_end(&g);
 }
 
 static void a_member_that_sends_nonsense_is_named(void) {
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 9; i++) {
         Group g;
         group_init(&g, 2, gather_1000);
         start(&g, 0);
-        Message m = message_of(&g, TEAM_GIVE, 1);
+        Message m = message_of(TEAM_GIVE, 1);
         if (i == 0) { m.token++; }
-        if (i == 1) { m.kind = TEAM_HELLO; }
+        if (i == 1) { m.kind = TEAM_HELLO, m.size = sizeof(TeamHello); }
         if (i == 2) { m.rank = 0; }
         if (i == 3) { m.size = TEAM_PAYLOAD + 1; }
         if (i == 4) { m.rest = 8; }
-        const int fd = join_by_hand(&g, &m);
+        if (i == 5) { m.kind = TEAM_NONCE, m.size = TEAM_RANDOM; }
+        if (i == 6) { m.kind = TEAM_BEAT, m.size = 1; }
+        if (i == 7) { m.kind = TEAM_ERROR; }  // without a word
+        if (i == 8) { m.kind = 0; }
+        const int fd = join_by_hand(&g, m);
         await_end(&g.child[0]);
         CHECK(
             WEXITSTATUS(g.child[0].status) == 1 && strstr(g.child[0].text, "rank 1 on host a\\x1b[2Jb sent what is no message"),
@@ -714,8 +838,9 @@ static void a_member_that_sends_nonsense_is_named(void) {
     }
 }
 
-/* A rank 1 meets this process as rank 0, which answers its hello with JOINED, START and six messages like `m`. */
-static void answer_by_hand(Group* g, const Message* m) {
+/* A rank 1 meets this process as rank 0, which answers its hello with JOINED, START and `m`, six times if it is a text. Its
+ * token is the difference to the right one. */
+static void answer_by_hand(Group* g, Message m) {
     Error e = NO_ERROR;
     char numeric[64];
     const int listener = link_listen(g->run.address, g->run.port, numeric, sizeof numeric, &e);
@@ -723,36 +848,46 @@ static void answer_by_hand(Group* g, const Message* m) {
     struct pollfd p = {listener, POLLIN, 0};
     CHECK(poll(&p, 1, 1000 * PATIENCE) == 1, "nobody comes");
     const int fd = accept(listener, NULL, NULL);
-    Message joined = message_of(g, TEAM_JOINED, 0);
-    const Message begin = message_of(g, TEAM_START, 0);
+    TeamMember one;
+    meet(g, 0, fd, &one, some_bytes);
+    Message joined = message_of(TEAM_JOINED, 0), begin = message_of(TEAM_START, 0);
     snprintf((char*)joined.payload, sizeof joined.payload, "zero");
+    joined.size = TEAM_HOST;
+    joined.token = begin.token = one.says;
+    m.token += one.says;
     say(fd, &joined, sizeof joined);
     say(fd, &begin, sizeof begin);
     await_ready(g, 1);
-    for (int i = 0; i < 6; i++) { send(fd, m, sizeof *m, MSG_NOSIGNAL); }
+    while (one.link.in.kind != TEAM_GIVE && hear(&one.link) == LINK_MESSAGE) {}  // now it waits for a result
+    for (int i = 0; i < (m.kind == TEAM_ERROR ? 6 : 1); i++) { send(fd, &m, sizeof m, MSG_NOSIGNAL); }
     await_end(&g->child[0]);
-    close(fd);
+    link_close(&one.link);
     close(listener);
 }
 
 static void a_rank_0_that_sends_nonsense_is_named(void) {
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 10; i++) {
         Group g;
         group_init(&g, 2, gather_1000);
-        Message m = message_of(&g, TEAM_RESULT, 0);
+        Message m = message_of(TEAM_RESULT, 0);
         m.sequence = 1;
+        m.size = 2 * 8;  // the first round's
         if (i == 0) { m.token++; }
-        if (i == 1) { m.kind = TEAM_HELLO; }
+        if (i == 1) { m.kind = TEAM_HELLO, m.size = sizeof(TeamHello); }
         if (i == 2) { m.sequence = 5; }
         if (i == 3) { m.rest = 1 << 30; }
         if (i == 4) { m.size = 400; }
+        if (i == 6) { m.size = 8; }  // its start is missing
+        if (i == 7) { m.kind = TEAM_TOLD, m.size = TEAM_HOST; }
+        if (i == 8) { m.kind = TEAM_JOINED, m.size = 5; }
+        if (i == 9) { m.kind = TEAM_KINDS; }
         if (i == 5) {  // a text that has no end
             m.kind = TEAM_ERROR;
             m.size = TEAM_PAYLOAD;
             m.rest = 1 << 30;
             memset(m.payload, 'x', sizeof m.payload);
         }
-        answer_by_hand(&g, &m);
+        answer_by_hand(&g, m);
         expect_error(&g.child[0], "rank 0 on host zero sent what is no message of this run, last seen in phase starting");
         group_end(&g);
     }
@@ -783,8 +918,7 @@ static void a_rank_that_is_gone_before_all_have_joined_is_named(void) {
     group_init(&g, 4, do_nothing);
     g.silent = 5;  // rank 0 waits that long for others, so that they hear it, too
     start(&g, 0);
-    const Message beat = message_of(&g, TEAM_BEAT, 1);
-    close(join_by_hand(&g, &beat));
+    close(join_by_hand(&g, message_of(TEAM_BEAT, 1)));
     start(&g, 2);
     for (int i = 0; i < 2; i++) {
         await_end(&g.child[i]);
@@ -1029,6 +1163,8 @@ int main(void) {
     RUN(another_number_of_ranks_or_of_fields_is_refused);
     RUN(a_second_rank_of_the_same_number_is_refused);
     RUN(strangers_do_no_harm);
+    RUN(a_stranger_without_the_key_finds_no_way_in);
+    RUN(a_listener_without_the_key_is_not_taken_for_rank_0);
     RUN(a_member_that_sends_nonsense_is_named);
     RUN(a_rank_0_that_sends_nonsense_is_named);
     RUN(the_cause_of_a_rank_that_fails_reaches_all);
@@ -1037,10 +1173,11 @@ int main(void) {
         WAITING(rank_0_waits_for_late_ranks_and_says_so),
         WAITING(missing_ranks_are_named_at_the_deadline),
         WAITING(a_rank_0_that_reads_its_files_is_waited_for),
-        WAITING(a_rank_of_another_run_is_turned_away),
+        WAITING(a_rank_of_another_run_or_key_is_turned_away),
         WAITING(a_rank_of_another_build_is_refused_on_every_rank),
         WAITING(a_port_that_is_taken_and_an_address_elsewhere_are_named),
-        WAITING(strangers_that_take_all_places_are_dropped_in_time),
+        WAITING(idle_connections_delay_ranks_by_at_most_5_s),
+        WAITING(a_silent_stranger_is_dropped_in_time),
         WAITING(a_rank_that_is_killed_is_named_on_every_other),
         WAITING(a_rank_that_is_gone_before_all_have_joined_is_named),
         WAITING(ranks_end_with_the_process_that_started_them),

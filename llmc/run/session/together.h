@@ -133,6 +133,12 @@ static inline FoundCheckpoint together_begin(Team* team, Ranks* r, int argc, cha
     team->ends = owner_leave;
     if (r->rank == 0) {
         must(team_listen(team, r, &e), &e);  // the others then know that it has started, while it reads its files
+        if (!r->secret && r->local_ranks < r->ranks) {
+            printf(
+                "network LLAMA3_TOKEN is not set: until all ranks have met, whoever reaches port %d of %s can join or end the "
+                "run\n",
+                r->port, r->address);
+        }
         return no_report;
     }
     snprintf(message_rank, sizeof message_rank, "rank %d: ", r->rank);
@@ -262,13 +268,16 @@ static inline void together_open(Session* s, Team* team, const Ranks* r) {
     together_compare(s, "the checkpoint to resume", text);
 }
 
-/* Checks that all ranks see the same --out: each reads a token that rank 0 writes there. */
+/* Checks that all ranks see the same --out: each reads a random number that rank 0 writes there. */
 static inline void together_share_out(Session* s) {
     char path[PATH_CAP], text[32];
     size_t size = 0;
+    uint64_t number = 0;
     Error e = NO_ERROR;
     if (!s->team) { return; }
-    const size_t length = (size_t)snprintf(text, sizeof text, "%016" PRIx64 "\n", s->team->run.token);
+    if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) { die("the system gives no random numbers"); }
+    agree_first(s->team, &number, sizeof number);
+    const size_t length = (size_t)snprintf(text, sizeof text, "%016" PRIx64 "\n", number);
     bool ok = path_join(path, s->options.out, ".ranks", &e) && (s->rank > 0 || write_file(path, text, length, &e));
     if (!agree_ok(s->team, ok, &e)) { together_die(s, &e); }
     if (s->rank > 0) {
