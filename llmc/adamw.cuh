@@ -10,7 +10,7 @@
  *
  * Bytes moved per parameter in BF16, gradient included: 28 with fp32 master weights, m and v; 26 with split master weights; 18
  * with split master weights and bfloat16 m and v; 14 without master weights and with bfloat16 m and v. The norm reads the
- * gradient's 2 bytes once more.
+ * gradient's 2 bytes once more. Steps: dev/cuda/adamw.cu.
  */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH

@@ -7,7 +7,7 @@
  * it begins, and that block follows it to the end of the next chunk. A run that is longer still leaves a partial sum for each
  * further chunk. A second kernel adds up these partial sums, in an order that depends on the run's length only.
  *
- * The caller has checked that 0 <= token < V.
+ * The caller has checked that 0 <= token < V. Steps: dev/cuda/embedding.cu.
  */
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH

@@ -197,7 +197,7 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
             const bool wanted = numbers.empty() || v.flags & REFERENCE || std::count(numbers.begin(), numbers.end(), v.number);
             if (wanted && !lacks(v, arch)) { versions.push_back(v); }
         }
-        if (name && strcmp(name, l.name)) { continue; }
+        if ((name && strcmp(name, l.name)) || versions.empty()) { continue; }
         static const char* const kinds[3] = {"odd", "tail", "padded"};
         for (int k = 0; only_tests && k < 3; k++) { check(l, versions, l.tests[k], kinds[k]); }
         if (only_tests) { continue; }

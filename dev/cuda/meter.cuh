@@ -211,7 +211,7 @@ static void measure_card() {
     card.lanes = sms() * (half ? 64 : 128) * 1e3 * device_attribute(cudaDevAttrClockRate);
 }
 
-/* Fills n elements: numbers in [-scale, scale), or int32_t below scale. */
+/* Fills n elements: numbers in [-scale, scale), from 0 to -scale if it is negative, or int32_t below scale. */
 template <typename T>
 __global__ void fill_kernel(T* x, size_t n, float scale) {
     const size_t stride = (size_t)gridDim.x * blockDim.x;
@@ -220,7 +220,7 @@ __global__ void fill_kernel(T* x, size_t n, float scale) {
         if constexpr (std::is_same<T, int32_t>::value) {
             x[i] = (int32_t)(u * scale);
         } else {
-            x[i] = from_float<T>((2 * u - 1) * scale);
+            x[i] = from_float<T>(scale < 0 ? u * -scale : (2 * u - 1) * scale);
         }
     }
 }

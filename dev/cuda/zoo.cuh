@@ -35,8 +35,9 @@ struct Tensor {
     Role role;
     Type type;
     size_t rows, width, pitch;  // elements
-    float scale;                // deviation of its normals; tokens are below it
+    float scale;                // deviation of its normals; tokens are below it; timed numbers too, from 0 on if it is negative
     float floor;                // errors in 16 bits are relative to |want| + floor * rms(want)
+    float units;                // halves of a unit that 16 bits may be off: 1, or 2 where rounding is stochastic
     Floats start, host;         // (rows, width): before the kernel; for the oracle, which leaves the wanted values there
     std::vector<int32_t> ints;
     void* device;
@@ -55,7 +56,7 @@ struct Case {
     /* Appends a tensor (rows, width) of floatX, float, int32_t or char without padding, in the order of the file's enum. */
     template <typename T>
     Tensor& tensor(const char* name, Role role, size_t rows, size_t width, float scale = 1, float floor = 1e-3f) {
-        tensors.push_back({name, role, TYPE_OF<T>, rows, width, width, scale, floor, {}, {}, {}, NULL});
+        tensors.push_back({name, role, TYPE_OF<T>, rows, width, width, scale, floor, 1, {}, {}, {}, NULL});
         return tensors.back();
     }
     /* Appends a tensor of floatX with a pitch, as activations have it. */
@@ -82,8 +83,9 @@ enum {
     REFERENCE = 4,  // version 0 of a ladder of products: cuBLASLt does as many operations; not checked
     ONLY_16 = 8,
     ONLY_FP32 = 16,
-    SM80 = 32,
-    SM90 = 64,
+    ONLY_BF16 = 32,
+    SM80 = 64,
+    SM90 = 128,
 };
 
 struct Version {
@@ -114,6 +116,7 @@ struct Ladder {
 static const char* lacks(const Version& v, int arch) {
     if (v.flags & ONLY_16 && sizeof(floatX) == 4) { return "is for 16 bits"; }
     if (v.flags & ONLY_FP32 && sizeof(floatX) < 4) { return "is for fp32"; }
+    if (v.flags & ONLY_BF16 && !IS_BF16) { return "is for bf16"; }
     if (v.flags & SM90 && arch < 90) { return "needs sm_90"; }
     return v.flags & SM80 && arch < 80 ? "needs sm_80" : NULL;
 }
@@ -173,7 +176,7 @@ static void compare_with_oracle(const Tensor& t, const Floats& got, Verdict* ver
         worst = relative <= worst ? worst : relative;  // NaN is the worst
     }
     const bool rounded = t.type == TYPE_X && sizeof(floatX) == 2;
-    const double error = rounded ? worst : sqrt(wrong / (square + 1e-30)), allowed = rounded ? (double)ulp : 1e-5;
+    const double error = rounded ? worst : sqrt(wrong / (square + 1e-30)), allowed = rounded ? (double)(t.units * ulp) : 1e-5;
     CHECK(error <= allowed, "%s is wrong by %.3g, allowed is %.3g", t.name, error, allowed);
     if (!(error / allowed <= verdict->error / verdict->allowed)) { verdict->error = error, verdict->allowed = allowed; }
 }

@@ -1,0 +1,338 @@
+/* adamw.cu -- AdamW and the gradient's norm in steps. The formulas stand in llmc/adamw.h.
+ *
+ *   make -C dev/cuda adamw && build/zoo/adamw [update|split|none|norm] [N...]
+ *
+ * An arena of n elements holds tensors of equal length, of which every fourth does not decay. In 16 bits the exact weights are
+ * kept apart, in fp32 (`update`), as the lower halves of fp32 (`split`), or not at all (`none`: rounding is stochastic).
+ */
+#include "llmc/adamw.cuh"
+#include "llmc/adamw.h"
+#include "dev/cuda/zoo.cuh"
+
+enum { PARAMS, GRADS, M, V, MASTER };  // tensors; in FP32 the parameters are the master weights
+
+static const AdamW HYPER = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0f, 10};
+static const double X = sizeof(floatX);
+static const bool IN_FP32 = sizeof(floatX) == 4;
+
+/* The factors of a step, as the kernels need them. */
+struct Factors {
+    float beta1, beta2, decay, step_size, sqrt_correction2, eps;
+};
+static const Factors FACTORS = {(float)HYPER.beta1,
+                                (float)HYPER.beta2,
+                                (float)(1 - HYPER.lr * HYPER.weight_decay),
+                                (float)(HYPER.lr / (1 - pow(HYPER.beta1, (double)HYPER.step))),
+                                (float)sqrt(1 - pow(HYPER.beta2, (double)HYPER.step)),
+                                (float)HYPER.eps};
+
+/* Elements of a tensor: n / tensors, in whole vectors; the last one has the rest. */
+static size_t tensor_length(const Case& c) { return c.n[0] / c.n[1] / OPTIMIZER_VECTOR * OPTIMIZER_VECTOR; }
+static size_t first_of(const Case& c, size_t k) { return k < c.n[1] ? k * tensor_length(c) : c.n[0]; }
+static bool decays(size_t k) { return k % 4 != 0; }
+
+/* The arrays of a tensor, or of all. p: exact weights */
+struct Arrays {
+    floatX* params;
+    const floatX* g;
+    float *m, *v, *p;
+    size_t n;
+};
+static Arrays arrays(const Case& c, size_t first, size_t end) {
+    return {c.at<floatX>(PARAMS) + first,
+            c.at<floatX>(GRADS) + first,
+            c.at<float>(M) + first,
+            c.at<float>(V) + first,
+            (IN_FP32 ? (float*)c.at<floatX>(PARAMS) : c.at<float>(MASTER)) + first,
+            end - first};
+}
+
+#define FOR_EACH_ELEMENT(i) if (const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < t.n)
+
+// ---------------------------------------------------------------------------------------------------------------------
+// update 1: a kernel an operation, as a framework runs it. Each reads its arrays from memory and writes one back.
+
+__global__ void first_moment_kernel(Arrays t, Factors f) {
+    FOR_EACH_ELEMENT(i) { t.m[i] += (1 - f.beta1) * (to_float(t.g[i]) - t.m[i]); }
+}
+__global__ void second_moment_kernel(Arrays t, Factors f) {
+    FOR_EACH_ELEMENT(i) { t.v[i] = f.beta2 * t.v[i] + (1 - f.beta2) * to_float(t.g[i]) * to_float(t.g[i]); }
+}
+__global__ void decay_kernel(Arrays t, float decay) {
+    FOR_EACH_ELEMENT(i) { t.p[i] *= decay; }
+}
+__global__ void move_kernel(Arrays t, Factors f) {
+    FOR_EACH_ELEMENT(i) { t.p[i] -= f.step_size * t.m[i] / (sqrtf(t.v[i]) / f.sqrt_correction2 + f.eps); }
+}
+__global__ void round_kernel(Arrays t) {
+    FOR_EACH_ELEMENT(i) { t.params[i] = from_float<floatX>(t.p[i]); }
+}
+
+static void update1(const Case& c, cudaStream_t stream) {
+    for (size_t k = 0; k < c.n[1]; k++) {
+        const Arrays t = arrays(c, first_of(c, k), first_of(c, k + 1));
+        const unsigned blocks = (unsigned)ceil_div(t.n, 256);
+        first_moment_kernel<<<blocks, 256, 0, stream>>>(t, FACTORS);
+        second_moment_kernel<<<blocks, 256, 0, stream>>>(t, FACTORS);
+        if (decays(k)) { decay_kernel<<<blocks, 256, 0, stream>>>(t, FACTORS.decay); }
+        move_kernel<<<blocks, 256, 0, stream>>>(t, FACTORS);
+        if (!IN_FP32) { round_kernel<<<blocks, 256, 0, stream>>>(t); }
+    }
+    CUDA_CHECK_LAUNCH("round_kernel");
+}
+
+// bytes of the operations: 8 + X, 8 + X, 8 for three tensors of four, 16, and in 16 bits 4 + X
+static Work predict_update1(const Case& c) {
+    const double bytes = 38 + 2 * X + (IN_FP32 ? 0 : 4 + X), kernels = IN_FP32 ? 3.75 : 4.75;
+    return {(double)c.n[0] * bytes / 32, 0, 0, 0, kernels * (double)c.n[1]};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// update 2: a launch a tensor, which does all operations on an element in registers. Small tensors don't fill the card.
+
+__device__ __forceinline__ void update_element(const Arrays& t, size_t i, const Factors& f, float decay) {
+    const float g = to_float(t.g[i]), m = t.m[i] + (1 - f.beta1) * (g - t.m[i]), v = f.beta2 * t.v[i] + (1 - f.beta2) * g * g;
+    const float p = t.p[i] * decay - f.step_size * m / (sqrtf(v) / f.sqrt_correction2 + f.eps);
+    t.m[i] = m, t.v[i] = v, t.p[i] = p;
+    if (sizeof(floatX) < 4) { t.params[i] = from_float<floatX>(p); }
+}
+
+__global__ void update2_kernel(Arrays t, Factors f, float decay) {
+    FOR_EACH_ELEMENT(i) { update_element(t, i, f, decay); }
+}
+
+static void update2(const Case& c, cudaStream_t stream) {
+    for (size_t k = 0; k < c.n[1]; k++) {
+        const Arrays t = arrays(c, first_of(c, k), first_of(c, k + 1));
+        update2_kernel<<<(unsigned)ceil_div(t.n, 256), 256, 0, stream>>>(t, FACTORS, decays(k) ? FACTORS.decay : 1);
+    }
+    CUDA_CHECK_LAUNCH("update2_kernel");
+}
+
+static Work predict_update2(const Case& c) { return {c.bytes / 32, 0, 60 * (double)c.n[0], 0, (double)c.n[1]}; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// update 3: one launch for the whole arena. A thread finds the tensor of its element, which says whether it decays.
+
+__global__ void update3_kernel(Arrays t, Factors f, unsigned length, unsigned tensors) {
+    FOR_EACH_ELEMENT(i) {
+        const unsigned k = min((unsigned)i / length, tensors - 1);
+        update_element(t, i, f, k % 4 != 0 ? f.decay : 1);
+    }
+}
+
+static void update3(const Case& c, cudaStream_t stream) {
+    const Arrays t = arrays(c, 0, c.n[0]);
+    update3_kernel<<<(unsigned)ceil_div(t.n, 256), 256, 0, stream>>>(t, FACTORS, (unsigned)tensor_length(c), (unsigned)c.n[1]);
+    CUDA_CHECK_LAUNCH("update3_kernel");
+}
+
+// A division and a root by IEEE 754 are some 20 instructions each, the rest as many.
+static Work predict_update3(const Case& c) { return {c.bytes / 32, 0, 80 * (double)c.n[0]}; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 4 and 5, the trainer's: 16 bytes a thread; quotients and roots without branches. `split` keeps 2 bytes a weight instead of 4.
+// `none` keeps none, and moments in bf16.
+
+/* What the trainer's kernels read besides a case's tensors, made once a shape. */
+struct Fixed {
+    StepState* state;
+    OptimizerStretch* stretches;
+    void* scratch;  // of the norm
+};
+static Fixed fixed(const Case& c) {
+    static std::vector<std::pair<std::pair<size_t, size_t>, Fixed>> made;
+    for (auto& m : made) {
+        if (m.first.first == c.n[0] && m.first.second == c.n[1]) { return m.second; }
+    }
+    StepState state;
+    memset((void*)&state, 0, sizeof state);
+    state.step = HYPER.step;
+    state.grad_scale = state.loss_scale = 1;
+    state.step_size = FACTORS.step_size, state.sqrt_correction2 = FACTORS.sqrt_correction2, state.decay = FACTORS.decay;
+    std::vector<OptimizerStretch> stretches;
+    for (size_t k = 0; k < c.n[1]; k++) { stretches.push_back({first_of(c, k), NULL, (uint32_t)k, decays(k)}); }
+    Fixed f;
+    CUDA_CHECK(cudaMalloc((void**)&f.state, sizeof state));
+    CUDA_CHECK(cudaMalloc((void**)&f.stretches, (1 + c.n[1]) * sizeof stretches[0]));
+    CUDA_CHECK(cudaMalloc(&f.scratch, norm_square_scratch_cuda()));
+    CUDA_CHECK(cudaMemcpy(f.state, &state, sizeof state, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(f.stretches, stretches.data(), c.n[1] * sizeof stretches[0], cudaMemcpyHostToDevice));
+    made.push_back({{c.n[0], c.n[1]}, f});
+    return f;
+}
+
+template <MasterKind KIND>
+static void trainer(const Case& c, cudaStream_t stream) {
+    const Fixed f = fixed(c);
+    const bool low = KIND == MASTER_NONE && !IN_FP32;
+    Hyperparameters hyper;
+    memset(&hyper, 0, sizeof hyper);
+    hyper.beta1 = HYPER.beta1, hyper.beta2 = HYPER.beta2, hyper.eps = HYPER.eps;
+    void *m = low ? (void*)c.at<floatX>(M) : c.at<float>(M), *v = low ? (void*)c.at<floatX>(V) : c.at<float>(V);
+    void* master = KIND == MASTER_NONE ? NULL : KIND == MASTER_SPLIT ? (void*)c.at<char>(MASTER) : c.at<float>(MASTER);
+    const OptimizerTensors<floatX> t = {c.at<floatX>(PARAMS), c.at<floatX>(GRADS), 0, c.n[0], master, m, v, 0,
+                                        f.stretches,          (int)c.n[1]};
+    adamw_update_cuda(&t, 0, c.n[0], f.state, &hyper, KIND, low, 42, stream);
+}
+
+static Work predict_trainer(const Case& c) { return {c.bytes / 32, 0, 60 * (double)c.n[0]}; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// norm 1: each warp adds its sum to one number in memory, atomically. The additions wait for each other, in any order.
+
+enum { NORM_GRADS, NORM };  // tensors of the ladder `norm`: the sum of squares as a float, and what the float lacks
+
+__global__ void norm1_kernel(double* sum, const floatX* g, size_t n) {
+    constexpr int W = VECTOR<floatX>;
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    float square = 0;
+    if (i < n) {
+        const Vec<floatX, W> x = load_vec<W>(g + i);
+#pragma unroll
+        for (int k = 0; k < W; k++) { square += to_float(x.v[k]) * to_float(x.v[k]); }
+    }
+    const double all = warp_sum((double)square);
+    if (threadIdx.x % 32 == 0) { atomicAdd(sum, all); }
+}
+
+/* Hands the sum over and clears it. */
+__global__ void norm_take_kernel(float* out, StepState* state) {
+    out[0] = (float)state->norm_square;
+    out[1] = (float)(state->norm_square - (double)out[0]);
+    state->norm_square = 0;
+}
+
+static void norm1(const Case& c, cudaStream_t stream) {
+    StepState* state = fixed(c).state;
+    const unsigned blocks = (unsigned)ceil_div(c.n[0], 256 * VECTOR<floatX>);
+    norm1_kernel<<<blocks, 256, 0, stream>>>(&state->norm_square, c.at<floatX>(NORM_GRADS), c.n[0]);
+    norm_take_kernel<<<1, 1, 0, stream>>>(c.at<float>(NORM), state);
+    CUDA_CHECK_LAUNCH("norm1_kernel");
+}
+
+// additions to one address, of a double: one every 2 clocks of the L2 cache, which is as slow as 256 lanes of an SM
+static Work predict_norm1(const Case& c) {
+    const double additions = (double)c.n[0] / (32 * VECTOR<floatX>);
+    return {c.bytes / 32, 0, additions * 2 * 128 * sms(), 0, 2};
+}
+
+// norm 2, the trainer's: each block writes its sum, and one block adds these up in their order
+static void norm2(const Case& c, cudaStream_t stream) {
+    const Fixed f = fixed(c);
+    NormSums sums = norm_sums(f.scratch);
+    norm_square_cuda(&sums, c.at<floatX>(NORM_GRADS), c.n[0], stream);
+    norm_finish_cuda(f.state, sums.partial, sums.count[0], stream);
+    norm_take_kernel<<<1, 1, 0, stream>>>(c.at<float>(NORM), f.state);
+    CUDA_CHECK_LAUNCH("norm_take_kernel");
+}
+
+static Work predict_norm2(const Case& c) { return {c.bytes / 32, 0, 0, 0, 3, 4096 * 8 / 32}; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void make(Case& c, MasterKind kind) {
+    const size_t n = c.n[0];
+    const bool low = kind == MASTER_NONE;
+    const float units = low ? 2 : 1;
+    c.tensor<floatX>("params", CHANGE, 1, n, 0.02f, 0).units = units;
+    c.tensor<floatX>("grads", READ, 1, n, 0.1f);
+    if (low) {
+        c.tensor<floatX>("m", CHANGE, 1, n, 0.1f, 0).units = units;
+        c.tensor<floatX>("v", CHANGE, 1, n, -0.1f, 0).units = units;
+    } else {
+        c.tensor<float>("m", CHANGE, 1, n, 0.1f);
+        c.tensor<float>("v", CHANGE, 1, n, -0.1f);
+    }
+    if (kind == MASTER_FP32 && !IN_FP32) { c.tensor<float>("master", CHANGE, 1, n, 0.02f); }
+    if (kind == MASTER_SPLIT) { c.tensor<char>("low", SCRATCH, 1, 2 * n); }
+    const double weights = kind == MASTER_FP32 ? (IN_FP32 ? 8 : 8 + X) : kind == MASTER_SPLIT ? 8 : 4;
+    c.bytes = (double)n * (X + weights + (low ? 8 : 16));
+}
+static void make_update(Case& c) { make(c, MASTER_FP32); }
+static void make_split(Case& c) { make(c, MASTER_SPLIT); }
+static void make_none(Case& c) { make(c, MASTER_NONE); }
+
+static void values(Case& c) {  // second moments are squares
+    for (float& v : c.tensors[V].start) { v = to_float(from_float<floatX>(v * v)); }
+}
+
+/* The weights before the step are the master weights, or both halves joined. Fresh memory, the lower half, holds -1. */
+static void oracle(Case& c) {
+    Floats p = c.tensors[PARAMS].start;
+    const bool apart = c.tensors.size() > MASTER, split = apart && c.tensors[MASTER].role == SCRATCH;
+    if (split) {
+        for (float& x : p) { x = split_join(x, -1); }
+    } else if (apart) {
+        p = c.tensors[MASTER].start;
+    }
+    for (size_t k = 0; k < c.n[1]; k++) {
+        const size_t first = first_of(c, k);
+        AdamW hyper = HYPER;
+        if (!decays(k)) { hyper.weight_decay = 0; }
+        adamw_update(&p[first], c[GRADS] + first, c[M] + first, c[V] + first, first_of(c, k + 1) - first, &hyper);
+    }
+    c.tensors[PARAMS].host = p;
+    if (apart && !split) { c.tensors[MASTER].host = p; }
+}
+
+static void make_norm(Case& c) {
+    c.tensor<floatX>("grads", READ, 1, c.n[0]);
+    c.tensor<float>("norm", WRITE, 1, 2);
+    c.bytes = (double)c.n[0] * X;
+}
+static void oracle_norm(Case& c) {
+    double sum = 0;
+    for (size_t i = 0; i < c.n[0]; i++) { sum += (double)c[NORM_GRADS][i] * (double)c[NORM_GRADS][i]; }
+    c[NORM][0] = (float)sum, c[NORM][1] = (float)(sum - (double)c[NORM][0]);
+}
+
+static const Shape odd = {{104, 3}}, tail = {{1000, 7}}, wide = {{12296, 5}}, classic = {{6291456, 64}},
+                   large = {{268435456, 256}};
+
+#include "dev/cuda/main.cuh"
+
+int main(int argc, char** argv) {
+    constexpr MasterKind EXACT = sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32;
+    const Ladder u = {"update",
+                      "n,tensors",
+                      make_update,
+                      values,
+                      oracle,
+                      {odd, tail, wide},
+                      {classic},
+                      {large},
+                      {{1, "a kernel an operation", 0, update1, predict_update1},
+                       {2, "a tensor a launch", 0, update2, predict_update2},
+                       {3, "flat: all tensors in one launch", 0, update3, predict_update3},
+                       {4, "16 bytes a thread, no branches", BOLD, trainer<EXACT>, predict_trainer}}};
+    const Ladder s = {"split",
+                      "n,tensors",
+                      make_split,
+                      values,
+                      oracle,
+                      {odd, tail, wide},
+                      {classic},
+                      {large},
+                      {{4, "lower halves of master weights", BOLD | ONLY_BF16, trainer<MASTER_SPLIT>, predict_trainer}}};
+    const Ladder n = {"none",
+                      "n,tensors",
+                      make_none,
+                      values,
+                      oracle,
+                      {odd, tail, wide},
+                      {classic},
+                      {large},
+                      {{5, "no master weights, stochastic", BOLD | ONLY_BF16, trainer<MASTER_NONE>, predict_trainer}}};
+    const Ladder g = {"norm",
+                      "n",
+                      make_norm,
+                      NULL,
+                      oracle_norm,
+                      {{{1000}}, {{4104}}, {{40000}}},
+                      {{{6291456}}},
+                      {{{1 << 30}}},
+                      {{1, "atomic additions of warps", ATOMICS, norm1, predict_norm1},
+                       {2, "a sum a block, added in order", BOLD, norm2, predict_norm2}}};
+    return zoo(argc, argv, "adamw", {u, s, n, g});
+}
