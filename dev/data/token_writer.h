@@ -20,7 +20,8 @@ typedef struct {
     FILE* f;
     int lock;  // a second descriptor of the file, which keeps it locked until it has its name
     char path[PATH_CAP], tmp[PATH_CAP];
-    volatile sig_atomic_t unfinished;  // tmp exists
+    volatile sig_atomic_t unfinished;    // tmp exists
+    volatile sig_atomic_t making, late;  // tmp is being made; a signal that came meanwhile, which the handler left to us
     int token_bytes;
     uint64_t count;
     Crc crc;  // of the tokens as stored
@@ -30,6 +31,16 @@ typedef struct {
     uint64_t trained;   // tokens whose bit is 1
 } TokenFile;
 
+/* Makes the temporary file. A signal in between waits: it could not know whether the file is ours to remove. */
+static inline bool token_file_open(TokenFile* w, Error* e) {
+    w->making = 1;
+    w->f = create_temporary(w->tmp, e);
+    w->unfinished = w->f != NULL;
+    w->making = 0;
+    if (w->late) { raise(w->late); }
+    return w->f != NULL;
+}
+
 static inline bool token_file_create(TokenFile* w, const char* path, int token_bytes, bool masked, Error* e) {
     static const char header[TOKENFILE_HEADER_BYTES] = {0};
     if (snprintf(w->tmp, sizeof w->tmp, "%s.tmp", path) >= PATH_CAP) {
@@ -37,9 +48,7 @@ static inline bool token_file_create(TokenFile* w, const char* path, int token_b
     }
     snprintf(w->path, sizeof w->path, "%s", path);
     if (!is_replaceable(path, e)) { return false; }
-    w->f = create_temporary(w->tmp, e);
-    if (!w->f) { return false; }
-    w->unfinished = 1;
+    if (!token_file_open(w, e)) { return false; }
     w->lock = dup(fileno(w->f));
     w->token_bytes = token_bytes;
     w->masked = masked;

@@ -54,6 +54,10 @@ static void remove_unfinished(void) {
 }
 
 static void on_signal(int signal_number) {
+    for (int i = 0; i < 2; i++) {
+        token_files[i].late = token_files[i].making ? signal_number : 0;
+        if (token_files[i].late) { return; }
+    }
     remove_unfinished();
     signal(signal_number, SIG_DFL);
     raise(signal_number);

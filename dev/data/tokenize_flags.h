@@ -52,7 +52,7 @@ static const struct { const char *name, *letter, *value, *help; } arg_specs[NUM_
     [ARG_JSONL] = {"jsonl", NULL, NULL, "encode {\"text\": ...} lines on stdin to {\"ids\": [...]} lines on stdout; no BOS"},
     [ARG_DECODE] = {"decode", NULL, NULL, "decode {\"ids\": [...]} lines on stdin to {\"text\": ...} lines on stdout"},
     [ARG_SHOW] = {"show", NULL, "N", "print document N of a token file, with [[ ]] around what is trained"},
-    [ARG_TRAIN_BPE] = {"train-bpe", NULL, "N", "train a tokenizer of N tokens on the text; --chat gives it Llama 3's chat tokens"},
+    [ARG_TRAIN_BPE] = {"train-bpe", NULL, "N", "train a tokenizer of N tokens on the text; --chat adds Llama 3's chat tokens"},
     [ARG_THREADS] = {"threads", NULL, "N", "number of threads; default: all"},
     [ARG_HELP] = {"help", "h", NULL, "show this text"},
     [ARG_VERSION] = {"version", NULL, NULL, "print the version"},

@@ -65,10 +65,9 @@ static inline bool write_trained(TokenFile out[2], const Args* a, PieceCounts* p
     bpe_free(&bpe);
     strcat(strcpy(out->tmp, out->path), ".tmp");  // out_path() left room for it
     out->lock = -1;
-    out->f = create_temporary(out->tmp, e);
-    out->unfinished = out->f != NULL;
-    if (out->f) { write_tokenizer_json(out->f, &t); }
-    const bool ok = out->f && close_output(out->f, out->tmp, e) && token_files_publish(out, out + 1, e);
+    bool ok = token_file_open(out, e);
+    if (ok) { write_tokenizer_json(out->f, &t); }
+    ok = ok && close_output(out->f, out->tmp, e) && token_files_publish(out, out + 1, e);
     if (ok) {
         print_names(stdout, "%s: %s tokens (%zu special) from %s distinct pieces, %.1f s\n", out->path,
                     text_count((uint64_t)t.vocab_size, text[1], sizeof text[1]), a->num_specials, text[0],

@@ -27,7 +27,7 @@
 #include "llmc/base/utils.h"           // defines: die, xmalloc, xcalloc, xrealloc, size_min, size_max
 #include "llmc/text/piece_counts.h"    // defines: PieceCounts, PieceSlot, piece_counts_free
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, token_table_init, token_table_add, tokenizer_index
-#include "llmc/text/tokenizer_read.h"  // defines: byte_stand_ins, llama3_named
+#include "llmc/text/tokenizer_read.h"  // defines: byte_stand_ins
 
 #define BPE_SEPARATOR UINT32_MAX
 #define BPE_DEAD (UINT32_MAX - 1)  // the id of a node where a token began that is now the end of another

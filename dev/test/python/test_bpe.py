@@ -6,7 +6,9 @@ which DEBIAN_TEXT names the train.jsonl; without it, debian_text.py downloads th
 """
 import json
 import os
+import platform
 import random
+import signal
 import subprocess
 import sys
 import unicodedata
@@ -241,3 +243,95 @@ def test_a_token_of_five_thousand_bytes_is_read_by_all(tmp_path):
     back = subprocess.run([TOKENIZE, "--tokenizer", tmp_path / "tokenizer.json", "--decode"], capture_output=True, check=True,
                           input=json.dumps({"ids": ids}).encode())
     assert json.loads(back.stdout)["text"] == word
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# refusals and failures
+
+@pytest.mark.parametrize("flags, status, words", [
+    (["--train-bpe", "257"], 2, "--train-bpe is 257, wanted at least 258: 256 bytes and 2 special tokens"),
+    (["--train-bpe", "263", "--chat"], 2, "--train-bpe is 263, wanted at least 264: 256 bytes and 8 special tokens"),
+    (["--train-bpe", "many"], 2, "wanted a number of tokens"),
+    (["--train-bpe", "300", "--val-fraction", "0.1"], 2, "--train-bpe goes without --val-fraction"),
+    (["--train-bpe", "300", "--bytes"], 2, "--train-bpe goes without --bytes"),
+    (["--train-bpe", "300", "--tokenizer", "."], 2, "--train-bpe goes without --tokenizer"),
+    (["--train-bpe", "300", "--jsonl"], 2, "--jsonl goes without --train-bpe"),
+    (["--train-bpe", "300", "blank.txt"], 1, "blank.txt: holds no text"),
+    (["--train-bpe", "300", "nothing.jsonl"], 1, "nothing.jsonl: holds no text"),
+    (["--train-bpe", "300", "good.txt", "latin.txt"], 1, "latin.txt: byte 0xe9 at offset 70003 is no UTF-8"),
+    (["--train-bpe", "300", "cut.txt"], 1, "cut.txt: byte 0xe4 at offset 4 is no UTF-8"),
+    (["--train-bpe", "300", "bad.jsonl"], 1, "bad.jsonl:2"),
+    (["--train-bpe", "300", "tokenizer.json"], 1, "would be overwritten"),
+    (["--train-bpe", "300", "-o", ".", "good.txt"], 1, "is a folder")])
+def test_what_cannot_train_a_tokenizer_is_refused_in_one_line(tmp_path, flags, status, words):
+    (tmp_path / "good.txt").write_text("the cat sat on the mat")
+    (tmp_path / "blank.txt").write_text(" \n\t")
+    (tmp_path / "nothing.jsonl").write_text('{"text": ""}\n\n')
+    (tmp_path / "latin.txt").write_bytes(b"the cat " * 8750 + b"caf\xe9 au lait" + b" the cat" * 8750)
+    (tmp_path / "cut.txt").write_bytes("cat \u4f60".encode()[:-1])
+    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xe9"}\n')
+    (tmp_path / "tokenizer.json").write_text("the old file")
+    done = subprocess.run([TOKENIZE, "-o", "tokenizer.json", *flags], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == status and words in done.stderr and done.stderr.startswith("error: "), done.stderr
+    assert done.stderr.count("\n") == 1 or "\n  hint: " in done.stderr
+    assert (tmp_path / "tokenizer.json").read_text() == "the old file" and not (tmp_path / "tokenizer.json.tmp").exists()
+
+
+def test_a_file_is_replaced_and_a_vocabulary_that_stays_small_says_so(tmp_path):
+    out = tmp_path / "new" / "tokenizer.json"
+    (tmp_path / "text.txt").write_text("aaa aaa")
+    done = run(out, 300, tmp_path / "text.txt")
+    assert b"new/tokenizer.json: 261 tokens (2 special) from 2 distinct pieces" in done.stdout.replace(b"\n  ", b" "), done.stdout
+    assert b"no more pairs to merge: 39 tokens fewer than asked for" in done.stdout
+    assert trained(out, 259, tmp_path / "text.txt") == out.read_bytes() and len(json.loads(out.read_text())["model"]["vocab"]) == 257
+
+
+def test_after_ctrl_c_there_is_no_half_file(tmp_path):
+    rng = random.Random(4)
+    (tmp_path / "text.txt").write_text(" ".join("".join(rng.choices("abcdefghijklmnop", k=8)) for _ in range(60_000)))
+    out, hit = tmp_path / "tokenizer.json", 0
+    for wait_for_file in (True, False, True):
+        out.write_text("the old file")
+        with subprocess.Popen([TOKENIZE, "--train-bpe", "90000", "-o", out, tmp_path / "text.txt"], stdout=subprocess.DEVNULL) as p:
+            while wait_for_file and p.poll() is None and not (tmp_path / "tokenizer.json.tmp").exists():
+                pass
+            hit += p.poll() is None
+            p.send_signal(signal.SIGINT)
+        assert p.returncode in (0, -signal.SIGINT) and not (tmp_path / "tokenizer.json.tmp").exists()
+        assert p.returncode == 0 or out.read_text() == "the old file"
+    assert hit > 0
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="shim.c is for x86-64")
+@pytest.mark.parametrize("kind, cause", [("malloc", "12"), ("write", "28"), ("fsync", "5"), ("rename", "28"), ("open", "24"),
+                                         ("close", "5"), ("read", "5")])
+def test_a_failed_call_leaves_the_old_file_or_the_new_one(tmp_path, kind, cause):
+    """Each call below the folder, or allocation, fails once; later also all calls after it. 28: the disk is full."""
+    shim, out = tmp_path / "shim.so", tmp_path / "work" / "tokenizer.json"
+    subprocess.run([os.environ.get("CC", "cc"), "-O1", "-w", "-shared", "-fPIC", os.path.join(ROOT, "dev/test/crash/shim.c"), "-o",
+                    shim, "-ldl", "-lpthread"], check=True)
+    out.parent.mkdir()
+    text = out.parent / "text.txt"
+    text.write_text("the cat sat on the mat, and that was that. " * 3)
+    new = trained(out, 300, text)
+    faults = {"LD_PRELOAD": str(shim), "FAULT_CLASS": kind, "FAULT_BELOW": str(out.parent)}
+
+    def with_fault(**more):
+        out.write_text("the old file")
+        return run(out, 300, "--threads", 1, text, env={**os.environ, **faults, **more})
+
+    with_fault(FAULT_COUNTS=str(tmp_path / "counts"))
+    calls = dict(line.split() for line in (tmp_path / "counts").read_text().splitlines())
+    count, failures = int(calls[kind]), 0
+    assert count > 0
+    for at in range(1, count + 1, max(1, count // 60)):
+        for after in ("0", "1"):
+            done = with_fault(FAULT_AT=str(at), FAULT_DO=cause, FAULT_FROM=after)
+            left = sorted(os.listdir(out.parent))
+            failures += done.returncode == 1
+            whole = out.read_bytes() == (new if done.returncode == 0 else b"the old file")
+            named = b"cannot flush the folder" in done.stderr  # after the rename
+            assert whole or (named and out.read_bytes() == new), f"{kind} {at}: {done}"
+            assert left == ["text.txt", "tokenizer.json"], f"{kind} {at}: {left}"
+            assert done.returncode == 0 or (done.returncode == 1 and done.stderr.startswith(b"error: ")), f"{kind} {at}: {done}"
+    assert failures > 0

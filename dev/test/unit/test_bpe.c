@@ -2,6 +2,7 @@
  * dev/test/python/test_bpe.py compares the program with `tokenizers`. */
 #include "llmc/text/bpe.h"
 
+#include "dev/data/train_bpe.h"  // defines: Counting, counting_begin, counting_add, counting_end
 #include "dev/test/test.h"
 #include "llmc/text/tokenizer_write.h"  // defines: write_tokenizer_json
 
@@ -182,30 +183,33 @@ static size_t make_text(char* s, size_t most, uint64_t* state) {
     return n;
 }
 
-/* Marks where pieces end. */
-static void piece_ends(const char* s, size_t n, bool* ends /* (n + 1) */) {
-    memset(ends, 0, n + 1);
-    for (const uint8_t *p = (const uint8_t*)s, *end = p + n; p < end;) {
+/* Marks where the pieces of s[from .. to) end. */
+static void piece_ends(const char* s, size_t from, size_t to, bool* ends) {
+    for (const uint8_t *p = (const uint8_t*)s + from, *end = (const uint8_t*)s + to; p < end;) {
         p = scan_llama3(p, end, 3);
         ends[p - (const uint8_t*)s] = true;
     }
 }
 
-static void a_text_is_cut_only_where_a_piece_ends_whatever_follows(void) {
+static void a_text_cut_at_a_border_has_the_pieces_of_the_whole(void) {
     char s[200];
-    bool ends[201];
+    bool whole[201], parts[201];
     uint64_t state = 3;
     int borders = 0, last_borders = 0;
-    for (int round = 0; round < 20000; round++) {
-        const size_t n = make_text(s, sizeof s, &state), part = n ? random_below(&state, (uint32_t)n + 1) : 0;
-        piece_ends(s, n, ends);
-        for (size_t i = 1; i < n; i++) {
-            borders += piece_border(s, i, n);
-            CHECK(!piece_border(s, i, n) || ends[i], "round %d: a border at %zu of %zu", round, i, n);
-        }
-        const size_t last = piece_last_border(s, part);  // what is behind `part` is not known yet
+    for (int round = 0; round < 10000; round++) {
+        const size_t n = make_text(s, sizeof s, &state), known = n ? random_below(&state, (uint32_t)n + 1) : 0;
+        const size_t last = piece_last_border(s, known);  // what is behind is not known yet
+        memset(whole, 0, sizeof whole);
+        piece_ends(s, 0, n, whole);
         last_borders += last > 0;
-        CHECK(last <= part && (last == 0 || ends[last]), "round %d: the last border of %zu bytes is %zu", round, part, last);
+        for (size_t i = 1; i < n; i++) {
+            if (!piece_border(s, i, n) && i != last) { continue; }
+            borders++;
+            memset(parts, 0, sizeof parts);
+            piece_ends(s, 0, i, parts);
+            piece_ends(s, i, n, parts);
+            CHECK(memcmp(whole, parts, sizeof whole) == 0, "round %d: the cut at %zu of %zu", round, i, n);
+        }
         if (checks_failed) { return; }
     }
     CHECK(borders > 20000 && last_borders > 5000, "%d borders, %d last ones: the test has become blind", borders, last_borders);
@@ -248,6 +252,19 @@ static void tables_folded_together_hold_the_counts_of_one_table(void) {
     piece_counts_free(&one);
     piece_counts_free(&all);
     piece_counts_free(&own);
+}
+
+static void a_piece_ends_with_its_document(void) {
+    Counting c;
+    counting_begin(&c);
+    counting_add(&c, "a cat", 5);
+    counting_add(&c, "alog", 4);
+    counting_add(&c, "alog", 4);
+    counting_end(&c);
+    CHECK(c.all.used == 3 && c.all.num_bytes == strlen("a cat"
+                                                       "alog"),
+          "%zu pieces of %zu bytes", c.all.used, c.all.num_bytes);
+    piece_counts_free(&c.all);
 }
 
 static void a_token_of_five_thousand_bytes_passes_writer_and_readers(void) {
@@ -294,9 +311,10 @@ int main(void) {
     RUN(a_piece_counted_three_thousand_million_times_merges_first);
     RUN(of_equal_counts_the_lower_ids_merge_first);
     RUN(overlapping_positions_count);
-    RUN(a_text_is_cut_only_where_a_piece_ends_whatever_follows);
+    RUN(a_text_cut_at_a_border_has_the_pieces_of_the_whole);
     RUN(a_stream_of_digits_or_symbols_is_cut);
     RUN(tables_folded_together_hold_the_counts_of_one_table);
+    RUN(a_piece_ends_with_its_document);
     RUN(a_token_of_five_thousand_bytes_passes_writer_and_readers);
     return test_summary();
 }
