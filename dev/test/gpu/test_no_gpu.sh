@@ -40,6 +40,8 @@ check "the workspace is an estimate" grep -q "^memory  workspace, estimated  *[0
 check "it shows the plan" grep -q "^plan    68 steps of 1,024 tokens (1 x 4 x 256)" "$tmp/stdout"
 check "it reads the data" grep -q "^scan    .*data.bin: all ids are below 50257$" "$tmp/stdout"
 check "it writes nothing" test -z "$(ls -A)"
+expect "it needs no data" 0 "timed   nothing: there is no data" \
+    "$bin/train_llama3cu" --model llama3.2-1b --dry-run --max-memory 80G
 expect "the plan of --minutes" 0 "plan    the steps that fit into 3 minutes" plan --model d2 --minutes 3 --max-memory 80G
 expect "a plan that is too large" 1 "error: --max-memory: the model d12 with the vocabulary of $words needs " \
     plan --model d12 --train "$words" --seq 1024 --batch 64 --max-memory 15G
