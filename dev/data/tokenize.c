@@ -24,15 +24,13 @@
 #include "dev/data/tokenize_flags.h"
 #include "dev/data/train_bpe.h"
 #include "dev/data/units.h"
+#include "llmc/base/threads.h"         // defines: max_threads
 #include "llmc/files/folder.h"         // defines: make_directories
 #include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/base/text.h"            // defines: text_count, print_names
 #include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
 
 #include <signal.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 enum {
     BATCH_BYTES = 16 << 20,  // bytes of a file read at a time
@@ -324,11 +322,10 @@ int main(int argc, char** argv) {
     keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit then fails a write, which has a message
     parse_args(&args, argc, argv);
-    int threads = 1;
 #ifdef _OPENMP
     if (args.threads) { omp_set_num_threads(args.threads); }
-    threads = omp_get_max_threads();
 #endif
+    const int threads = (int)max_threads();
     if (!args.tokenizer) {
         tokenizer_bytes(&t);
     } else if (!tokenizer_load(&t, args.tokenizer, &e)) {

@@ -2,7 +2,6 @@
  * how a resumed run cuts it, the plan, hints about memory, progress, fresh weights, the timing of steps, signals.
  * test_generate.c has generation and chat. */
 #include "llmc/run/jobs/sampler.h"
-#include "llmc/run/loop/busy.h"
 #include "llmc/run/session/machine.h"
 #include "llmc/run/session/memory.h"
 #include "llmc/run/session/plan.h"
@@ -601,18 +600,46 @@ static void a_container_has_the_cores_of_its_share(void) {
     CHECK(path_join(sys, root, "sys", &e) && remove_tree(sys, &e) && remove_tree(root, &e), "%s", e.msg);
 }
 
-static void busy_cores_are_noticed(void) {
-    double quiet[BUSY_STEPS], busy[BUSY_STEPS];
-    for (int i = 0; i < BUSY_STEPS; i++) { quiet[i] = i == 3 || i == 7 ? 500 : 50 + i, busy[i] = i % 5 == 0 ? 300 : 50 + i; }
-    CHECK(!busy_steps(quiet, BUSY_STEPS), "two slow steps are no other program");
-    CHECK(busy_steps(busy, BUSY_STEPS), "four are");
-    CHECK(!busy_load(2.2, 2) && busy_load(4, 2), "load");
-    BusyCores b;
-    memset(&b, 0, sizeof b);
-    busy_step(&b, 1, 2);  // the first step may take any time
-    for (int i = 0; i < 2 * BUSY_STEPS; i++) { busy_step(&b, quiet[i % BUSY_STEPS], 2); }
-    CHECK(!b.told, "a warning for nothing");
+static int print_path(void) {
+    const char* path = getenv("PATH");
+    printf("%zu threads, PATH=%s\n", max_threads(), path ? path : "");
+    return 0;
 }
+
+#ifdef _OPENMP
+/* Returns what OpenMP and print_path() print in a process of this program with these variables. */
+static const char* environment_with(const char* variables) {
+    static char text[1 << 14];
+    char command[256];
+    snprintf(command, sizeof command,
+             "env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u KMP_BLOCKTIME %s OMP_DISPLAY_ENV=verbose KMP_SETTINGS=1 "
+             "/proc/%d/exe print_path 2>&1",
+             variables, (int)getpid());
+    FILE* f = popen(command, "r");
+    text[f ? fread(text, 1, sizeof text - 1, f) : 0] = 0;
+    if (f) { pclose(f); }
+    return text;
+}
+
+static void threads_spin_for_a_short_time_unless_the_user_has_chosen(void) {
+#ifdef __clang__
+    const char *ours = "KMP_BLOCKTIME='1'", *own = "KMP_BLOCKTIME=7", *theirs = "KMP_BLOCKTIME='7'",
+               *policy = "KMP_BLOCKTIME='0'";
+#else
+    const char *ours = "GOMP_SPINCOUNT = '2000'", *own = "GOMP_SPINCOUNT=7", *theirs = "GOMP_SPINCOUNT = '7'",
+               *policy = "GOMP_SPINCOUNT = '0'";
+#endif
+    const char* text = environment_with("PATH=/a:/b OMP_NUM_THREADS=2");
+    CHECK(strstr(text, ours) && strstr(text, "2 threads"), "%s", text);
+    CHECK(strstr(text, "PATH=/a:/b\n"), "PATH is not what it was: %s", text);
+    text = environment_with(own);
+    CHECK(strstr(text, theirs) && !strstr(text, ours), "%s", text);
+    text = environment_with("OMP_WAIT_POLICY=passive");
+    CHECK(strstr(text, policy) && !strstr(text, ours), "%s", text);
+    text = environment_with("-u PATH");
+    CHECK(strstr(text, "threads, PATH="), "no PATH: %s", text);
+}
+#endif
 
 static void numbers_read_well(void) {
     char t[64];
@@ -957,7 +984,8 @@ static void the_first_tensor_that_is_not_finite_is_named(void) {
     CHECK(name_first_not_finite(list, 2, name) && strcmp(name, "a, row 1, column 2") == 0, "%s", name);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    if (argc > 1 && strcmp(argv[1], "print_path") == 0) { return print_path(); }
     RUN(schedules_have_their_values_at_the_edges);
     RUN(sampling_equals_a_naive_sampler);
     RUN(samples_follow_the_softmax);
@@ -974,7 +1002,11 @@ int main(void) {
     RUN(what_does_not_fit_is_refused_with_flags_that_fit);
     RUN(a_hint_is_measured_with_all_its_flags);
     RUN(a_container_has_the_cores_of_its_share);
-    RUN(busy_cores_are_noticed);
+#ifdef _OPENMP
+    RUN(threads_spin_for_a_short_time_unless_the_user_has_chosen);
+#else
+    SKIP("threads_spin_for_a_short_time_unless_the_user_has_chosen", "built without OpenMP");
+#endif
     RUN(numbers_read_well);
     RUN(progress_tells_share_speed_and_time_left);
     RUN(progress_is_one_line_at_a_terminal_and_few_elsewhere);

@@ -17,9 +17,7 @@
 #define LLMC_TRAINING_H
 
 #include "llmc/base/utils.h"
-#include "llmc/base/threads.h"
 #include "llmc/files/logger.h"
-#include "llmc/run/loop/busy.h"
 #include "llmc/run/session/data_scan.h"
 #include "llmc/run/screen/first_words.h"
 #include "llmc/run/jobs/jobs.h"
@@ -47,7 +45,6 @@ typedef struct {
     Sampler sampler;
     Generator generator;
     StepLines lines;
-    BusyCores cores;
     int64_t queued, reported;   // number of steps, from the start of the schedule
     uint64_t tokens;            // trained on until the step reported last
     int64_t saved;              // step of the newest checkpoint, -1: none
@@ -284,7 +281,6 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
         return false;
     }
     session_begin(s, trainer->precision);
-    if (o->trainer == ON_CPU) { busy_before(&t->cores, (int)max_threads()); }
     run_catch_signals();
     job_open_generator(trainer, s, t->model, &t->generator, &t->sampler);
     t->generator.ellipsis = true;
@@ -394,7 +390,6 @@ static inline void training_report(Training* t, const Metrics* r) {
     t->loss_scale = r->loss_scale;
     if (t->trainer->busy_ms) { t->busy_ms = t->trainer->busy_ms(t->model); }
     s->state.not_finite = not_finite;
-    if (s->options.trainer == ON_CPU) { busy_step(&t->cores, r->ms, (int)max_threads()); }
     const double tok_s = step_line(stdout, &t->lines, t->reported, s->plan.stop, r->loss, r->norm, r->lr, r->ms,
                                    t->trainer->memory_used(t->model), skipped);
     training_logged(
