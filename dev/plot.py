@@ -85,7 +85,8 @@ def draw_loss(axis, run, color, a, line="-"):
         loss = [e["loss"] for e in steps]
         if smooth > 1:
             axis.plot(place.values(), loss, color=color, alpha=0.18, linewidth=0.7)
-        axis.plot(place.values(), running_mean(loss, smooth), color=color, linewidth=1.4, linestyle=line, label=label)
+        axis.plot(place.values(), running_mean(loss, smooth), color=color, linewidth=1.4, linestyle=line, label=label,
+                  marker="." if len(steps) < 20 else None)  # so that a run of two steps is seen beside a long one
     key = "bpb" if a.bpb else "loss"
     dots = [(place[e["step"]], e[key]) for e in vals if e["step"] in place and e.get(key) is not None]
     if dots:
