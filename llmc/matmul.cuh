@@ -1,4 +1,4 @@
-/* matmul.cuh -- x W^T and its two gradients on the GPU, through cuBLASLt. The oracle is matmul.h.
+/* matmul.cuh -- x W^T and its two gradients on the GPU, through cuBLASLt. The oracle is matmul.h. Steps: dev/cuda/matmul.cu.
  *
  *   forward          out (N, OC)  = x (N, C) W^T [+ residual]   W: (OC, C)
  *   backward input   dx (N, C)    = dout (N, OC) W
