@@ -40,6 +40,7 @@ help:
 	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|\"75 80 90\"]"
 	@echo "make test-no-gpu           build train_llama3cu and test what it does where no GPU is (minutes)"
 	@echo "make emulated test-emulated  build the CUDA programs for a card that the CPU emulates; test them there (minutes)"
+	@echo "make -C dev/cuda rmsnorm   build a file of the kernel zoo; also test-emulated, test, bench (dev/cuda/README.md)"
 	@echo "make sanitize              run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make fuzz [SECONDS=20] [INPUTS=N] [JOBS=1]  run each fuzz target for SECONDS or N inputs, 0: its seeds (needs clang)"
 	@echo "make fuzz-coverage         show which lines of the readers of input the fuzzers' inputs reach (needs llvm)"

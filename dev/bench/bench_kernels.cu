@@ -1,24 +1,21 @@
 /* bench_kernels.cu -- measures how close each CUDA layer comes to the card's limits.
  *
- *   make build/bench_kernels_cu && build/bench_kernels_cu [memory|variants|matmul] [WORD]    lines whose name contains WORD
+ *   make build/bench_kernels_cu && build/bench_kernels_cu [variants|matmul] [WORD]    lines whose name contains WORD
  *
- * Memory-bound kernels run on more than 1 GB of data, so that no cache helps, in turns with a device-to-device copy. The last
+ * `variants` times the launch options from which a layer's launcher chose, in turns with a device-to-device copy. The last
  * column is the share of that copy's bandwidth. Bytes are those the layer must move: each input once, each output once.
- * `variants` times the launch options from which a layer's launcher chose. Matrix products run at the shapes of Llama models on
- * normally distributed data, each by all of matmul_algos(), one after the other. Algorithms that ran are timed again, in five
- * rounds in other orders. Columns: TFLOP/s of the heuristic's first algorithm, of the first measurement's fastest and of the
- * second's; then the first two as shares of the third.
+ * dev/cuda times the kernels themselves. Matrix products run at the shapes of Llama models on normally distributed data, each
+ * by all of matmul_algos(), one after the other. Algorithms that ran are timed again, in five rounds in other orders. Columns:
+ * TFLOP/s of the heuristic's first algorithm, of the first measurement's fastest and of the second's; then the first two as
+ * shares of the third.
  */
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "llmc/adamw.cuh"
 #include "llmc/crossentropy.cuh"
 #include "llmc/embedding.cuh"
 #include "llmc/rmsnorm.cuh"
-#include "llmc/rope.cuh"
-#include "llmc/swiglu.cuh"
 #include "matmul_timing.cuh"
 
 static const char* wanted = "";
@@ -72,11 +69,10 @@ static void measure(const char* name, double bytes, const std::function<void()>&
     arena_used = used;
 }
 
-/* Runs embedding at the sizes of training steps and on more than 1 GB. Tokens are uniform or, as in text, the k-th most
- * frequent has a share of about 1 / k (Zipf). Backward reads each gradient row once; it reads and writes each table row that
- * occurs. Forward reads a table row for each token unless the whole table fits in the L2 cache. The sort is a part of backward,
- * but moves none of these bytes. `variants` times how many rows a thread of backward has in flight. */
-static void bench_embedding(bool variants) {
+/* Runs embedding's backward pass at the sizes of training steps and on more than 1 GB. Tokens are uniform or, as in text, the
+ * k-th most frequent has a share of about 1 / k (Zipf). The pass reads each gradient row once; it reads and writes each table
+ * row that occurs. Times how many rows a thread has in flight. */
+static void bench_embedding() {
     static const struct {
         size_t N, C, V;
         bool zipf;
@@ -102,29 +98,16 @@ static void bench_embedding(bool variants) {
             occurs[host[i]] = true;
         }
         CUDA_CHECK(cudaMemcpy(tokens, host.data(), N * sizeof(int32_t), cudaMemcpyHostToDevice));
-        floatX *table = take_random<floatX>(V * C), *dout = take_random<floatX>(N * C), *out = take<floatX>(N * C);
+        floatX *table = take_random<floatX>(V * C), *dout = take_random<floatX>(N * C);
         void* scratch = take<char>(embedding_backward_scratch_cuda(N, (int)C));
-        const EmbeddingScratch parts = embedding_scratch(scratch, N, (int)C);
         const double bytes = X * C * (N + 2.0 * rows);
-        if (variants) {
-            const std::string what = "embedding backward" + shape;
-            measure((what + ", 2 rows").c_str(), bytes,
-                    [&] { embedding_backward_launch<2>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
-            measure((what + ", 4 rows").c_str(), bytes,
-                    [&] { embedding_backward_launch<4>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
-            measure((what + ", 8 rows").c_str(), bytes,
-                    [&] { embedding_backward_launch<8>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
-            continue;
-        }
-        if (!s.zipf) {
-            const bool cached = X * V * C < device_attribute(cudaDevAttrL2CacheSize);
-            measure(("embedding forward" + shape).c_str(), X * C * (N + (cached ? rows : N)),
-                    [&] { embedding_forward_cuda(out, table, tokens, N, (int)C, C, 0); });
-        }
-        measure(("embedding sort" + shape).c_str(), (double)N * (sizeof(int32_t) + sizeof(int2)),
-                [&] { embedding_sort_cuda(&parts, tokens, N, (int)V, 0); });
-        measure(("embedding backward" + shape).c_str(), bytes,
-                [&] { embedding_backward_cuda(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
+        const std::string what = "embedding backward" + shape;
+        measure((what + ", 2 rows").c_str(), bytes,
+                [&] { embedding_backward_launch<2>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
+        measure((what + ", 4 rows").c_str(), bytes,
+                [&] { embedding_backward_launch<4>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
+        measure((what + ", 8 rows").c_str(), bytes,
+                [&] { embedding_backward_launch<8>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
     }
 }
 
@@ -168,120 +151,7 @@ static void bench_variants() {
             measure(name, 2 * X * N * V, [&] { crossentropy_run(&plan, losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
         }
     }
-    bench_embedding(true);
-}
-
-static void bench_memory() {
-    const double X = sizeof(floatX);
-    char name[96];
-    for (int C : {768, 2048, 4096}) {
-        arena_used = 0;
-        const size_t N = ((size_t)3 << 28) / (size_t)C / sizeof(floatX) * 2;  // 1.5 GB a tensor
-        floatX *x = take_random<floatX>(N * C), *out = take<floatX>(N * C), *y = take_random<floatX>(N * C),
-               *w = take_random<floatX>(C);
-        float *rstd = take<float>(N), *dw = take<float>(C);
-        void* scratch = take<char>(rmsnorm_backward_scratch_cuda(N, C));
-        const size_t step = size_min(N, 65536);  // rows of a training step
-        const RowShape all = {N, C, (size_t)C}, some = {step, C, (size_t)C};
-        snprintf(name, sizeof name, "rmsnorm forward C=%d", C);
-        measure(name, 2 * X * N * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, all, 1e-5f, 0); });
-        snprintf(name, sizeof name, "rmsnorm forward C=%d, %zu rows", C, step);
-        measure(name, 2 * X * step * C, [&] { rmsnorm_forward_cuda(out, rstd, x, w, some, 1e-5f, 0); });
-        snprintf(name, sizeof name, "rmsnorm backward C=%d, %zu rows", C, step);
-        measure(name, 4 * X * step * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, some, 0); });
-        snprintf(name, sizeof name, "rmsnorm backward C=%d", C);
-        measure(name, 4 * X * N * C, [&] { rmsnorm_backward_cuda(y, dw, scratch, out, x, w, rstd, all, 0); });
-    }
-    const int heads[][3] = {{12, 4, 64}, {32, 8, 64}, {32, 8, 128}};
-    for (auto& h : heads) {
-        arena_used = 0;
-        const int NH = h[0], NKV = h[1], HD = h[2], T = 2048;
-        const size_t width = (size_t)(NH + 2 * NKV) * HD, B = ((size_t)1 << 31) / (width * T * sizeof(floatX)) + 1, N = B * T;
-        floatX* qkv = take_random<floatX>(N * width);
-        float* table = take_random<float>((size_t)T * HD);
-        snprintf(name, sizeof name, "rope NH=%d NKV=%d HD=%d", NH, NKV, HD);
-        const AttentionShape shape = {(int)B, T, NH, NKV, HD};
-        measure(name, 2 * X * N * (NH + NKV) * HD, [&] { rope_forward_cuda(qkv, NULL, table, 0, shape, width, 0); });
-    }
-    for (int F : {2048, 8192, 14336}) {
-        arena_used = 0;
-        const size_t N = ((size_t)1 << 30) / (size_t)F / sizeof(floatX);
-        floatX *gate_up = take_random<floatX>(2 * N * F), *grad = take<floatX>(2 * N * F), *out = take_random<floatX>(N * F),
-               *dout = take_random<floatX>(N * F);
-        snprintf(name, sizeof name, "swiglu forward F=%d", F);
-        measure(name, 3 * X * N * F, [&] { swiglu_forward_cuda(out, gate_up, N, F, 2 * F, F, 0); });
-        snprintf(name, sizeof name, "swiglu backward F=%d", F);
-        measure(name, 5 * X * N * F, [&] { swiglu_backward_cuda(grad, NULL, dout, gate_up, N, F, 2 * F, F, 0); });
-        snprintf(name, sizeof name, "swiglu backward with output F=%d", F);
-        measure(name, 6 * X * N * F, [&] { swiglu_backward_cuda(grad, out, dout, gate_up, N, F, 2 * F, F, 0); });
-    }
-    for (int V : {32768, 50257, 128256}) {
-        arena_used = 0;
-        const size_t pitch = row_pitch<floatX>(V), N = ((size_t)1 << 30) / pitch / sizeof(floatX);
-        floatX* logits = take_random<floatX>(N * pitch);
-        float* losses = take<float>(N);
-        int32_t* targets = take<int32_t>(N);
-        CUDA_CHECK(cudaMemset(targets, 0, N * sizeof(int32_t)));
-        snprintf(name, sizeof name, "cross-entropy with gradient V=%d", V);
-        measure(name, 2 * X * N * V, [&] { crossentropy_fused_cuda(losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
-        snprintf(name, sizeof name, "cross-entropy V=%d", V);
-        measure(name, X * N * V, [&] { crossentropy_forward_cuda(losses, logits, targets, N, V, pitch, 0); });
-    }
-    bench_embedding(false);
-    arena_used = 0;
-    const size_t n = (size_t)400 << 20;
-    StepState* state = take<StepState>(1);
-    StepState start;
-    memset(&start, 0, sizeof start);
-    start.loss_scale = 1;
-    start.grad_scale = 1;
-    start.step_size = 1e-3f;
-    start.sqrt_correction2 = 1;
-    start.decay = 1;
-    CUDA_CHECK(cudaMemcpy(state, &start, sizeof start, cudaMemcpyHostToDevice));
-    enum { STRETCHES = 256 };
-    OptimizerStretch stretches[STRETCHES];
-    for (int i = 0; i < STRETCHES; i++) {
-        stretches[i] = OptimizerStretch{n / STRETCHES * (size_t)i, NULL, (uint32_t)i, i % 4 != 0};
-    }
-    OptimizerStretch* d_stretches = take<OptimizerStretch>(STRETCHES);
-    CUDA_CHECK(cudaMemcpy(d_stretches, stretches, sizeof stretches, cudaMemcpyHostToDevice));
-    Hyperparameters hyper;
-    memset(&hyper, 0, sizeof hyper);
-    hyper.beta1 = 0.9;
-    hyper.beta2 = 0.95;
-    hyper.eps = 1e-8;
-    OptimizerTensors<floatX> t;
-    t.params = take_random<floatX>(n);
-    t.grads = take_random<floatX>(n);
-    t.grads_first = 0;
-    t.grads_end = n;
-    t.master = take_random<float>(n);
-    float* m = take_random<float>(n);
-    __nv_bfloat16* low_m = take_random<__nv_bfloat16>(n);
-    t.v = take<float>(n);
-    t.state_first = 0;
-    t.stretches = d_stretches;
-    t.num_stretches = STRETCHES;
-    void* scratch = take<char>(norm_square_scratch_cuda());
-    measure("gradient norm", X * n, [&] {
-        NormSums sums = norm_sums(scratch);
-        norm_square_cuda(&sums, t.grads, n, 0);
-        norm_finish_cuda(state, sums.partial, sums.count[0], 0);
-    });
-    const MasterKind masters[] = {sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32, MASTER_SPLIT, MASTER_NONE};
-    const int num_masters = IS_BF16 ? 3 : 1;
-    for (int kind = 0; kind < num_masters; kind++) {
-        for (int low = 0; low < 2; low++) {
-            const double master = masters[kind] == MASTER_NONE ? 0 : masters[kind] == MASTER_FP32 ? 8 : 4;
-            const double bytes = X + (masters[kind] == MASTER_FP32 ? X : 2 * X) + master + (low ? 8 : 16);
-            CUDA_CHECK(cudaMemset(t.v, 0, n * sizeof(float)));
-            t.m = low ? (void*)low_m : (void*)m;
-            static const char* const kinds[] = {"fp32", "split", "no"};
-            snprintf(name, sizeof name, "adamw %s master, %s moments", kinds[kind], low ? "bf16" : "fp32");
-            measure(name, bytes * n, [&] { adamw_update_cuda(&t, 0, n, state, &hyper, masters[kind], low, 42, 0); });
-        }
-    }
+    bench_embedding();
 }
 
 static void bench_matmul() {
@@ -351,9 +221,9 @@ static void bench_matmul() {
 
 int main(int argc, char** argv) {
     const char* part = argc > 1 ? argv[1] : "";
-    const bool memory = !*part || !strcmp(part, "memory"), variants = !*part || !strcmp(part, "variants");
+    const bool variants = !*part || !strcmp(part, "variants");
     const bool matmul = !*part || !strcmp(part, "matmul");
-    if (!memory && !variants && !matmul) { die("bench_kernels: the part is '%s', wanted memory, variants or matmul", part); }
+    if (!variants && !matmul) { die("bench_kernels: the part is '%s', wanted variants or matmul", part); }
     if (argc > 2) { wanted = argv[2]; }
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { die("bench_kernels: no GPU here"); }
@@ -365,7 +235,6 @@ int main(int argc, char** argv) {
     char gpu[256];
     device_name(gpu);
     printf("%s, %s\n", gpu, PRECISION_NAME);
-    if (memory) { bench_memory(); }
     if (variants) { bench_variants(); }
     if (matmul) { bench_matmul(); }
     return 0;

@@ -9,7 +9,7 @@
 #include "llmc/embedding.h"
 #include "dev/cuda/zoo.cuh"
 
-/* The sectors of N rows, and those of the table's rows that occur. */
+/* The sectors of N rows, and of the rows of the table that occur. */
 static double sectors(const Case& c, size_t element) { return (double)(c.n[0] * c.n[1] * element) / 32; }
 static double occurring(const Case& c, size_t element) {
     const double V = (double)c.n[2], rows = V * (1 - exp(-(double)c.n[0] / V));

@@ -1,6 +1,6 @@
 /* main.cuh -- the last include of each file of the zoo: the reader's own versions, and the command line.
  *
- * `make -C dev/cuda rmsnorm MINE=my.cuh` compiles my.cuh into rmsnorm.cu, behind its kernels. There a line such as
+ * `make -C dev/cuda rmsnorm MINE=my.cuh` compiles my.cuh into rmsnorm.cu, after its kernels. There a line such as
  *
  *   static const Mine mine("forward", "two rows a warp", forward<my_launcher>);
  *
@@ -117,8 +117,6 @@ static void add_mine(std::vector<Ladder>& ladders) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the command line
 
-__global__ void probe_kernel() {}
-
 /* Prints which versions this build lacks, and why. */
 static void print_skips(const char* file, const std::vector<Ladder>& ladders) {
     const std::string archs = ZOO_ARCHS;
@@ -179,11 +177,7 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
         die("%s: no GPU here; make -C dev/cuda test-emulated runs the tests without one", file);
     }
     add_mine(ladders);
-    const int arch = compiled_arch(probe_kernel);
-    char gpu[256], about[512];
-    device_name(gpu);
-    snprintf(about, sizeof about, "\"file\": \"%s\", \"gpu\": \"%s\", \"arch\": %d, \"precision\": \"%s\"", file, gpu, arch,
-             PRECISION_NAME);
+    const int arch = compiled_arch(fill_kernel<float>);
     FILE* json = path ? fopen(path, "a") : NULL;
     if (path && !json) { die("%s: can't be opened: %s", path, strerror(errno)); }
     std::thread meter_thread;
@@ -206,10 +200,10 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
         for (const Shape& s : listed ? l.classic : std::vector<Shape>(1, own)) {
             const std::vector<Verdict> checked = check(l, versions, s, "classic");
             if (verdicts.empty()) { verdicts = checked; }  // large shapes are not checked, but the first one here was
-            if (!shape || strcmp(shape, "large")) { bench(l, versions, s, false, checked, about, json); }
+            if (!shape || strcmp(shape, "large")) { bench(l, versions, s, false, checked, file, json); }
         }
         for (const Shape& s : listed && (!shape || !strcmp(shape, "large")) ? l.large : std::vector<Shape>()) {
-            bench(l, versions, s, true, verdicts, about, json);
+            bench(l, versions, s, true, verdicts, file, json);
         }
     }
     if (json && fclose(json)) { die("%s: can't be written: %s", path, strerror(errno)); }

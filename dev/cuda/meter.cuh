@@ -189,7 +189,7 @@ static Turns in_turns(int count, const std::function<void(int, cudaStream_t)>& l
 
 __global__ void nothing_kernel() {}
 
-/* Follows a chain of addresses, each `step` behind the one before; all bits of the memory are 0. */
+/* Follows a chain of addresses, `step` words apart. All bits of the memory are 0. */
 __global__ void chase_kernel(uint32_t* memory, size_t step, int count) {
     size_t at = 0;
     for (int i = 0; i < count; i++) { at += step + memory[at]; }

@@ -173,7 +173,7 @@ static Work predict_rotate4(const Case& c) { return {pairs(c) * 4 * sizeof(float
 
 // ---------------------------------------------------------------------------------------------------------------------
 // qkv: the product that makes q, k and v, x (N, C) times w (QKV, C), and the rotation. 0 the product alone; 5 the product, then
-// rotate 5; 6 one kernel, which rotates its sums before it writes them. What 6 saves is the whole pass.
+// rotate 5; 6 one kernel, which rotates its sums before it writes them. So 6 saves the whole pass.
 
 enum { PX, PW, PTABLE, PQKV };  // tensors of the ladder `qkv`
 

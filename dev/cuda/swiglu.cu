@@ -154,7 +154,7 @@ static Work predict_recompute3(const Case& c) { return {sectors(c, 6), 0, 30.0 *
 
 // ---------------------------------------------------------------------------------------------------------------------
 // product: x (N, C) times w (2F, C), and SwiGLU. 0 the product alone; 4 the product, then forward 4; 5 one kernel, which has
-// gate and up of an element in one thread's sums. What 5 saves is reading them again.
+// gate and up of an element in one thread's sums. So 5 saves reading them again.
 
 enum { X, W_GATE_UP, SUMS, ACT };  // tensors of the ladder `product`
 

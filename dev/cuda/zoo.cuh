@@ -226,7 +226,7 @@ static std::vector<Verdict> check(const Ladder& l, const std::vector<Version>& v
 
 /* Times the versions of a ladder at a shape. Prints a row each, and writes it to `json` unless that is NULL. */
 static void bench(const Ladder& l, const std::vector<Version>& versions, const Shape& s, bool large,
-                  const std::vector<Verdict>& verdicts, const char* about, FILE* json) {
+                  const std::vector<Verdict>& verdicts, const char* file, FILE* json) {
     Case c = {s.n, false, {}, 0, 0};
     l.make(c);
     size_t bytes = 0;
@@ -244,8 +244,12 @@ static void bench(const Ladder& l, const std::vector<Version>& versions, const S
     std::string sizes = std::string(l.sizes) + "=";
     for (int i = 0; i < 6 && s.n[i]; i++) { sizes += (i ? "," : "") + std::to_string(s.n[i]); }
     const bool products = c.flops > 0;
-    printf("%s %s, %s\n%-50s %8s %8s %4s %9s %9s %8s %6s %7s %6s\n", l.name, sizes.c_str(), about, "", "error", "allowed",
-           "same", "predicted", "ms", products ? "TFLOP/s" : "GB/s", "share", "joules", "times");
+    char gpu[256];
+    device_name(gpu);
+    const int arch = compiled_arch(fill_kernel<float>);
+    printf("%s %s %s, %s, sm_%d, %s\n", file, l.name, sizes.c_str(), PRECISION_NAME, arch, gpu);
+    printf("%-50s %8s %8s %4s %9s %9s %8s %6s %7s %6s\n", "", "error", "allowed", "same", "predicted", "ms",
+           products ? "TFLOP/s" : "GB/s", "share", "joules", "times");
     double before = NAN;
     for (size_t i = 0; i < versions.size(); i++) {
         const Version& v = versions[i];
@@ -267,9 +271,10 @@ static void bench(const Ladder& l, const std::vector<Version>& versions, const S
         fflush(stdout);
         before = t.ms;
         if (!json) { continue; }
-        fprintf(json,
-                "{%s, \"ladder\": \"%s\", \"sizes\": \"%s\", \"large\": %d, \"version\": %d, \"bold\": %d, \"idea\": \"%s\", ",
-                about, l.name, sizes.c_str(), large, v.number, v.flags & BOLD, v.idea);
+        fprintf(json, "{\"gpu\": \"%s\", \"arch\": %d, \"precision\": \"%s\", \"file\": \"%s\", ", gpu, arch, PRECISION_NAME,
+                file);
+        fprintf(json, "\"ladder\": \"%s\", \"sizes\": \"%s\", \"large\": %d, \"version\": %d, \"bold\": %d, \"idea\": \"%s\", ",
+                l.name, sizes.c_str(), large, v.number, v.flags & BOLD, v.idea);
         fprintf(json, "\"error\": %.2e, \"allowed\": %.2e, \"same\": %d, \"predicted\": %.5g, \"corrected\": %.5g, ", is.error,
                 is.allowed, is.same, predicted, std::isfinite(corrected) ? corrected : 0);
         fprintf(json, "\"ms\": %.5g, \"products\": %d, \"rate\": %.5g, \"share\": %.4f, \"joules\": %.4g, \"copy\": %.5g}\n",

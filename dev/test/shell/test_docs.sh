@@ -8,7 +8,7 @@
 # In the folder, ./train_llama3 is a script that stops each training after two steps, so that a page runs in seconds. `make`
 # does not build the programs again. Run from the project's root after `make`.
 . dev/test/lib.sh
-pages="README.md dev/data/README.md $(ls dev/doc/*.md)"
+pages="README.md dev/data/README.md dev/cuda/README.md $(ls dev/doc/*.md)"
 python=$(command -v "${PYTHON:-python3}")
 case $python in /*) ;; *) python=$root/$python ;; esac
 wanted=${PAGES:-$pages} # PAGES="README.md": the commands of some
@@ -32,7 +32,7 @@ is_path() { # of the tree, or made by a command
 is_flag() {
     field=$(echo "$1" | sed 's/^[^a-z]*//' | tr - _)
     grep -qE "^OPTION\([A-Z]+, ${field#no_}_?," llmc/run/cli/options.def ||
-        grep -rqF -e "\"--$(echo "$field" | tr _ -)\"" dev --include='*.py' --include='*.[ch]'
+        grep -rqF -e "\"--$(echo "$field" | tr _ -)\"" dev --include='*.py' --include='*.[ch]' --include='*.cuh'
 }
 is_function() { grep -rqE "\b$(echo "$1" | tr -d '`()')\(" llmc dev -- *.c *.cu *.py; }
 is_target() { grep -qE "^([^#=]* )?${1#*make }( [^=]*)?:( |\$)" Makefile; }
