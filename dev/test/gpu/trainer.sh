@@ -55,18 +55,21 @@ documents_written() {
     "$bin/tokenize" -o "$1/documents.bin" "$1/documents.jsonl" >/dev/null && masked_copy "$1/documents.bin" "$1/masked.bin"
 }
 
-# rows of documents, with and without a mask, in micro-batches whose trained targets differ in number
+# Rows of documents, with and without a mask, in micro-batches whose trained targets differ in number. The run uses the default
+# learning rate, as in a_mix_trains_alike(). At 1e-3, words in place of a text make the gradient's norm jump from 5 to 77, and two
+# builds of the CPU trainer are 4e-5 apart. At the default rate the norm never exceeds 12, and the two builds are 2e-7 apart.
+# Gradients of the second micro-batch that are 1 % too small make 1e-4.
 documents_train_alike() {
     documents_written "$tmp" || return 1
     for data in documents masked; do
         for mode in cross pack mask; do
             d=$tmp/documents_${data}_$mode
             flags="--model d3 --train $tmp/$data.bin --val $tmp/$data.bin --val-batches 2 --documents $mode --batch 2 --seq 128
-                   --total-batch 512 --steps 20 --lr 1e-3 --warmup 5 --val-every 5"
+                   --total-batch 512 --steps 20 --warmup 5 --val-every 5"
             cu fp32 $flags --out "${d}_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "${d}_cpu" &&
-                close_losses 1e-4 "${d}_gpu/log.jsonl" "${d}_cpu/log.jsonl" || return 1
+                close_losses 1e-5 "${d}_gpu/log.jsonl" "${d}_cpu/log.jsonl" || return 1
             for on in gpu cpu; do grep '"event":"val"' "${d}_$on/log.jsonl" | sed 's/"val"/"step"/' >"$tmp/val_$on"; done
-            close_losses 1e-4 "$tmp/val_gpu" "$tmp/val_cpu" || return 1
+            close_losses 1e-5 "$tmp/val_gpu" "$tmp/val_cpu" || return 1
             for on in gpu cpu; do sed -n 's/.*"trained":\([0-9]*\).*/\1/p' "${d}_$on/log.jsonl" >"$tmp/trained_$on"; done
             cmp "$tmp/trained_gpu" "$tmp/trained_cpu" || return 1
         done
