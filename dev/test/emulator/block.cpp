@@ -1,6 +1,6 @@
 /* block.cpp -- runs the blocks of a grid on the emulated card, one after the other. Each thread of a block is a fiber: it has
- * its own stack, and runs until it yields. Barriers and exchanges of a warp are counters; a waiting thread looks at them at
- * each of its turns.
+ * its own stack, and runs until it waits for a word to change. Barriers and exchanges of a warp are such words. A waiting
+ * thread gets its turns, too, but the scheduler looks at its word, and continues its fiber only when the word has changed.
  *
  * For x86-64: emulator_switch() is the only machine code.
  */
@@ -13,7 +13,9 @@
 
 #include <vector>
 
-enum { MOST_THREADS = 1024, WARPS = MOST_THREADS / 32, STACK = 256 << 10, SHARED = 231 << 10, BARRIERS = 16 };
+enum { MOST_THREADS = 1024, WARPS = MOST_THREADS / 32, SHARED = 231 << 10, BARRIERS = 16 };
+// an odd number of pages and of cache lines, so that the stacks' tops are not in the same places of TLB and cache
+enum { STACK = (65 << 12) + (3 << 6) };
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -33,11 +35,13 @@ void emulator_die(const char* format, ...) {
 
 static unsigned chance = getenv("EMULATOR_SEED") ? (unsigned)atoi(getenv("EMULATOR_SEED")) : 0;
 
-unsigned emulator_choose(unsigned n) {
+static inline unsigned choose(unsigned n) {
     if (chance == 0 || n < 2) { return 0; }
     chance ^= chance << 13, chance ^= chance >> 17, chance ^= chance << 5;  // Marsaglia's xorshift
     return chance % n;
 }
+
+unsigned emulator_choose(unsigned n) { return choose(n); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // fibers
@@ -71,6 +75,8 @@ static struct Thread {
     int stack;  // its number
     uint3 index;
     bool begun, ended;
+    const unsigned* awaited;  // waits until this word is no longer `old`
+    unsigned old;
 } threads[MOST_THREADS];
 static int free_stacks[MOST_THREADS], num_free;  // the stack given back last is taken next: it is in the cache
 static unsigned count, current, alive;
@@ -80,23 +86,27 @@ static const std::function<void()>* thread_body;
 
 void emulator_progress(void) { idle = 0; }
 
-/* Makes the next thread that has not ended the current one. */
+/* Makes the next thread that can run the current one. */
 static void next_turn(void) {
-    if (++idle > 64 * MOST_THREADS) {  // by chance a turn comes late
-        emulator_die("block (%u, %u, %u) is stuck: %u of its %u threads wait", blockIdx.x, blockIdx.y, blockIdx.z, alive,
-                     count);
-    }
+    const Thread* t;
     do {
-        current += 1 + emulator_choose(2);
+        if (++idle > 64 * MOST_THREADS) {  // by chance a turn comes late
+            emulator_die("block (%u, %u, %u) is stuck: %u of its %u threads wait", blockIdx.x, blockIdx.y, blockIdx.z, alive,
+                         count);
+        }
+        current += 1 + choose(2);
         if (current >= count) { current = 0; }
-    } while (threads[current].ended);
+        t = &threads[current];
+    } while (t->ended || (t->awaited && *t->awaited == t->old));
 }
 
-void emulator_yield(void) {
+void emulator_wait(const unsigned* word, unsigned old) {
+    if (*word != old) { return; }
     const unsigned self = current;
+    threads[self].awaited = word, threads[self].old = old;
     next_turn();
-    if (current == self) { return; }
     emulator_switch(&threads[self].at, threads[current].begun ? threads[current].at : scheduler);
+    threads[self].awaited = NULL;
     threadIdx = threads[self].index;
 }
 
@@ -125,7 +135,7 @@ int emulator_barrier(int x) {
     if (++b->arrived == alive) {
         release(b);
     } else {
-        emulator_wait([&] { return b->turn != turn; });
+        emulator_wait(&b->turn, turn);
     }
     return b->sum_of_turn;
 }
@@ -138,7 +148,7 @@ void emulator_barrier_of(int id, int wanted) {
     if (++b->arrived == (unsigned)wanted) {
         release(b);
     } else {
-        emulator_wait([&] { return b->turn != turn; });
+        emulator_wait(&b->turn, turn);
     }
 }
 
@@ -172,7 +182,7 @@ const EmulatorSlots* emulator_exchange(unsigned mask, const EmulatorSlot& mine) 
     x->arrived |= 1u << lane;
     emulator_progress();
     exchange_if_all_came(x, warp);
-    emulator_wait([&] { return x->turn != turn; });
+    emulator_wait(&x->turn, turn);
     return &x->slots[turn % 2];
 }
 
@@ -218,6 +228,7 @@ static void run_block(size_t shared) {
     for (unsigned i = 0; i < count; i++) {
         threads[i].index = make_uint3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
         threads[i].begun = threads[i].ended = false;
+        threads[i].awaited = NULL;
         lanes_alive[i / 32] |= 1u << i % 32;
     }
     for (num_free = 0; num_free < MOST_THREADS; num_free++) { free_stacks[num_free] = num_free; }

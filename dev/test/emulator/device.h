@@ -58,18 +58,12 @@ extern char* const emulator_shared;  // the dynamic shared memory of the block, 
 
 extern uint64_t emulator_block;  // counts the blocks that have run
 
-/* Lets the other threads of the block run; returns at this thread's next turn. */
-void emulator_yield(void);
-
 /* Says that something has changed for which other threads may wait. If all threads of a block wait and nothing changes, the
  * block is stuck, and ends the program. */
 void emulator_progress(void);
 
-/* Waits until ready(). */
-template <typename Ready>
-inline void emulator_wait(const Ready& ready) {
-    while (!ready()) { emulator_yield(); }
-}
+/* Lets the other threads of the block run until *word is no longer `old`. */
+void emulator_wait(const unsigned* word, unsigned old);
 
 /* Gives a slot to the lanes of `mask`. All these lanes must call this, except lanes that have ended. Returns the slots of all
  * lanes; they are valid until the exchange after the next. */

@@ -195,7 +195,8 @@ __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) { barrier_arrive_expect(barrier, 0); }
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
     const EmulatedBarrier* b = emulated_barrier(barrier);
-    emulator_wait([=] { return b->phase % 2 != parity; });
+    const uint32_t* word = (const uint32_t*)&b->arrivals;  // with the phase; it changes when a thread arrives, too
+    while (b->phase % 2 == parity) { emulator_wait(word, *word); }
 }
 
 /* "128B swizzle": moves the chunk of 16 bytes of an address by the number of its row. */
@@ -276,7 +277,7 @@ __device__ __forceinline__ void cluster_sync() { __syncthreads(); }
 
 // blocks run one after the other, so a flag that is not set yet may belong to a block that has not begun
 __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
-    emulator_wait([=] { return *flag >= n; });
+    while (*flag < n) { emulator_wait(flag, *flag); }
 }
 __device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) {
     *flag = n;
