@@ -26,7 +26,7 @@ vpath %.c dev/data dev/test/unit dev/test/shell dev/test/emulator dev/bench
 vpath %.cu dev/test/cuda dev/bench
 
 comma := ,
-.PHONY: all help emulated test-emulated require-nvcc quickstart test test-full test-programs test-kill test-crash test-no-gpu \
+.PHONY: all help emulated test-emulated test-cards require-nvcc quickstart test test-full test-programs test-kill test-crash test-no-gpu \
         sanitize sanitize-programs fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
 all: train_llama3 tokenize
 
@@ -151,8 +151,11 @@ $(VARIANTS_BUILT): emulated-%:
 	@$(MAKE) -s emulated PRECISION=$(firstword $(subst _, ,$*)) EMULATED_ARCH=$(lastword $(subst _, ,$*)) $(OF_VARIANT)
 emulated-BF16_80: OF_VARIANT = EMULATED_OPT=-O1 EMULATED_PROGRAMS=test_attention_cu
 emulated-FP16_75: OF_VARIANT = EMULATED_OPT=-O1 EMULATED_PROGRAMS="test_kernels_cu test_attention_cu"
-test-emulated: train_llama3 build/random_model $(VARIANTS_BUILT)
-	@FULL=$(FULL) dev/test/run.sh dev/test/emulator/test_emulated_layers.sh dev/test/emulator/test_emulated_runs.sh
+test-emulated test-cards: train_llama3 build/random_model $(VARIANTS_BUILT)
+	@FULL=$(FULL) dev/test/run.sh $(if $(filter %cards,$@),dev/test/gpu/test_no_gpu.sh) dev/test/emulator/test_emulated_layers.sh \
+	    $(addprefix dev/test/emulator/test_emulated_runs.sh:,one several)
+# test-no-gpu and test-emulated in one queue
+test-cards: train_llama3cu
 
 $(EMULATED):
 	@mkdir -p $@

@@ -1,10 +1,11 @@
 #!/bin/sh
-# run.sh TEST... -- runs test programs, shell tests (.sh) and Python tests (.py) and adds up their results. LANES of them run at
-# a time (a lane for each core, at most 4). The longest run first, so that all lanes end at about the same time. A test's output
-# is shown when the test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped by name. A test ends with "N
-# passed, N failed, N skipped"; a test that ends otherwise, such as by a crash, counts as one failure. A test that vanishes is a
-# failure, too: dev/test/counts.txt lists each test's number of passed + failed + skipped and its seconds. A file of Python
-# tests may be skipped whole. COUNTS=write writes the numbers of this run there.
+# run.sh TEST... -- runs test programs, shell tests (.sh) and Python tests (.py) and adds up their results. TEST:PART runs a
+# part of a test, which takes its name. LANES of them run at a time (a lane for each core, at most 4). The longest run first, so
+# that all lanes end at about the same time. A test's output is shown when the test ends. PYTHON runs the Python tests; if it
+# lacks pytest, they are skipped by name. A test ends with "N passed, N failed, N skipped"; a test that ends otherwise, such as
+# by a crash, counts as one failure. A test that vanishes is a failure, too: dev/test/counts.txt lists each test's number of
+# passed + failed + skipped and its seconds. A file of Python tests may be skipped whole, with a line "skip Python: ...".
+# COUNTS=write writes the numbers of this run there.
 set -u
 counts=dev/test/counts.txt
 
@@ -21,6 +22,13 @@ count() { # count NAME STATUS: adds the numbers of the summary line in $log to t
     number() { printf '%s\n' "$line" | grep -oE "[0-9]+ $1" | head -n 1 | grep -oE '[0-9]+'; }
     p=$(number passed) f=$(number failed) s=$(number skipped) e=$(number error)
     p=${p:-0} f=$((${f:-0} + ${e:-0})) s=${s:-0}
+    case $1:$2:$p$f$s in
+        *.py:5:001) # pytest's status where it has found no test
+            echo "skip Python: all of $1, $(sed -n 's/^SKIPPED.*: //p' "$log" | tail -n 1)"
+            echo "0 0 1 $1 $seconds" >>"$RESULTS/all"
+            return
+            ;;
+    esac
     if [ "$2" -ne 0 ] && [ "$f" -eq 0 ]; then
         echo "FAIL $1 ended with status $2"
         f=1
@@ -29,7 +37,7 @@ count() { # count NAME STATUS: adds the numbers of the summary line in $log to t
         echo "FAIL $1 ran no test"
         f=1
     fi
-    [ "$p$f$s" = 001 ] || count_matches "$1" $((p + f + s)) || f=$((f + 1))
+    count_matches "$1" $((p + f + s)) || f=$((f + 1))
     echo "$p $f $s $1 $seconds" >>"$RESULTS/all"
 }
 
@@ -38,6 +46,7 @@ one() { # one TEST: the turn of a lane. stderr holds provoked warnings, and is s
     start=$(date +%s)
     case $1 in
         *.py) "$PYTHON" -m pytest -q -rfEs -p no:cacheprovider "$1" ;;
+        *:*) "${1%:*}" "${1##*:}" ;;
         *) "$1" ;;
     esac >"$log" 2>"$log.errors"
     status=$?
@@ -71,9 +80,9 @@ touch "$RESULTS/queue" "$RESULTS/all"
 skipped=0
 "$PYTHON" -c 'import pytest' 2>/dev/null && pytest=1 || pytest=''
 for test in "$@"; do
-    case $pytest$test in
-        1*.py | *[!y]) echo "$test" >>"$RESULTS/queue" ;;
-        *) echo "skip $test: $PYTHON has no pytest (see requirements.txt)" && skipped=$((skipped + 1)) ;;
+    case $pytest:$test in
+        :*.py) echo "skip Python: all of $test, $PYTHON has no pytest (see requirements.txt)" && skipped=$((skipped + 1)) ;;
+        *) echo "$test" >>"$RESULTS/queue" ;;
     esac
 done
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_emulated_runs.sh -- tests train_llama3cu on emulated cards (dev/test/emulator) against the CPU trainer and against
-# itself: in other orders, with and without graphs, recomputed, resumed, on several cards. `make test-emulated` builds the
-# programs and runs this.
+# test_emulated_runs.sh [one|several] -- tests train_llama3cu on emulated cards (dev/test/emulator) against the CPU trainer and
+# against itself: in other orders, with and without graphs, recomputed, resumed. `one` card, `several`, or both. `make
+# test-emulated` builds the programs and runs this.
 #
 # Every run has its own number. From this number the emulator draws the order of works and threads that the program leaves
 # unordered. So "the same bits" says that no bit depends on this order. Memory starts as NaN.
@@ -157,32 +157,43 @@ in_full() { # in_full NAME COMMAND...: a test whose parts others test together. 
     if [ "${FULL:-0}" = 1 ]; then check "$@"; else skip "$1" "FULL=1 runs it"; fi
 }
 
-check "the CPU trainer's losses" like_the_cpu plain
-check "the CPU trainer's losses, two micro-batches" like_the_cpu micro --total-batch 128
-check "the CPU trainer's losses, adapters" like_the_cpu lora --lora 4
-check "the same bits in any order, without a graph, recomputed, resumed" repeats plain16
-in_full "the same bits in any order ..., --fp8" repeats fp8 --fp8
-check "the same bits in any order ..., --fp8-head" repeats fp8_head --fp8 --fp8-head
-check "tuned plans of an older version are read, and travel with the checkpoint: the same bits" plans_are_kept
-check "no master weights: losses are near those of fp32 masters" no_master_is_near
-check "no master weights: the same bits in any order, without a graph, recomputed, resumed" repeats none16 $none
-in_full "no master weights: the same bits in any order ..., fp32 moments, --fp8" repeats none_fp8 --master none --fp8
-in_full "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
-check "no master weights, and fp32 and split ones: a run goes on as another" masters_change
-check "no master weights: saved in any dtype, the same bits; the CPU trainer goes on" weights_are_saved_as
-check "two cards have the losses of one" two_are_one plain
-check "two cards have the losses of one, ZeRO 3" two_are_one zero3 --zero 3
-check "two cards share rows with the losses of one" two_are_one shared --seq-parallel 2
-check "four cards in two groups share rows with the losses of one" two_are_one groups --seq-parallel 2 --gpus 4
-check "two cards, ZeRO 1, 2 and 3: the same bits" zeros_repeat zeros "1 2 3"
-check "two cards, ZeRO 2 and 3, two micro-batches: the same bits" zeros_repeat zeros_micro "2 3" --total-batch 256
-in_full "two cards, ZeRO 1, 2 and 3, --fp8 with the head: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8 --fp8-head
-in_full "two cards, ZeRO 1, 2 and 3, no master weights: the same bits" zeros_repeat zeros_none "1 2 3" $none
-check "two cards, ZeRO 1, 2 and 3, no master weights, --fp8 with the head: the same bits" zeros_repeat zeros_none_fp8 "1 2 3" $none --fp8 --fp8-head
-check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
-check "two cards share rows: the same bits in any order ..., --fp8 with the head" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8 --fp8-head
-check "SwiGLU and RoPE join the products before them: the same bits in any order, without a graph, recomputed" layers_join
-check "SwiGLU and RoPE apart from them: nearly the same losses; adapters and 8 bits keep them apart" layers_are_apart
-check "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
-check "a run goes on on one, four and two cards" goes_on_elsewhere
+one_card() {
+    check "the CPU trainer's losses" like_the_cpu plain
+    check "the CPU trainer's losses, two micro-batches" like_the_cpu micro --total-batch 128
+    check "the CPU trainer's losses, adapters" like_the_cpu lora --lora 4
+    check "the same bits in any order, without a graph, recomputed, resumed" repeats plain16
+    in_full "the same bits in any order ..., --fp8" repeats fp8 --fp8
+    check "the same bits in any order ..., --fp8-head" repeats fp8_head --fp8 --fp8-head
+    check "tuned plans of an older version are read, and travel with the checkpoint: the same bits" plans_are_kept
+    check "no master weights: losses are near those of fp32 masters" no_master_is_near
+    check "no master weights: the same bits in any order, without a graph, recomputed, resumed" repeats none16 $none
+    in_full "no master weights: the same bits in any order ..., fp32 moments, --fp8" repeats none_fp8 --master none --fp8
+    in_full "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
+    check "no master weights, and fp32 and split ones: a run goes on as another" masters_change
+    check "no master weights: saved in any dtype, the same bits; the CPU trainer goes on" weights_are_saved_as
+    check "SwiGLU and RoPE join the products before them: the same bits in any order, without a graph, recomputed" layers_join
+    check "SwiGLU and RoPE apart from them: nearly the same losses; adapters and 8 bits keep them apart" layers_are_apart
+}
+
+several_cards() {
+    check "two cards have the losses of one" two_are_one plain
+    check "two cards have the losses of one, ZeRO 3" two_are_one zero3 --zero 3
+    check "two cards share rows with the losses of one" two_are_one shared --seq-parallel 2
+    check "four cards in two groups share rows with the losses of one" two_are_one groups --seq-parallel 2 --gpus 4
+    check "two cards, ZeRO 1, 2 and 3: the same bits" zeros_repeat zeros "1 2 3"
+    check "two cards, ZeRO 2 and 3, two micro-batches: the same bits" zeros_repeat zeros_micro "2 3" --total-batch 256
+    in_full "two cards, ZeRO 1, 2 and 3, --fp8 with the head: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8 --fp8-head
+    in_full "two cards, ZeRO 1, 2 and 3, no master weights: the same bits" zeros_repeat zeros_none "1 2 3" $none
+    check "two cards, ZeRO 1, 2 and 3, no master weights, --fp8 with the head: the same bits" zeros_repeat zeros_none_fp8 "1 2 3" $none --fp8 --fp8-head
+    check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
+    check "two cards share rows: the same bits in any order ..., --fp8 with the head" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8 --fp8-head
+    check "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
+    check "a run goes on on one, four and two cards" goes_on_elsewhere
+}
+
+case ${1:-} in
+one) one_card ;;
+several) several_cards ;;
+*) one_card && several_cards ;;
+esac
 summary

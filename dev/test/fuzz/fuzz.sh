@@ -58,7 +58,7 @@ esac
 
 echo 'int LLVMFuzzerTestOneInput(const char* d, unsigned long n) { return d && n > 99; }' >$here/probe.c
 if ! $CLANG -fsanitize=fuzzer,address,undefined $here/probe.c -o $here/probe 2>/dev/null; then
-    for stem in "$@"; do echo "skip fuzz_$stem: $CLANG is missing or has no libFuzzer (Debian: clang, libclang-rt-14-dev)"; done
+    for stem in "$@"; do echo "skip libFuzzer: fuzz_$stem, $CLANG is missing or lacks it (Debian: clang, libclang-rt-14-dev)"; done
     echo "0 passed, 0 failed, $# skipped"
     exit 0
 fi
