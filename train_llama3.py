@@ -15,7 +15,6 @@ trainers start from the same weights, see the same tokens and print the same los
 torch >= 2.2, numpy and safetensors; samples are text if `tokenizers` is installed.
 """
 import argparse
-import glob
 import math
 import os
 import shutil
@@ -34,7 +33,8 @@ from dev.reference.config import preset, presets, read_config
 from dev.reference.folders import adapter_config, base_folder, read_adapters, read_weights, write_adapters, write_weights
 from dev.reference.log import Log, StepTable, die, mark
 from dev.reference.rand import RAND_SAMPLE, philox, philox_double, rand_even_, rand_normal_
-from dev.reference.tables import c_flags, gpu_peak
+from dev.reference.runs import Out, model_of, refuse_other, remove_old, set_aside, to_resume
+from dev.reference.tables import c_flags, flag_value, gpu_peak
 from dev.reference.text import Text
 from dev.reference.tokenfiles import DataLoader, mix_parts, train_loader
 
@@ -476,11 +476,6 @@ class Engine:
 # training
 
 
-def checkpoints(out):
-    """Returns the checkpoints of a run, the oldest first."""
-    return sorted(glob.glob(os.path.join(out, "step_" + "[0-9]" * 8)))
-
-
 class Training:
     """A run: its data, its model and optimizer, and its log."""
 
@@ -492,21 +487,24 @@ class Training:
         a.dtype = a.dtype or ("autocast" if self.device.type == "cuda" else "fp32")
         if a.threads:
             torch.set_num_threads(a.threads)
-        folder, state = a.model, None
-        if a.resume is not None:
-            folder = a.resume or (checkpoints(a.out) or [None])[-1]
-            if not folder or not os.path.exists(os.path.join(folder, "optimizer.pt")):
-                die(f"{folder or a.out}: no checkpoint to resume from")
+        folder, state, resumed, self.out = model_of(a.model), None, a.resume is not None, None
+        if resumed:
+            self.out = Out(a.out, waits=True) if os.path.isdir(a.out) else None  # before it looks for checkpoints
+            folder = to_resume(a.out, a.resume)
             try:
                 state = torch.load(os.path.join(folder, "optimizer.pt"), map_location=self.device, weights_only=True)
             except Exception as e:  # the library raises many kinds
                 die(f"{folder}/optimizer.pt: cannot be read: {str(e).splitlines()[0]}")
+        refuse_other(a.out, folder if resumed else None)
         self.open_data(folder)
         self.open_model(folder)
         self.first, self.last, self.val_loss = 0, min(a.steps, a.stop_after or a.steps), None
         if state:
             self.restore(state)
-        self.open_log(resumed=state is not None)
+        self.out = self.out or Out(a.out)
+        refuse_other(a.out, folder if resumed else None)  # again, now that no other run can begin there
+        set_aside(a.out, self.first)
+        self.open_log(resumed)
 
     def open_data(self, folder):
         """Opens tokenizer, configuration and token files; sets the tokens of a step and the number of steps."""
@@ -552,8 +550,9 @@ class Training:
         """Continues from the state of a checkpoint. Its weights are in the model."""
         self.first, self.loader.row = state["step"], state["row"]
         self.engine.opt.load_state_dict(state["optimizer"])
-        for master, saved in zip(self.engine.masters, state.get("masters", [])):
-            master.copy_(saved)
+        with torch.no_grad():
+            for master, saved in zip(self.engine.masters, state.get("masters", [])):
+                master.copy_(saved)
 
     def open_log(self, resumed):
         """Prints the run's model and plan, and begins its log."""
@@ -611,6 +610,7 @@ class Training:
         checkpoints by --keep and --major-every. Returns the path."""
         a, e, final = self.a, self.engine, os.path.join(self.a.out, f"step_{step:08d}")
         part = final + ".tmp"
+        self.out.keep()
         shutil.rmtree(part, ignore_errors=True)
         if e.model.lora:
             save_adapters(e.model, part, os.path.abspath(base_folder(a.model)))
@@ -620,15 +620,13 @@ class Training:
             if self.text.folder and os.path.exists(os.path.join(self.text.folder, name)):
                 shutil.copy(os.path.join(self.text.folder, name), part)
         state = dict(step=step, row=self.loader.row, optimizer=e.opt.state_dict())
-        if e.masters is not e.params:
-            state["masters"] = e.masters
+        if e.masters is not e.params or a.export_dtype in ("bf16", "f16"):  # the model folder has rounded weights
+            state["masters"] = [w.detach() for w in e.masters]
         torch.save(state, os.path.join(part, "optimizer.pt"))
         shutil.rmtree(final, ignore_errors=True)
         os.rename(part, final)
         self.log.add("checkpoint", step=step, path=final)
-        for path in checkpoints(a.out)[:-a.keep] if a.keep else []:
-            if not (a.major_every and int(path[-8:]) % a.major_every == 0):
-                shutil.rmtree(path)
+        remove_old(a.out, a.keep, a.major_every)
         return final
 
 
@@ -682,14 +680,13 @@ OWN = {
     "write-model": ("STRING", [], None, 0, 0, "DIR", "write a random model (--model PRESET, or --config) to this folder"),
     "embedding-std": ("FLOAT", [], "0.02", 0, 1e30, "F", "standard deviation of the embedding in --config models"),
 }
-TYPES = dict(STRING=str, INT=int, LONG=int, FLOAT=float)
 
 
 def parse_arguments(argv):
     argv = [a.split("=")[0].replace("_", "-") + a[len(a.split("=")[0]):] if a.startswith("--") else a for a in argv]
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                                 usage="train_llama3.py [--FLAG VALUE ...]")
-    c, ranges = c_flags(), {}
+    c, numbers = c_flags(), {}
     for name, flag in ({name: (*c[name][:5], *CHANGED.get(name, c[name][5:])) for name in SHARED} | OWN).items():
         kind, aliases, default, low, high, value, text = flag
         text = text.replace("%", "%%") + (f" ({default})" if default else "")
@@ -697,18 +694,21 @@ def parse_arguments(argv):
             p.add_argument("--" + name, *aliases, default=default, choices=value.split("|"), help=text)
         elif kind == "RESUME":
             p.add_argument("--" + name, *aliases, nargs="?", const="", metavar=value, help=text)
-        else:  # argparse turns the default's text into the type, too
-            p.add_argument("--" + name, *aliases, default=default, type=TYPES[kind], metavar=value, help=text)
-        if low < high:
-            ranges[name] = (low, high)
+        else:
+            p.add_argument("--" + name, *aliases, default=default, metavar=value, help=text)
+        if kind in ("INT", "LONG", "FLOAT"):
+            numbers[name] = (kind, low, high)
     p.add_argument("--compile", action="store_true", help="use torch.compile")
     p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")
     a = p.parse_args(argv)
-    for name, (low, high) in ranges.items():
-        given = getattr(a, name.replace("-", "_"))
-        if not low <= given <= high:
-            number = "an integer" if isinstance(given, int) else "a number"
-            die(f"--{name}: is {given}, wanted {number} from {low:.10g} to {high:.10g}", 2)
+    for name, (kind, low, high) in numbers.items():
+        text = getattr(a, name.replace("-", "_"))
+        value = flag_value(kind, text)
+        if value is None or not low <= value <= high:
+            number = f"a number from {low:.10g} to {high:.10g}"
+            whole = f"an integer from {low:.0f} to {high:.16g}"
+            die(f'--{name}: is "{text}", wanted {number if kind == "FLOAT" else whole}', 2)
+        setattr(a, name.replace("-", "_"), value)
     return a
 
 

@@ -3,6 +3,7 @@
 Tensors come and go as pairs of name and tensor. train_llama3.py makes the models."""
 import json
 import os
+import sys
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -87,10 +88,17 @@ def read_weights(folder, tensors, tied):
 
 
 def write_weights(folder, c, tensors, dtype, spelling):
-    """Writes a model folder of Config c with the tensors (name, tensor) in `dtype`. spelling: see write_config()."""
+    """Writes a model folder of Config c with the tensors (name, tensor) in `dtype`. If that would make a finite weight
+    infinite, writes F32, with a warning. spelling: see write_config()."""
+    tensors = {name: w.detach().cpu() for name, w in tensors}
+    rounded = {name: w.to(dtype) for name, w in tensors.items()}
+    large = [name for name, w in tensors.items() if not torch.equal(w.isfinite(), rounded[name].isfinite())]
+    if large:
+        dtype = torch.float32
+        print(f"warning: {folder}: tensor {large[0]} is infinite in F16 or BF16: the weights are F32", file=sys.stderr)
     os.makedirs(folder, exist_ok=True)
     write_config(c, folder, str(dtype).split(".")[1], spelling)
-    tensors = {name: w.detach().to("cpu", dtype).contiguous() for name, w in tensors}
+    tensors = {name: (w.to(dtype) if large else rounded[name]).contiguous() for name, w in tensors.items()}
     save_tensors(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
     size = sum(w.numel() * w.element_size() for w in tensors.values())
     with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as f:

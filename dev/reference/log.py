@@ -25,13 +25,29 @@ class Log:
         self.path = os.path.join(out, "log.jsonl")
 
     def start(self, step):
-        """Empties the log, or on resume cuts it back to `step` steps."""
+        """Empties the log, or on resume cuts it back to `step` steps. The new log takes the place of the old one, whose file
+        may have other names (hard links)."""
         lines = []
+        if os.path.lexists(self.path) and (os.path.islink(self.path) or not os.path.isfile(self.path)):
+            die(f"{self.path}: wanted a regular file or none")
         if step and os.path.exists(self.path):
             with open(self.path, encoding="utf-8") as f:
-                lines = [line for line in f if json.loads(line)["step"] <= step and json.loads(line)["event"] != "end"]
-        with open(self.path, "w", encoding="utf-8") as f:
+                lines = [line for line in f if self.stays(line, step)]
+        part = self.path + ".tmp"
+        if os.path.lexists(part):
+            os.unlink(part)
+        with open(part, "x", encoding="utf-8") as f:
             f.writelines(lines)
+        os.replace(part, self.path)
+
+    @staticmethod
+    def stays(line, step):
+        """Returns whether a resumed run keeps a line: not a later one, the end of the run before, or half a line."""
+        try:
+            event = json.loads(line)
+            return event["step"] <= step and event["event"] != "end"
+        except (ValueError, TypeError, KeyError):
+            return False
 
     def add(self, event, **values):
         with open(self.path, "a", encoding="utf-8") as f:

@@ -30,6 +30,16 @@ def gpu_peak(name):
     return 0.0
 
 
+def flag_value(kind, text):
+    """Returns the number of an INT, LONG or FLOAT flag, by the rules of option_set() in llmc/run/cli/options.h, or None."""
+    try:
+        if kind == "FLOAT":
+            return float(text) if re.fullmatch(r"[-+.0-9eE]+", text) else None
+        return int(text) if re.fullmatch(r"-?[0-9]+", text) else None
+    except ValueError:
+        return None
+
+
 def c_flags():
     """Returns {name: (kind, aliases, default, min, max, value, help)} of every flag in llmc/run/cli/options.def."""
     flags = {}

@@ -396,7 +396,13 @@ static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerSt
     if (!is_directory(dir)) {
         return fail(e, "%s: is %s, wanted a checkpoint's folder", dir, file_exists(dir) ? "a file" : "missing");
     }
-    if (!path_join(path, dir, "trainer_state.json", e) || !trainer_state_read(s, path, e)) { return false; }
+    if (!path_join(path, dir, "trainer_state.json", e)) { return false; }
+    if (!file_exists(path) && folder_has(dir, "optimizer.pt")) {
+        return fail(e,
+                    "%s: is a checkpoint of train_llama3.py, which can resume it\n  hint: --model %s starts from its weights",
+                    dir, dir);
+    }
+    if (!trainer_state_read(s, path, e)) { return false; }
     if (!checkpoint_check_list(&s->files, use == CHECKPOINT_MODEL ? 0 : s->world_size, s->path, e)) { return false; }
     for (size_t i = 0; i < s->files.count; i++) {
         const FileSum* f = &s->files.items[i];
@@ -448,6 +454,7 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
         } else if (i + 1 == count) {
             fail(e, !s->not_finite ? "%s" : "%s\n  hint: --model PATH takes it all the same", cause.msg);
         } else if (!abandoned) {
+            cause.msg[strcspn(cause.msg, "\n")] = 0;  // drops its hint
             warn("%s: taking the checkpoint before it", cause.msg);
         }
     }
@@ -490,7 +497,7 @@ static inline bool checkpoint_open(const char* path, CheckpointUse use, char* di
                     file_exists(path) ? "a file" : "missing");
     }
     if (!path_join(inside, path, "trainer_state.json", e)) { return false; }
-    if (!file_exists(inside)) {
+    if (!file_exists(inside) && !folder_has(path, "optimizer.pt")) {
         if (!checkpoint_find(path, use, dir, s, e)) { return false; }
         return dir[0] || fail(e, "%s: holds no checkpoint, wanted a folder step_NNNNNNNN in it", path);
     }

@@ -34,7 +34,7 @@ enum {
 
 typedef char RunId[17];  // 16 hexadecimal digits; "": none
 
-/* What was due at a step, but left out because the run ended: bits of TrainerState.owed. */
+/* Work that was due at a step, but left out because the run ended: bits of TrainerState.owed. */
 enum { OWED_TASKS = 1, OWED_SAMPLE = 2 };
 
 /* The results of validations. Steps count from 1, so 0 is none. */

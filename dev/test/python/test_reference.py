@@ -282,9 +282,9 @@ def test_flags_are_those_of_c(capsys):
     assert (a.model, a.val, a.steps, a.eps, a.documents, a.resume, a.prompt) == ("d4", None, -1, 1e-8, "auto", None, "")
     a = ref.parse_arguments(["-nk", "3", "-y", "--lora_on=ffn", "-l", "2e-4", "-i", "a.bin"])
     assert (a.keep, a.resume, a.lora_on, a.lr, a.train) == (3, "", "ffn", 2e-4, "a.bin")
-    for flags, text in ((["--top-p", "1.5"], "--top-p: is 1.5"), (["--lora-on", "none"], "--lora-on"),
+    for flags, text in ((["--top-p", "1.5"], '--top-p: is "1.5"'), (["--lora-on", "none"], "--lora-on"),
                         (["--gpus", "2"], "--gpus"), (["--export-dtype", "q8_0"], "--export-dtype"),
-                        (["--steps", "-2"], "--steps: is -2, wanted an integer from -1")):
+                        (["--steps", "-2"], '--steps: is "-2", wanted an integer from -1')):
         with pytest.raises(SystemExit) as e:
             ref.parse_arguments(flags)
         assert e.value.code == 2 and text in capsys.readouterr().err
@@ -626,7 +626,7 @@ def test_refusals_are_one_line(tokens):
     (tokens / "damaged").mkdir()
     for name in ("tokenizer.json", "optimizer.pt"):
         (tokens / "damaged" / name).write_text("{damaged")
-    for code, text, flags in ((2, "error: --batch: is 0", ("--batch", 0)),
+    for code, text, flags in ((2, 'error: --batch: is "0"', ("--batch", 0)),
                               (1, "cannot make the folder", ("--out", "t1.bin/out")),
                               (2, "error: --device: is gpu, wanted ", ("--device", "gpu")),
                               (1, "error: nowhere: no such file or folder", ("--tokenizer", "nowhere")),
