@@ -78,7 +78,6 @@ static void update1(const Case& c, cudaStream_t stream) {
         move_kernel<<<blocks, 256, 0, stream>>>(t, FACTORS);
         if (!IN_FP32) { round_kernel<<<blocks, 256, 0, stream>>>(t); }
     }
-    CUDA_CHECK_LAUNCH("round_kernel");
 }
 
 // bytes of the operations: 8 + X, 8 + X, 8 for three tensors of four, 16, and in 16 bits 4 + X
@@ -87,7 +86,6 @@ static Work predict_update1(const Case& c) {
     return {(double)c.n[0] * bytes / 32, 0, 0, 0, kernels * (double)c.n[1]};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // update 2: a launch a tensor, which does all operations on an element in registers. Small tensors don't fill the card.
 
 __device__ __forceinline__ void update_element(const Arrays& t, size_t i, const Factors& f, float decay) {
@@ -106,12 +104,10 @@ static void update2(const Case& c, cudaStream_t stream) {
         const Arrays t = arrays(c, first_of(c, k), first_of(c, k + 1));
         update2_kernel<<<(unsigned)ceil_div(t.n, 256), 256, 0, stream>>>(t, FACTORS, decays(k) ? FACTORS.decay : 1);
     }
-    CUDA_CHECK_LAUNCH("update2_kernel");
 }
 
 static Work predict_update2(const Case& c) { return {c.bytes / 32, 0, 60 * (double)c.n[0], 0, (double)c.n[1]}; }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // update 3: one launch for the whole arena. A thread finds the tensor of its element, which says whether it decays.
 
 __global__ void update3_kernel(Arrays t, Factors f, unsigned length, unsigned tensors) {
@@ -124,7 +120,6 @@ __global__ void update3_kernel(Arrays t, Factors f, unsigned length, unsigned te
 static void update3(const Case& c, cudaStream_t stream) {
     const Arrays t = arrays(c, 0, c.n[0]);
     update3_kernel<<<(unsigned)ceil_div(t.n, 256), 256, 0, stream>>>(t, FACTORS, (unsigned)tensor_length(c), (unsigned)c.n[1]);
-    CUDA_CHECK_LAUNCH("update3_kernel");
 }
 
 // A division and a root by IEEE 754 are some 20 instructions each, the rest as many.
@@ -208,7 +203,6 @@ static void norm1(const Case& c, cudaStream_t stream) {
     const unsigned blocks = (unsigned)ceil_div(c.n[0], 256 * VECTOR<floatX>);
     norm1_kernel<<<blocks, 256, 0, stream>>>(&state->norm_square, c.at<floatX>(NORM_GRADS), c.n[0]);
     norm_take_kernel<<<1, 1, 0, stream>>>(c.at<float>(NORM), state);
-    CUDA_CHECK_LAUNCH("norm1_kernel");
 }
 
 // additions to one address, of a double: one every 2 clocks of the L2 cache, which is as slow as 256 lanes of an SM
@@ -224,7 +218,6 @@ static void norm2(const Case& c, cudaStream_t stream) {
     norm_square_cuda(&sums, c.at<floatX>(NORM_GRADS), c.n[0], stream);
     norm_finish_cuda(f.state, sums.partial, sums.count[0], stream);
     norm_take_kernel<<<1, 1, 0, stream>>>(c.at<float>(NORM), f.state);
-    CUDA_CHECK_LAUNCH("norm_take_kernel");
 }
 
 static Work predict_norm2(const Case& c) { return {c.bytes / 32, 0, 0, 0, 3, 4096 * 8 / 32}; }
@@ -294,45 +287,17 @@ static const Shape odd = {{104, 3}}, tail = {{1000, 7}}, wide = {{12296, 5}}, cl
 
 int main(int argc, char** argv) {
     constexpr MasterKind EXACT = sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32;
-    const Ladder u = {"update",
-                      "n,tensors",
-                      make_update,
-                      values,
-                      oracle,
-                      {odd, tail, wide},
-                      {classic},
-                      {large},
-                      {{1, "a kernel an operation", 0, update1, predict_update1},
-                       {2, "a tensor a launch", 0, update2, predict_update2},
-                       {3, "flat: all tensors in one launch", 0, update3, predict_update3},
-                       {4, "16 bytes a thread, no branches", BOLD, trainer<EXACT>, predict_trainer}}};
-    const Ladder s = {"split",
-                      "n,tensors",
-                      make_split,
-                      values,
-                      oracle,
-                      {odd, tail, wide},
-                      {classic},
-                      {large},
-                      {{4, "lower halves of master weights", BOLD | ONLY_BF16, trainer<MASTER_SPLIT>, predict_trainer}}};
-    const Ladder n = {"none",
-                      "n,tensors",
-                      make_none,
-                      values,
-                      oracle,
-                      {odd, tail, wide},
-                      {classic},
-                      {large},
-                      {{5, "no master weights, stochastic", BOLD | ONLY_BF16, trainer<MASTER_NONE>, predict_trainer}}};
-    const Ladder g = {"norm",
-                      "n",
-                      make_norm,
-                      NULL,
-                      oracle_norm,
-                      {{{1000}}, {{4104}}, {{40000}}},
-                      {{{6291456}}},
-                      {{{1 << 30}}},
-                      {{1, "atomic additions of warps", ATOMICS, norm1, predict_norm1},
-                       {2, "a sum a block, added in order", BOLD, norm2, predict_norm2}}};
+    const Ladder u("update", "n,tensors", make_update, values, oracle, {odd, tail, wide}, {classic}, {large},
+                   {{1, "a kernel an operation", 0, update1, predict_update1},
+                    {2, "a tensor a launch", 0, update2, predict_update2},
+                    {3, "flat: all tensors in one launch", 0, update3, predict_update3},
+                    {4, "16 bytes a thread, no branches", BOLD, trainer<EXACT>, predict_trainer}});
+    const Ladder s("split", "n,tensors", make_split, values, oracle, {odd, tail, wide}, {classic}, {large},
+                   {{4, "lower halves of master weights", BOLD | ONLY_BF16, trainer<MASTER_SPLIT>, predict_trainer}});
+    const Ladder n("none", "n,tensors", make_none, values, oracle, {odd, tail, wide}, {classic}, {large},
+                   {{5, "no master weights, stochastic", BOLD | ONLY_BF16, trainer<MASTER_NONE>, predict_trainer}});
+    const Ladder g("norm", "n", make_norm, NULL, oracle_norm, {{{1000}}, {{4104}}, {{40000}}}, {{{6291456}}}, {{{1 << 30}}},
+                   {{1, "atomic additions of warps", ATOMICS, norm1, predict_norm1},
+                    {2, "a sum a block, added in order", BOLD, norm2, predict_norm2}});
     return zoo(argc, argv, "adamw", {u, s, n, g});
 }

@@ -29,7 +29,6 @@ __global__ void forward1_kernel(floatX* out, const floatX* table, const int32_t*
 static void forward1(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C, size_t pitch,
                      cudaStream_t stream) {
     forward1_kernel<<<(unsigned)ceil_div(N * C, 256), 256, 0, stream>>>(out, table, tokens, N, C, pitch);
-    CUDA_CHECK_LAUNCH("forward1_kernel");
 }
 
 // The token, then the row: two trips, the first to a cache. A division of 64 bits is some 80 instructions.
@@ -58,7 +57,6 @@ __global__ void backward1_kernel(float* dtable, const floatX* dout, const int32_
 static void backward1(float* dtable, void*, const floatX* dout, const int32_t* tokens, size_t N, int C, int, size_t pitch,
                       cudaStream_t stream) {
     backward1_kernel<<<(unsigned)N, 256, 0, stream>>>(dtable, dout, tokens, C, pitch);
-    CUDA_CHECK_LAUNCH("backward1_kernel");
 }
 
 // An addition is a sector of 8 floats in the L2 cache. Memory reads and writes each row of the table that occurs.
@@ -67,7 +65,6 @@ static Work predict_backward1(const Case& c) {
     return {moved + sectors(c, 4), 0, 20 * (double)(c.n[0] * c.n[1]), 2 * (double)c.n[0] / (8 * sms())};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // backward 2: the tokens are sorted, with their positions, so that equal ones are neighbors: a run. The warp of a run's first
 // token adds up the run's rows in their order; the other warps have nothing to do. The same bits each time. But a run of
 // thousands is one warp's work, and so as slow as thousands of trips to memory.
@@ -96,7 +93,6 @@ static void backward2(float* dtable, void* scratch, const floatX* dout, const in
     const int2* pairs = embedding_sort_cuda(&s, tokens, N, V, stream);
     auto* kernel = C % VECTOR<floatX> == 0 ? backward2_kernel<VECTOR<floatX>> : backward2_kernel<1>;
     kernel<<<(unsigned)ceil_div(N, 8), dim3(32, 8), 0, stream>>>(dtable, dout, pairs, (int)N, C, pitch);
-    CUDA_CHECK_LAUNCH("backward2_kernel");
 }
 
 // The sort by two digits is three launches, which move the pairs, and takes some 20 trips. A warp takes two trips a row of its
@@ -157,26 +153,12 @@ static const Shape odd = {{33, 13, 5}}, tail = {{300, 40, 3}}, wide = {{130, 64,
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const Ladder f = {"forward",
-                      "N,C,V",
-                      make_forward,
-                      NULL,
-                      oracle_forward,
-                      {odd, tail, wide},
-                      {words},
-                      {large},
-                      {{1, "an element a thread", 0, forward<forward1>, predict_forward1},
-                       {2, "16 bytes a thread, four rows in flight", BOLD, forward<embedding_forward_cuda>, predict_forward2}}};
-    const Ladder b = {"backward",
-                      "N,C,V",
-                      make_backward,
-                      NULL,
-                      oracle_backward,
-                      {odd, tail, wide},
-                      {words, bytes},
-                      {large},
-                      {{1, "atomic additions", ATOMICS, backward<backward1>, predict_backward1},
-                       {2, "tokens sorted, a run a warp", 0, backward<backward2>, predict_backward2},
-                       {3, "sorted, chunks of 32", BOLD, backward<embedding_backward_cuda<float>>, predict_backward3}}};
+    const Ladder f("forward", "N,C,V", make_forward, NULL, oracle_forward, {odd, tail, wide}, {words}, {large},
+                   {{1, "an element a thread", 0, forward<forward1>, predict_forward1},
+                    {2, "16 bytes a thread, four rows in flight", BOLD, forward<embedding_forward_cuda>, predict_forward2}});
+    const Ladder b("backward", "N,C,V", make_backward, NULL, oracle_backward, {odd, tail, wide}, {words, bytes}, {large},
+                   {{1, "atomic additions", ATOMICS, backward<backward1>, predict_backward1},
+                    {2, "tokens sorted, a run a warp", 0, backward<backward2>, predict_backward2},
+                    {3, "sorted, chunks of 32", BOLD, backward<embedding_backward_cuda<float>>, predict_backward3}});
     return zoo(argc, argv, "embedding", {f, b});
 }

@@ -7,10 +7,8 @@
  * more arithmetic than bytes, so the question is how often an element is read again, and from where. Versions 1 to 5 are for
  * fp32 without TF32, versions 6 to 8 for 16 bits. Version 0 is cuBLASLt.
  */
-#include "llmc/matmul.cuh"
-#include "llmc/matmul.h"
 #include "llmc/matmul_sm90.cuh"
-#include "dev/cuda/zoo.cuh"
+#include "dev/cuda/product.cuh"
 
 enum { X, W, OUT };
 
@@ -381,14 +379,7 @@ static Work predict_forward8(const Case& c) { return {c.bytes / 32, c.flops / 0.
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void cublas(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
-    static MatmulContext* ctx;
-    if (!ctx) {
-        void* workspace;
-        CUDA_CHECK(cudaMalloc(&workspace, matmul_workspace_bytes()));
-        ctx = matmul_create(workspace, false);
-    }
-    matmul_forward_cuda(ctx, out, operand(x, (size_t)s.C), operand(w, (size_t)s.C), (const floatX*)NULL, (size_t)s.N, s.C, s.OC,
-                        (size_t)s.OC, stream);
+    product_cuda(out, x, w, (size_t)s.N, (size_t)s.C, (size_t)s.OC, stream);
 }
 
 template <typename T, void LAUNCH(T*, const T*, const T*, Sizes, cudaStream_t)>
@@ -407,33 +398,24 @@ static void values(Case& c) {
     to_sixteenths(c, X);  // exact sums: in 16 bits an order of addition must not decide a rounding
     to_sixteenths(c, W);
 }
-static void oracle(Case& c) {
-    std::vector<char> scratch(matmul_scratch());
-    matmul_forward(c[OUT], scratch.data(), c[X], c[W], NULL, c.n[0], (int)c.n[1], (int)c.n[2]);
-}
+static void oracle(Case& c) { product_oracle(c, OUT, X, W, c.n[0], c.n[1], c.n[2]); }
 
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
     const bool fp32 = sizeof(floatX) == 4;  // 8 takes whole tiles alone
-    const Ladder l = {"forward",
-                      "N,C,OC",
-                      make,
-                      values,
-                      oracle,
-                      {fp32 ? Shape{{33, 45, 71}} : Shape{{131, 72, 136}, 6, 7},
-                       fp32 ? Shape{{150, 36, 132}} : Shape{{256, 192, 256}},
-                       {{512, 64, 256}}},
-                      {{{8192, 768, 3072}}},
-                      {fp32 ? Shape{{32768, 2048, 8192}} : Shape{{65536, 2048, 8192}}},
-                      {{0, "cuBLASLt", REFERENCE, forward<floatX, cublas>, NULL},
-                       {1, "a thread a sum", ONLY_FP32, forward<float, forward1>, predict_forward1},
-                       {2, "a warp a sum, whole sectors", ONLY_FP32, forward<float, forward2>, predict_forward2},
-                       {3, "tiles of 32 x 32 in shared memory", ONLY_FP32, forward<float, forward3>, predict_forward3},
-                       {4, "64 x 64, 4 x 4 sums a thread", ONLY_FP32, forward<float, forward4>, predict_forward4},
-                       {5, "128 x 128, 8 x 8, 16 bytes, two buffers", ONLY_FP32, forward<float, forward5>, predict_forward5},
-                       {6, "tensor cores: mma", ONLY_16, forward<floatX, forward6>, predict_forward6},
-                       {7, "cp.async, swizzle, 64 x 64 a warp", ONLY_16 | SM80, forward<floatX, forward7>, predict_forward7},
-                       {8, "TMA and wgmma", BOLD | ONLY_16 | SM90, forward<floatX, forward8>, predict_forward8}}};
+    const Shape odd = fp32 ? Shape{{33, 45, 71}} : Shape{{131, 72, 136}, 6, 7};
+    const Shape tail = fp32 ? Shape{{150, 36, 132}} : Shape{{256, 192, 256}}, classic = {{8192, 768, 3072}};
+    const Shape large = fp32 ? Shape{{32768, 2048, 8192}} : Shape{{65536, 2048, 8192}};
+    const Ladder l("forward", "N,C,OC", make, values, oracle, {odd, tail, {{512, 64, 256}}}, {classic}, {large},
+                   {{0, "cuBLASLt", REFERENCE, forward<floatX, cublas>, NULL},
+                    {1, "a thread a sum", ONLY_FP32, forward<float, forward1>, predict_forward1},
+                    {2, "a warp a sum, whole sectors", ONLY_FP32, forward<float, forward2>, predict_forward2},
+                    {3, "tiles of 32 x 32 in shared memory", ONLY_FP32, forward<float, forward3>, predict_forward3},
+                    {4, "64 x 64, 4 x 4 sums a thread", ONLY_FP32, forward<float, forward4>, predict_forward4},
+                    {5, "128 x 128, 8 x 8, 16 bytes, two buffers", ONLY_FP32, forward<float, forward5>, predict_forward5},
+                    {6, "tensor cores: mma", ONLY_16, forward<floatX, forward6>, predict_forward6},
+                    {7, "cp.async, swizzle, 64 x 64 a warp", ONLY_16 | SM80, forward<floatX, forward7>, predict_forward7},
+                    {8, "TMA and wgmma", BOLD | ONLY_16 | SM90, forward<floatX, forward8>, predict_forward8}});
     return zoo(argc, argv, "matmul", {l});
 }

@@ -36,7 +36,6 @@ __global__ void forward1_kernel(floatX* out, float* rstd, const floatX* x, const
 static void forward1(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
                      cudaStream_t stream) {
     forward1_kernel<<<(unsigned)ceil_div(rows.N, 64), 64, 0, stream>>>(out, rstd, x, weight, rows, eps);
-    CUDA_CHECK_LAUNCH("forward1_kernel");
 }
 
 // Each store writes its sector anew. A thread waits once for each sector of its row, twice.
@@ -44,7 +43,6 @@ static Work predict_forward1(const Case& c) {
     return {2 * sectors(c) + (double)c.n[0] * (double)c.n[1], 0, 0, 2 * sectors(c) / (double)c.n[0]};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // forward 2: a block a row. Neighboring threads read neighboring elements, so that a warp's load is a few whole sectors. The
 // sum goes through shared memory, by halves: a tree of 8 barriers.
 
@@ -68,14 +66,12 @@ __global__ void forward2_kernel(floatX* out, float* rstd, const floatX* x, const
 static void forward2(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
                      cudaStream_t stream) {
     forward2_kernel<<<(unsigned)rows.N, 256, 0, stream>>>(out, rstd, x, weight, rows, eps);
-    CUDA_CHECK_LAUNCH("forward2_kernel");
 }
 
 // The second read of a row hits a cache. An SM holds 8 blocks; a row takes them a trip to memory for x and a tree, which is
 // about as long.
 static Work predict_forward2(const Case& c) { return {2 * sectors(c), 0, 0, 2 * (double)c.n[0] / (8 * sms())}; }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // forward 3: a warp a row. Shuffles add 32 values without shared memory or a barrier, so the warps of an SM drift apart: some
 // load while others add.
 
@@ -93,7 +89,6 @@ __global__ void forward3_kernel(floatX* out, float* rstd, const floatX* x, const
 static void forward3(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
                      cudaStream_t stream) {
     forward3_kernel<<<(unsigned)ceil_div(rows.N, 8), dim3(32, 8), 0, stream>>>(out, rstd, x, weight, rows, eps);
-    CUDA_CHECK_LAUNCH("forward3_kernel");
 }
 
 // All 64 warps of an SM have a row in flight, read and written. As far as these rows exceed the cache, x comes from memory
@@ -104,7 +99,6 @@ static Work predict_forward3(const Case& c) {
             2 * (double)c.n[1] / 128 * (double)c.n[0] / (64 * sms())};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // forward 4: a lane loads 16 bytes at a time, and keeps them in registers from the sum to the scaling. So x is read once, and a
 // few instructions keep all of a row in flight.
 
@@ -148,7 +142,6 @@ static void forward4_launch(floatX* out, float* rstd, const floatX* x, const flo
     }
     if (rows.C > 32 * W * K) { die("forward 4: rows of %d elements, at most %d fit", rows.C, 32 * W * K); }
     forward4_kernel<W, K><<<(unsigned)ceil_div(rows.N, 4), dim3(32, 4), 0, stream>>>(out, rstd, x, weight, rows, eps);
-    CUDA_CHECK_LAUNCH("forward4_kernel");
 }
 
 static void forward4(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
@@ -191,7 +184,6 @@ __global__ void backward1_kernel(floatX* dx, float* dweight, const floatX* dout,
 static void backward1(floatX* dx, float* dweight, void*, const floatX* dout, const floatX* x, const floatX* weight,
                       const float* rstd, RowShape rows, cudaStream_t stream) {
     backward1_kernel<<<(unsigned)rows.N, 256, 0, stream>>>(dx, dweight, dout, x, weight, rstd, rows);
-    CUDA_CHECK_LAUNCH("backward1_kernel");
 }
 
 // An atomic addition is a sector in the L2 cache, as one written by a store; a warp's 32 are 4.
@@ -199,7 +191,6 @@ static Work predict_backward1(const Case& c) {
     return {4 * sectors(c) + (double)c.n[0] * (double)c.n[1] / 8, 0, 0, 3 * (double)c.n[0] / (8 * sms())};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // backward 2: a block takes many rows and adds their weight gradients in shared memory, where each thread owns its columns.
 // Only the block's sum is added atomically: as many times as there are blocks.
 
@@ -226,13 +217,11 @@ static unsigned blocks_of(RowShape rows) { return (unsigned)size_min(rows.N, siz
 static void backward2(floatX* dx, float* dweight, void*, const floatX* dout, const floatX* x, const floatX* weight,
                       const float* rstd, RowShape rows, cudaStream_t stream) {
     backward2_kernel<false><<<blocks_of(rows), 256, rows.C * sizeof(float), stream>>>(dx, dweight, dout, x, weight, rstd, rows);
-    CUDA_CHECK_LAUNCH("backward2_kernel");
 }
 
 // A row takes its block a trip for both inputs, the sum, and a trip for dx; 4 blocks of an SM do this beside each other.
 static Work predict_backward2(const Case& c) { return {4 * sectors(c), 0, 0, 3 * (double)c.n[0] / (4 * sms())}; }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // backward 3: each block writes its sum as a row of its own, and a second kernel adds these rows in their order. The same bits
 // in each run, for C floats a block more.
 
@@ -249,9 +238,7 @@ static void backward3(floatX* dx, float* dweight, void* scratch, const floatX* d
     const unsigned count = blocks_of(rows);
     float* partial = (float*)scratch;  // (count, C)
     backward2_kernel<true><<<count, 256, rows.C * sizeof(float), stream>>>(dx, partial, dout, x, weight, rstd, rows);
-    CUDA_CHECK_LAUNCH("backward2_kernel");
     backward3_sum_kernel<<<(unsigned)ceil_div((size_t)rows.C, 32), 32, 0, stream>>>(dweight, partial, (int)count, rows.C);
-    CUDA_CHECK_LAUNCH("backward3_sum_kernel");
 }
 
 // The second kernel's threads walk down a column, with 4 loads in flight.
@@ -313,31 +300,16 @@ static const Shape odd = {{33, 97}}, tail = {{67, 520}}, padded_rows = {{130, 25
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const Ladder f = {"forward",
-                      "N,C",
-                      make_forward,
-                      NULL,
-                      oracle_forward,
-                      {odd, tail, padded_rows},
-                      {classic},
-                      {large},
-                      {{1, "a thread a row", 0, forward<forward1>, predict_forward1},
-                       {2, "a block a row, tree in shared memory", 0, forward<forward2>, predict_forward2},
-                       {3, "a warp a row, shuffles", 0, forward<forward3>, predict_forward3},
-                       {4, "16-byte loads, row in registers", 0, forward<forward4>, predict_forward4},
-                       {5, "as few warps as hold the row", BOLD, forward<rmsnorm_forward_cuda>, predict_forward4}}};
-    const Ladder b = {
-        "backward",
-        "N,C",
-        make_backward,
-        NULL,
-        oracle_backward,
-        {odd, tail, padded_rows},
-        {classic},
-        {large},
-        {{1, "atomic additions of each row", ATOMICS, backward<backward1>, predict_backward1},
-         {2, "sums in shared memory, then atomics", ATOMICS, backward<backward2>, predict_backward2},
-         {3, "partial rows, ordered sum", 0, backward<backward3>, predict_backward3},
-         {4, "one wave, row and dweight in registers", BOLD, backward<rmsnorm_backward_cuda>, predict_backward4}}};
+    const Ladder f("forward", "N,C", make_forward, NULL, oracle_forward, {odd, tail, padded_rows}, {classic}, {large},
+                   {{1, "a thread a row", 0, forward<forward1>, predict_forward1},
+                    {2, "a block a row, tree in shared memory", 0, forward<forward2>, predict_forward2},
+                    {3, "a warp a row, shuffles", 0, forward<forward3>, predict_forward3},
+                    {4, "16-byte loads, row in registers", 0, forward<forward4>, predict_forward4},
+                    {5, "as few warps as hold the row", BOLD, forward<rmsnorm_forward_cuda>, predict_forward4}});
+    const Ladder b("backward", "N,C", make_backward, NULL, oracle_backward, {odd, tail, padded_rows}, {classic}, {large},
+                   {{1, "atomic additions of each row", ATOMICS, backward<backward1>, predict_backward1},
+                    {2, "sums in shared memory, then atomics", ATOMICS, backward<backward2>, predict_backward2},
+                    {3, "partial rows, ordered sum", 0, backward<backward3>, predict_backward3},
+                    {4, "one wave, row and dweight in registers", BOLD, backward<rmsnorm_backward_cuda>, predict_backward4}});
     return zoo(argc, argv, "rmsnorm", {f, b});
 }

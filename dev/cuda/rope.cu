@@ -37,14 +37,12 @@ __global__ void table1_kernel(float* cos_sin, const float* inv_freq, int T, int 
 
 static void table1(float* cos_sin, const float* inv_freq, int T, int HD, cudaStream_t stream) {
     table1_kernel<<<(unsigned)ceil_div((size_t)T, 64), 64, 0, stream>>>(cos_sin, inv_freq, T, HD);
-    CUDA_CHECK_LAUNCH("table1_kernel");
 }
 
 // A thread computes HD/2 pairs one after the other. A sine and cosine, of some 60 instructions that wait for each other, take
 // half as long as a trip to memory. The stores stay in the L2 cache.
 static Work predict_table1(const Case& c) { return {(double)c.n[0] * (double)c.n[1], 0, 0, (double)c.n[1] / 4}; }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // table 2: a thread a pair. Neighboring threads write neighboring elements, and HD/2 times as many threads work.
 
 __global__ void table2_kernel(float* cos_sin, const float* inv_freq, int T, int HD) {
@@ -56,7 +54,6 @@ __global__ void table2_kernel(float* cos_sin, const float* inv_freq, int T, int 
 
 static void table2(float* cos_sin, const float* inv_freq, int T, int HD, cudaStream_t stream) {
     table2_kernel<<<(unsigned)ceil_div((size_t)T * HD / 2, 256), 256, 0, stream>>>(cos_sin, inv_freq, T, HD);
-    CUDA_CHECK_LAUNCH("table2_kernel");
 }
 
 static Work predict_table2(const Case& c) { return {(double)c.n[0] * (double)c.n[1] / 8, 0, 0, 2}; }
@@ -88,13 +85,11 @@ __global__ void rotate1_kernel(floatX* qkv, AttentionShape s, size_t pitch, floa
 
 static void rotate1(floatX* qkv, const int32_t*, const float*, int, AttentionShape s, size_t pitch, cudaStream_t stream) {
     rotate1_kernel<<<(unsigned)(s.B * s.T), 256, 0, stream>>>(qkv, s, pitch, THETA);
-    CUDA_CHECK_LAUNCH("rotate1_kernel");
 }
 
 // pow() in double is some 200 instructions at half the rate, or at 1/32 where a card has few such units
 static Work predict_rotate1(const Case& c) { return {pairs(c) * 4 * sizeof(floatX) / 32, 0, 460 * pairs(c)}; }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // rotate 2: the table. It is small, so it stays in the caches, and memory moves q and k alone.
 
 __global__ void rotate2_kernel(floatX* qkv, const float* cos_sin, AttentionShape s, size_t pitch) {
@@ -109,7 +104,6 @@ __global__ void rotate2_kernel(floatX* qkv, const float* cos_sin, AttentionShape
 static void rotate2(floatX* qkv, const int32_t*, const float* cos_sin, int, AttentionShape s, size_t pitch,
                     cudaStream_t stream) {
     rotate2_kernel<<<(unsigned)(s.B * s.T), 256, 0, stream>>>(qkv, cos_sin, s, pitch);
-    CUDA_CHECK_LAUNCH("rotate2_kernel");
 }
 
 // Some 30 instructions a pair. A block takes a trip for every 256 pairs of its token; 8 blocks share an SM.
@@ -118,7 +112,6 @@ static Work predict_rotate2(const Case& c) {
     return {pairs(c) * 4 * sizeof(floatX) / 32, 0, 30 * pairs(c), rounds(c) * (double)(c.n[0] * c.n[1]) / (8 * sms())};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // rotate 3: the token's row of the table goes to shared memory, for all heads. But a block now waits for it first, and the L1
 // cache did nearly the same.
 
@@ -136,7 +129,6 @@ __global__ void rotate3_kernel(floatX* qkv, const float* cos_sin, AttentionShape
 static void rotate3(floatX* qkv, const int32_t*, const float* cos_sin, int, AttentionShape s, size_t pitch,
                     cudaStream_t stream) {
     rotate3_kernel<<<(unsigned)(s.B * s.T), 256, 0, stream>>>(qkv, cos_sin, s, pitch);
-    CUDA_CHECK_LAUNCH("rotate3_kernel");
 }
 
 // a table's row comes from the L2 cache, in half a trip
@@ -144,7 +136,6 @@ static Work predict_rotate3(const Case& c) {
     return {pairs(c) * 4 * sizeof(floatX) / 32, 0, 30 * pairs(c), (rounds(c) + 0.5) * (double)(c.n[0] * c.n[1]) / (8 * sms())};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // rotate 4: a thread takes 16 bytes of the first half of a head and 16 of the second, so it divides once for 4 or 8 pairs
 
 template <int W>
@@ -166,7 +157,6 @@ static void rotate4(floatX* qkv, const int32_t*, const float* cos_sin, int, Atte
     const unsigned vectors = (unsigned)(s.B * s.T * (s.NH + s.NKV) * (s.HD / 2 / (wide ? VECTOR<floatX> : 1)));
     auto* kernel = wide ? rotate4_kernel<VECTOR<floatX>> : rotate4_kernel<1>;
     kernel<<<(unsigned)ceil_div(vectors, 256), 256, 0, stream>>>(qkv, cos_sin, s, vectors, pitch);
-    CUDA_CHECK_LAUNCH("rotate4_kernel");
 }
 
 static Work predict_rotate4(const Case& c) { return {pairs(c) * 4 * sizeof(floatX) / 32}; }
@@ -268,39 +258,24 @@ static void oracle_qkv(Case& c) {
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const Ladder t = {"table",
-                      "T,HD",
-                      make_table,
-                      values_table,
-                      oracle_table,
-                      {{{33, 10}}, {{257, 96}}, {{64, 128}}},
-                      {{{2048, 64}}},
-                      {},
-                      {{1, "a thread a position", 0, table<table1>, predict_table1},
-                       {2, "a thread a pair, whole sectors", 0, table<table2>, predict_table2}}};
-    const Ladder r = {"rotate",
-                      "B,T,NH,NKV,HD",
-                      make_rotate,
-                      values_rotate,
-                      oracle_rotate,
-                      {{{2, 17, 3, 1, 10}}, {{1, 33, 6, 2, 24}}, {{2, 9, 4, 2, 64}}},
-                      {{{8, 1024, 12, 4, 64}}, {{8, 1024, 8, 2, 96}, 1, 3}},
-                      {{{64, 2048, 32, 8, 64}}},
-                      {{1, "sine and cosine on the fly", 0, rotate<rotate1>, predict_rotate1},
-                       {2, "the table", 0, rotate<rotate2>, predict_rotate2},
-                       {3, "the table's row in shared memory", 0, rotate<rotate3>, predict_rotate3},
-                       {4, "16 bytes of both halves", 0, rotate<rotate4>, predict_rotate4},
-                       {5, "four heads a thread", BOLD, rotate<rope_forward_cuda>, predict_rotate4}}};
-    const Ladder q = {"qkv",
-                      "B,T,C,NH,NKV,HD",
-                      make_qkv,
-                      values_qkv,
-                      oracle_qkv,
-                      {{{1, 256, 64, 2, 1, 64}}, {{8, 96, 128, 6, 1, 64}}, {{2, 384, 64, 12, 4, 64}}},
-                      {{{8, 1024, 768, 12, 4, 64}}},
-                      {{{64, 2048, 2048, 32, 8, 64}}},
-                      {{0, "cuBLASLt, the product alone", REFERENCE, product, predict_product},
-                       {5, "cuBLASLt, then four heads a thread", BOLD, product_and_rope, predict_product_and_rope},
-                       {6, "in the product's epilogue", BOLD | SM90 | ONLY_16, product_with_rope, predict_product}}};
+    const Shape t1 = {{33, 10}}, t2 = {{257, 96}}, t3 = {{64, 128}}, positions = {{2048, 64}};
+    const Shape odd = {{2, 17, 3, 1, 10}}, tail = {{1, 33, 6, 2, 24}}, wide = {{2, 9, 4, 2, 64}};
+    const Shape classic = {{8, 1024, 12, 4, 64}}, other = {{8, 1024, 8, 2, 96}, 1, 3}, large = {{64, 2048, 32, 8, 64}};
+    const Shape q1 = {{1, 256, 64, 2, 1, 64}}, q2 = {{8, 96, 128, 6, 1, 64}}, q3 = {{2, 384, 64, 12, 4, 64}};
+    const Shape layer = {{8, 1024, 768, 12, 4, 64}}, large_layer = {{64, 2048, 2048, 32, 8, 64}};
+    const Ladder t("table", "T,HD", make_table, values_table, oracle_table, {t1, t2, t3}, {positions}, {},
+                   {{1, "a thread a position", 0, table<table1>, predict_table1},
+                    {2, "a thread a pair, whole sectors", 0, table<table2>, predict_table2}});
+    const Ladder r("rotate", "B,T,NH,NKV,HD", make_rotate, values_rotate, oracle_rotate, {odd, tail, wide}, {classic, other},
+                   {large},
+                   {{1, "sine and cosine on the fly", 0, rotate<rotate1>, predict_rotate1},
+                    {2, "the table", 0, rotate<rotate2>, predict_rotate2},
+                    {3, "the table's row in shared memory", 0, rotate<rotate3>, predict_rotate3},
+                    {4, "16 bytes of both halves", 0, rotate<rotate4>, predict_rotate4},
+                    {5, "four heads a thread", BOLD, rotate<rope_forward_cuda>, predict_rotate4}});
+    const Ladder q("qkv", "B,T,C,NH,NKV,HD", make_qkv, values_qkv, oracle_qkv, {q1, q2, q3}, {layer}, {large_layer},
+                   {{0, "cuBLASLt, the product alone", REFERENCE, product, predict_product},
+                    {5, "cuBLASLt, then four heads a thread", BOLD, product_and_rope, predict_product_and_rope},
+                    {6, "in the product's epilogue", BOLD | SM90 | ONLY_16, product_with_rope, predict_product}});
     return zoo(argc, argv, "rope", {t, r, q});
 }

@@ -32,14 +32,12 @@ __global__ void forward1_kernel(floatX* out, const floatX* gate, const floatX* u
 
 static void forward1(floatX* out, const floatX* gate, const floatX* up, size_t N, int F, size_t pitch, cudaStream_t stream) {
     forward1_kernel<<<grid_of(N, (size_t)F), 256, 0, stream>>>(out, gate, up, F, pitch);
-    CUDA_CHECK_LAUNCH("forward1_kernel");
 }
 
 // Some 35 instructions an element. A thread waits for memory once; an SM holds 2048 threads.
 static double trips(const Case& c, double elements) { return (double)(c.n[0] * c.n[1]) / elements / (2048 * sms()); }
 static Work predict_forward1(const Case& c) { return {sectors(c, 3), 0, 35.0 * (double)(c.n[0] * c.n[1]), trips(c, 1)}; }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // forward 2: 16 bytes a thread. In 16 bits a load brings 8 elements for one instruction, and 8 times as many bytes are on their
 // way to an SM.
 
@@ -55,7 +53,6 @@ static void forward2(floatX* out, const floatX* gate, const floatX* up, size_t N
     constexpr int W = VECTOR<floatX>;
     auto* kernel = F % W == 0 ? forward2_kernel<W> : forward2_kernel<1>;
     kernel<<<grid_of(N, (size_t)(F % W == 0 ? F / W : F)), 256, 0, stream>>>(out, gate, up, F, pitch);
-    CUDA_CHECK_LAUNCH("forward2_kernel");
 }
 
 // __expf and __fdividef leave about 12 instructions an element
@@ -63,7 +60,6 @@ static Work predict_forward2(const Case& c) {
     return {sectors(c, 3), 0, 15.0 * (double)(c.n[0] * c.n[1]), trips(c, VECTOR<floatX>)};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // forward 3: gate and up are the halves of a row, as one product with the weights of both writes it. The same bytes, but one
 // product of twice the width instead of two.
 
@@ -80,7 +76,6 @@ static void forward3(floatX* out, const floatX* gate_up, size_t N, int F, size_t
     constexpr int W = VECTOR<floatX>;
     auto* kernel = F % W == 0 ? forward3_kernel<W> : forward3_kernel<1>;
     kernel<<<grid_of(N, (size_t)(F % W == 0 ? F / W : F)), 256, 0, stream>>>(out, gate_up, F, gate_up_pitch, out_pitch);
-    CUDA_CHECK_LAUNCH("forward3_kernel");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -102,12 +97,10 @@ __global__ void backward1_kernel(floatX* dgate_up, const floatX* dout, const flo
 static void backward1(floatX* dgate_up, floatX*, const floatX* dout, const floatX* gate_up, size_t N, int F,
                       size_t gate_up_pitch, size_t out_pitch, cudaStream_t stream) {
     backward1_kernel<<<grid_of(N, (size_t)F), 256, 0, stream>>>(dgate_up, dout, gate_up, F, gate_up_pitch, out_pitch);
-    CUDA_CHECK_LAUNCH("backward1_kernel");
 }
 
 static Work predict_backward1(const Case& c) { return {sectors(c, 5), 0, 45.0 * (double)(c.n[0] * c.n[1]), trips(c, 1)}; }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // backward 2: 16 bytes a thread
 
 template <int W>
@@ -128,14 +121,12 @@ static void backward2(floatX* dgate_up, floatX*, const floatX* dout, const float
     auto* kernel = F % W == 0 ? backward2_kernel<W> : backward2_kernel<1>;
     kernel<<<grid_of(N, (size_t)(F % W == 0 ? F / W : F)), 256, 0, stream>>>(dgate_up, dout, gate_up, F, gate_up_pitch,
                                                                              out_pitch);
-    CUDA_CHECK_LAUNCH("backward2_kernel");
 }
 
 static Work predict_backward2(const Case& c) {
     return {sectors(c, 5), 0, 25.0 * (double)(c.n[0] * c.n[1]), trips(c, VECTOR<floatX>)};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // recompute 2: a step that kept gate and up, but not the output, computes it again with the forward pass: 3 and 5 tensors
 
 enum { CHANGED, AGAIN, RDOUT };  // tensors of the ladder `recompute`
@@ -263,49 +254,22 @@ static const Shape odd = {{33, 97}}, tail = {{67, 520}}, wide = {{130, 256}}, cl
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const Ladder f = {"forward",
-                      "N,F",
-                      make_forward,
-                      values_forward,
-                      oracle_forward,
-                      {odd, tail, wide},
-                      {classic},
-                      {large},
-                      {{1, "an element a thread, two tensors", 0, apart<forward1>, predict_forward1},
-                       {2, "16 bytes a thread", 0, apart<forward2>, predict_forward2},
-                       {3, "gate and up packed in a row", 0, forward<forward3>, predict_forward2},
-                       {4, "two rows in flight", BOLD, forward<swiglu_forward_cuda>, predict_forward2}}};
-    const Ladder b = {"backward",
-                      "N,F",
-                      make_backward,
-                      NULL,
-                      oracle_backward,
-                      {odd, tail, wide},
-                      {classic},
-                      {large},
-                      {{1, "an element a thread", 0, backward<backward1>, predict_backward1},
-                       {2, "16 bytes a thread", 0, backward<backward2>, predict_backward2},
-                       {3, "two rows in flight", BOLD, backward<swiglu_backward_cuda>, predict_backward2}}};
-    const Ladder r = {"recompute",
-                      "N,F",
-                      make_recompute,
-                      NULL,
-                      oracle_recompute,
-                      {odd, tail, wide},
-                      {classic},
-                      {large},
-                      {{2, "forward again, then backward", 0, recompute<recompute2>, predict_recompute2},
-                       {3, "in one pass, in place", BOLD, recompute<swiglu_backward_cuda>, predict_recompute3}}};
-    const Ladder p = {"product",
-                      "N,C,F",
-                      make_product,
-                      values_product,
-                      oracle_product,
-                      {{{256, 64, 256}}, {{768, 320, 512}}, {{512, 128, 1792}}},
-                      {{{8192, 768, 2048}}},
-                      {{{65536, 2048, 8192}}},
-                      {{0, "cuBLASLt, the product alone", REFERENCE, product, predict_product},
-                       {4, "cuBLASLt, then two rows in flight", BOLD, product_and_swiglu, predict_product_and_swiglu},
-                       {5, "in the product's epilogue", BOLD | SM90 | ONLY_16, product_with_swiglu, predict_product}}};
+    const Ladder f("forward", "N,F", make_forward, values_forward, oracle_forward, {odd, tail, wide}, {classic}, {large},
+                   {{1, "an element a thread, two tensors", 0, apart<forward1>, predict_forward1},
+                    {2, "16 bytes a thread", 0, apart<forward2>, predict_forward2},
+                    {3, "gate and up packed in a row", 0, forward<forward3>, predict_forward2},
+                    {4, "two rows in flight", BOLD, forward<swiglu_forward_cuda>, predict_forward2}});
+    const Ladder b("backward", "N,F", make_backward, NULL, oracle_backward, {odd, tail, wide}, {classic}, {large},
+                   {{1, "an element a thread", 0, backward<backward1>, predict_backward1},
+                    {2, "16 bytes a thread", 0, backward<backward2>, predict_backward2},
+                    {3, "two rows in flight", BOLD, backward<swiglu_backward_cuda>, predict_backward2}});
+    const Ladder r("recompute", "N,F", make_recompute, NULL, oracle_recompute, {odd, tail, wide}, {classic}, {large},
+                   {{2, "forward again, then backward", 0, recompute<recompute2>, predict_recompute2},
+                    {3, "in one pass, in place", BOLD, recompute<swiglu_backward_cuda>, predict_recompute3}});
+    const Ladder p("product", "N,C,F", make_product, values_product, oracle_product,
+                   {{{256, 64, 256}}, {{768, 320, 512}}, {{512, 128, 1792}}}, {{{8192, 768, 2048}}}, {{{65536, 2048, 8192}}},
+                   {{0, "cuBLASLt, the product alone", REFERENCE, product, predict_product},
+                    {4, "cuBLASLt, then two rows in flight", BOLD, product_and_swiglu, predict_product_and_swiglu},
+                    {5, "in the product's epilogue", BOLD | SM90 | ONLY_16, product_with_swiglu, predict_product}});
     return zoo(argc, argv, "swiglu", {f, b, r, p});
 }

@@ -106,10 +106,22 @@ struct Shape {
 struct Ladder {
     const char *name, *sizes;  // "forward", "N,C"
     Oracle *make, *values;     // lists the tensors; changes start values on the host, such as a table's, or is NULL
-    Oracle* oracle;
-    Shape tests[3];  // odd, tail, padded
+    Oracle* oracle;            // leaves the wanted values on the host
+    std::vector<Shape> tests;  // odd, tail, padded
     std::vector<Shape> classic, large;
     std::vector<Version> versions;
+
+    Ladder(const char* name, const char* sizes, Oracle* make, Oracle* values, Oracle* oracle, std::vector<Shape> tests,
+           std::vector<Shape> classic, std::vector<Shape> large, std::vector<Version> versions)
+        : name(name),
+          sizes(sizes),
+          make(make),
+          values(values),
+          oracle(oracle),
+          tests(tests),
+          classic(classic),
+          large(large),
+          versions(versions) {}
 };
 
 /* Returns why code for an architecture (75, 80, 90) in this precision lacks a version; NULL if it has it. */
@@ -151,6 +163,7 @@ static std::vector<Floats> results(const Version& v, Case& c) {
         }
     }
     v.run(c, 0);
+    CUDA_CHECK_LAUNCH("a version");
     std::vector<Floats> out(c.tensors.size());
     for (size_t i = 0; i < out.size(); i++) {
         const Tensor& t = c.tensors[i];
@@ -257,6 +270,7 @@ static void bench(const Ladder& l, const std::vector<Version>& versions, const S
         if (v.number < s.first || v.number > s.last) { continue; }
         auto launch = [&](int k, cudaStream_t stream) { v.run(cases[(size_t)k % cases.size()], stream); };
         launch(0, 0);  // loads its code
+        CUDA_CHECK_LAUNCH("a version");
         const double once = in_turns(1, launch).ms;
         const Turns t = in_turns((int)fmax(1, fmin(fmax(20, (double)cases.size()), 20 / once)), launch);
         const double rate = (products ? c.flops : c.bytes) / (1e-3 * t.ms);
