@@ -38,6 +38,8 @@ struct Product {
 struct Layout {
     cudaDataType_t type;
     size_t rows, cols, ld;
+    int32_t batch;   // matrices
+    int64_t stride;  // elements from one to the next
 };
 struct Preference {
     uint64_t workspace;
@@ -283,7 +285,15 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* l, cudaDataType type, uint64_t rows, uint64_t cols,
                                           int64_t ld) {
-    return create(l, Layout{type, rows, cols, (size_t)ld});
+    return create(l, Layout{type, rows, cols, (size_t)ld, 1, 0});
+}
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void* value, size_t bytes) {
+    switch (attribute) {
+        case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return set(&((Layout*)layout)->batch, value, bytes);
+        case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return set(&((Layout*)layout)->stride, value, bytes);
+        default: emulator_die("cublasLtMatrixLayoutSetAttribute: attribute %d is unknown here", attribute);
+    }
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return destroy((Layout*)l); }
 
@@ -370,15 +380,19 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, c
     call.A = A, call.B = B, call.C = C, call.D = D;
     if (bytes_of(call.a.type) == 1 && !aligned(call)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     if (checked.workspaceSize > workspace_bytes) { return CUBLAS_STATUS_INVALID_VALUE; }
-    if (call.parts() > 1) {
-        emulator_queue(stream, [=] { multiply(call, (float*)workspace); });
-        emulator_queue(stream, [=] { join(call, (const float*)workspace); });
-    } else {
-        emulator_queue(stream, [=] {
-            std::vector<float> sums(part_floats(call.d));
-            multiply(call, sums.data());
-            join(call, sums.data());
-        });
+    for (int64_t i = 0; i < call.d.batch; i++) {
+        const auto of = [i](const void* m, const Layout& l) { return (char*)m + i * l.stride * (int64_t)bytes_of(l.type); };
+        call.A = of(A, call.a), call.B = of(B, call.b), call.C = of(C, call.c), call.D = of(D, call.d);
+        if (call.parts() > 1) {
+            emulator_queue(stream, [=] { multiply(call, (float*)workspace); });
+            emulator_queue(stream, [=] { join(call, (const float*)workspace); });
+        } else {
+            emulator_queue(stream, [=] {
+                std::vector<float> sums(part_floats(call.d));
+                multiply(call, sums.data());
+                join(call, sums.data());
+            });
+        }
     }
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -1,0 +1,142 @@
+/* attention_classic.cuh -- what the classic way of attention needs: each head of q, k and v as a matrix of its own, and cuBLASLt's
+ * products of many such matrices in one call. Both files of attention use it.
+ */
+#ifndef ZOO_ATTENTION_CLASSIC_CUH
+#define ZOO_ATTENTION_CLASSIC_CUH
+
+#include "llmc/config.h"  // defines: AttentionShape
+#include "llmc/matmul.cuh"
+#include "dev/cuda/zoo.cuh"
+
+static AttentionShape shape_of(const Case& c) { return {(int)c.n[0], (int)c.n[1], (int)c.n[2], (int)c.n[3], (int)c.n[4]}; }
+static size_t qkv_width(AttentionShape s) { return (size_t)(s.NH + 2 * s.NKV) * s.HD; }
+static size_t out_width(AttentionShape s) { return (size_t)s.NH * s.HD; }
+
+/* Operations of one product of a head, of the causal half alone, for all heads. */
+static double half_product(AttentionShape s) { return (double)s.B * s.NH * s.T * s.T * s.HD; }
+
+/* Matrices for all heads of one sequence, as the classic way holds them. In fp32 `p` may be `scores`. */
+struct Heads {
+    floatX *q, *k, *v, *out;  // (NH, T, HD); k and v of a group's heads are copies
+    float* scores;            // (NH, T, T)
+    floatX* p;                // (NH, T, T)
+    static size_t bytes(AttentionShape s) {
+        const size_t heads = (size_t)s.NH * s.T;
+        return heads * (4 * (size_t)s.HD * sizeof(floatX) + (size_t)s.T * (sizeof(float) + sizeof(floatX))) + 6 * 256;
+    }
+    Heads(void* memory, AttentionShape s) {
+        char* at = (char*)memory;
+        auto take = [&](size_t n) {
+            char* piece = at;
+            at += round_up(n, (size_t)256);
+            return piece;
+        };
+        const size_t heads = (size_t)s.NH * s.T;
+        for (floatX** m : {&q, &k, &v, &out}) { *m = (floatX*)take(heads * s.HD * sizeof(floatX)); }
+        scores = (float*)take(heads * s.T * sizeof(float));
+        p = (floatX*)take(heads * s.T * sizeof(floatX));
+    }
+};
+
+/* A thread an element: x (T, heads from `first` of a row) to m (NH, T, HD), or with BACK m to x. Head h of m is head h / group. */
+template <bool BACK>
+__global__ void permute_kernel(floatX* x, floatX* m, AttentionShape s, int first, int group, size_t pitch) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)s.NH * s.T * s.HD) { return; }
+    const size_t d = i % s.HD, t = i / s.HD % s.T, h = i / s.HD / s.T;
+    floatX* place = x + t * pitch + (first + h / group) * s.HD + d;
+    if (BACK) {
+        *place = m[i];
+    } else {
+        m[i] = *place;
+    }
+}
+
+template <bool BACK = false>
+static void permute(floatX* x, floatX* m, AttentionShape s, int first, int group, size_t pitch, cudaStream_t stream) {
+    const size_t n = (size_t)s.NH * s.T * s.HD;
+    permute_kernel<BACK><<<(unsigned)ceil_div(n, 256), 256, 0, stream>>>(x, m, s, first, group, pitch);
+    CUDA_CHECK_LAUNCH("permute_kernel");
+}
+
+/* Fills q, k and v of one sequence. */
+static void split_heads(Heads& h, floatX* qkv, AttentionShape s, size_t pitch, cudaStream_t stream) {
+    permute(qkv, h.q, s, 0, 1, pitch, stream);
+    permute(qkv, h.k, s, s.NH, s.NH / s.NKV, pitch, stream);
+    permute(qkv, h.v, s, s.NH + s.NKV, s.NH / s.NKV, pitch, stream);
+}
+
+static MatmulContext* cublas(void) {
+    static MatmulContext* ctx;
+    if (!ctx) {
+        void* workspace;
+        CUDA_CHECK(cudaMalloc(&workspace, matmul_workspace_bytes()));
+        ctx = matmul_create(workspace, false);
+    }
+    return ctx;
+}
+
+struct Matrices {
+    const void* data;
+    cudaDataType_t type;
+    bool transposed;  // read by columns
+};
+template <typename T>
+static Matrices matrices(const T* data, bool transposed = false) {
+    return {data, data_type<T>(), transposed};
+}
+
+/* d (M, N) = scale a (M, K) b (K, N) for `count` packed matrices after each other, in one call. cuBLAS reads columns where we have
+ * rows, so it computes the transposed product, with the factors exchanged. */
+static void batched(Matrices d, Matrices a, Matrices b, int64_t M, int64_t N, int64_t K, int32_t count, float scale,
+                    cudaStream_t stream) {
+    MatmulContext* ctx = cublas();
+    const cublasOperation_t first = b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, second = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const float zero = 0;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t layouts[3];
+    cublasLtMatmulHeuristicResult_t found;
+    int results = 0;
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&product, ctx->compute, CUDA_R_32F));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
+    auto layout = [&](int i, Matrices m, int64_t rows, int64_t cols) {
+        if (m.transposed) { std::swap(rows, cols); }
+        const int64_t stride = rows * cols;
+        matmul_layout(&layouts[i], m.type, rows, cols, cols);
+        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+        CUBLAS_CHECK(
+            cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
+    };
+    layout(0, b, K, N);
+    layout(1, a, M, K);
+    layout(2, d, M, N);
+    const size_t elements[4] = {(size_t)(K * N), (size_t)(M * K), (size_t)(M * N), (size_t)(M * N)};
+    const cudaDataType_t types[4] = {b.type, a.type, d.type, d.type};
+    for (int i = 0; i < 4; i++) {  // the second matrix may begin at a lower alignment than the first
+        static const cublasLtMatmulPreferenceAttributes_t attributes[4] = {
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+        const uint32_t align = (uint32_t)alignment_of((const void*)(elements[i] * matmul_type_bytes(types[i])));
+        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference, attributes[i], &align, sizeof align));
+    }
+    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(ctx->handle, product, layouts[0], layouts[1], layouts[2], layouts[2],
+                                                ctx->preference, 1, &found, &results));
+    if (results == 0) { die("cuBLASLt has no algorithm for these products"); }
+    CUBLAS_CHECK(cublasLtMatmul(ctx->handle, product, &scale, b.data, layouts[0], a.data, layouts[1], &zero, d.data, layouts[2],
+                                (void*)d.data, layouts[2], &found.algo, ctx->workspace, ctx->workspace_bytes, stream));
+    for (cublasLtMatrixLayout_t l : layouts) { CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(l)); }
+    CUBLAS_CHECK(cublasLtMatmulDescDestroy(product));
+}
+
+/* As many operations as `halves` products of all heads: a plain product, for the rate to compare with.   out (B T, T) */
+static void as_many(floatX* out, const floatX* x, size_t x_pitch, const floatX* w, size_t w_pitch, AttentionShape s, int halves,
+                    cudaStream_t stream) {
+    for (size_t rows = (size_t)s.B * s.T * halves / 2, now; rows > 0; rows -= now) {
+        now = size_min(rows, (size_t)s.B * s.T);
+        matmul_forward_cuda(cublas(), out, operand(x, x_pitch), operand(w, w_pitch), (const floatX*)NULL, now,
+                            (int)out_width(s), s.T, (size_t)s.T, stream);
+    }
+}
+
+#endif

@@ -1,0 +1,184 @@
+/* attention_forward.cu -- causal attention with grouped query heads, in steps. The formulas stand in llmc/attention.h, the lesson
+ * is dev/doc/attention.md.
+ *
+ *   make -C dev/cuda attention_forward && build/zoo/attention_forward [forward] [N...]
+ *
+ * S = Q K^T / sqrt(HD), P = softmax(S), out = P V. The scores of a head are T x T: far more than q, k, v and out together. So the
+ * question is where they live: in memory (1, 2), or in registers and shared memory, a tile at a time (3 to 5). Operations count
+ * for the causal half alone, 2 B NH T T HD. Version 0 is a product of cuBLASLt with as many.
+ */
+#include "llmc/attention.cuh"
+#include "llmc/attention.h"
+#include "dev/cuda/attention_classic.cuh"
+#include "dev/cuda/zoo.cuh"
+
+enum { QKV, OUT, LSE, SPARE };
+
+static double scores(const Case& c) { return (double)c.n[0] * (double)c.n[2] * (double)c.n[1] * (double)c.n[1]; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 1: three kernels, as the formulas stand, with S in memory. A thread a score, a thread a row, a thread an output element. One
+// sequence at a time, so that S fits.
+
+__global__ void scores1_kernel(float* S, const floatX* qkv, AttentionShape s, size_t pitch) {
+    const int u = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y, h = blockIdx.z;
+    if (u > t) { return; }
+    const floatX *q = qkv + t * pitch + h * s.HD, *k = qkv + u * pitch + (s.NH + h / (s.NH / s.NKV)) * s.HD;
+    float sum = 0;
+    for (int d = 0; d < s.HD; d++) { sum += to_float(q[d]) * to_float(k[d]); }
+    S[((size_t)h * s.T + t) * s.T + u] = sum / sqrtf((float)s.HD);
+}
+
+__global__ void softmax1_kernel(float* S, float* lse, AttentionShape s) {
+    const size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= (size_t)s.NH * s.T) { return; }
+    const int t = (int)(row % s.T);
+    float m = -INFINITY, l = 0;
+    S += row * s.T;
+    for (int u = 0; u <= t; u++) { m = fmaxf(m, S[u]); }
+    for (int u = 0; u <= t; u++) { l += expf(S[u] - m); }
+    for (int u = 0; u <= t; u++) { S[u] = expf(S[u] - m) / l; }
+    lse[row] = m + logf(l);
+}
+
+__global__ void values1_kernel(floatX* out, const float* P, const floatX* qkv, AttentionShape s, size_t pitch,
+                               size_t out_pitch) {
+    const int d = threadIdx.x, t = blockIdx.x, h = blockIdx.y;
+    const floatX* v = qkv + (s.NH + s.NKV + h / (s.NH / s.NKV)) * s.HD + d;
+    float sum = 0;
+    for (int u = 0; u <= t; u++) { sum += P[((size_t)h * s.T + t) * s.T + u] * to_float(v[u * pitch]); }
+    out[t * out_pitch + h * s.HD + d] = from_float<floatX>(sum);
+}
+
+static void forward1(floatX* out, float* lse, floatX* qkv, void* spare, AttentionShape s, size_t pitch, size_t out_pitch,
+                     cudaStream_t stream) {
+    float* S = (float*)spare;
+    for (int b = 0; b < s.B; b++, qkv += s.T * pitch, out += s.T * out_pitch, lse += s.NH * s.T) {
+        const dim3 grid((unsigned)ceil_div(s.T, 128), (unsigned)s.T, (unsigned)s.NH);
+        scores1_kernel<<<grid, 128, 0, stream>>>(S, qkv, s, pitch);
+        CUDA_CHECK_LAUNCH("scores1_kernel");
+        softmax1_kernel<<<(unsigned)ceil_div((size_t)s.NH * s.T, 64), 64, 0, stream>>>(S, lse, s);
+        CUDA_CHECK_LAUNCH("softmax1_kernel");
+        values1_kernel<<<dim3((unsigned)s.T, (unsigned)s.NH), s.HD, 0, stream>>>(out, S, qkv, s, pitch, out_pitch);
+        CUDA_CHECK_LAUNCH("values1_kernel");
+    }
+}
+
+// A score's loads of k touch a sector for each thread, which the L1 cache takes a clock for, as long as 128 instructions; the
+// next elements come from the same sectors. A row of the softmax is read three times by one thread, a sector for each element.
+static Work predict_forward1(const Case& c) {
+    const double S = scores(c) / 2;
+    return {6 * S, 0, S * (double)c.n[4] * (128 + 12), 0, 3.0 * (double)c.n[0]};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 2: the classic way. Tensor cores want matrices, so q, k and v become matrices of a head each, k and v copied for every head of
+// a group. One call of cuBLASLt makes the scores of all heads of a sequence, one the outputs; between them a softmax, a warp a
+// row. Both products compute the half above the diagonal, too.
+
+__global__ void softmax2_kernel(floatX* p, float* lse, const float* S, AttentionShape s) {
+    const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    if (row >= (size_t)s.NH * s.T) { return; }
+    const int t = (int)(row % s.T);
+    float m = -INFINITY, l = 0;
+    S += row * s.T, p += row * s.T;
+    for (int u = threadIdx.x; u <= t; u += 32) { m = fmaxf(m, S[u]); }
+    m = warp_max(m);
+    for (int u = threadIdx.x; u <= t; u += 32) { l += expf(S[u] - m); }
+    l = warp_sum(l);
+    for (int u = threadIdx.x; u < s.T; u += 32) { p[u] = from_float<floatX>(u <= t ? expf(S[u] - m) / l : 0); }
+    if (threadIdx.x == 0) { lse[row] = m + logf(l); }
+}
+
+static void forward2(floatX* out, float* lse, floatX* qkv, void* spare, AttentionShape s, size_t pitch, size_t out_pitch,
+                     cudaStream_t stream) {
+    Heads h(spare, s);
+    for (int b = 0; b < s.B; b++, qkv += s.T * pitch, out += s.T * out_pitch, lse += s.NH * s.T) {
+        split_heads(h, qkv, s, pitch, stream);
+        batched(matrices(h.scores), matrices(h.q), matrices(h.k, true), s.T, s.T, s.HD, s.NH, 1 / sqrtf((float)s.HD), stream);
+        softmax2_kernel<<<(unsigned)ceil_div((size_t)s.NH * s.T, 8), dim3(32, 8), 0, stream>>>(h.p, lse, h.scores, s);
+        CUDA_CHECK_LAUNCH("softmax2_kernel");
+        batched(matrices(h.out), matrices(h.p), matrices(h.v), s.T, s.HD, s.T, s.NH, 1, stream);
+        permute<true>(out, h.out, s, 0, 1, out_pitch, stream);
+    }
+}
+
+// The scores are written and read in fp32, the weights in floatX; q, k, v and out move twice more. A sequence's scores may stay
+// in the L2 cache. The products do twice the operations, at a low share of the rate since HD is short.
+static Work predict_forward2(const Case& c) {
+    const double one = scores(c) / (double)c.n[0], bytes = one * (sizeof(float) + sizeof(floatX)),
+                 heads = 8.0 * (double)(c.n[0] * c.n[1] * c.n[2] * c.n[4]) * sizeof(floatX);
+    return {0, 2 * c.flops / 0.6, 0, 0, 7.0 * (double)c.n[0], (2 * missing(bytes) * bytes * (double)c.n[0] + heads) / 32};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 3 to 5, the trainer's: S never leaves the chip. A block has a tile of queries and walks over tiles of keys with a running
+// maximum and a running sum of each row; when the maximum grows, the output so far is scaled down. 3 on the ordinary units, 4 by
+// mma, with copies beside it, 5 by wgmma, with a warpgroup that only copies.
+
+template <AttentionKernel KERNEL>
+static void trainer(floatX* out, float* lse, floatX* qkv, void*, AttentionShape s, size_t pitch, size_t out_pitch,
+                    cudaStream_t stream) {
+    attention_forward_by(KERNEL, out, lse, qkv, s.B, attention_args(s, pitch, out_pitch), stream);
+}
+
+// 3: two additions of products in fp32 for each score and element, and about two loads from shared memory for four of them.
+static Work predict_forward3(const Case& c) { return {c.bytes / 32, 0, c.flops / 2 * 2.2}; }
+// 4: mma has 62 % of Hopper's rate, and a score's exponential takes a special unit a quarter of a clock of a lane: as long as
+// 2 HD operations of the tensor cores take at HD 64. Half of it hides.
+static Work predict_forward4(const Case& c) {
+    const double rate = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 ? 0.62 : 0.95;
+    return {c.bytes / 32, c.flops / rate / (c.n[4] < 128 ? 0.6 : 0.75)};
+}
+// 5: two warpgroups take turns, one multiplies while the other computes exponentials.
+static Work predict_forward5(const Case& c) { return {c.bytes / 32, c.flops / (c.n[4] < 128 ? 0.7 : 0.85)}; }
+
+static void forward0(floatX* out, float*, floatX* qkv, void* spare, AttentionShape s, size_t pitch, size_t out_pitch,
+                     cudaStream_t stream) {
+    as_many((floatX*)spare, out, out_pitch, qkv, pitch, s, 2, stream);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+typedef void Forward(floatX* out, float* lse, floatX* qkv, void* spare, AttentionShape, size_t pitch, size_t out_pitch,
+                     cudaStream_t);
+
+template <Forward* LAUNCH>
+static void forward(const Case& c, cudaStream_t stream) {
+    const AttentionShape s = shape_of(c);
+    LAUNCH(c.at<floatX>(OUT), c.at<float>(LSE), c.at<floatX>(QKV), c.at<char>(SPARE), s, c.pitch(qkv_width(s)),
+           c.pitch(out_width(s)), stream);
+}
+
+static void make(Case& c) {
+    const AttentionShape s = shape_of(c);
+    const size_t N = (size_t)s.B * s.T, as_many_bytes = N * s.T * sizeof(floatX);
+    c.rows("qkv", READ, N, qkv_width(s));
+    // 2, 4 and 5 round P to 16 bits before they multiply it: an element is as exact as the sum of |P V|, not as itself
+    c.rows("out", WRITE, N, out_width(s), 1, 4);
+    c.tensor<float>("lse", WRITE, 1, (size_t)s.NH * N);
+    c.tensor<char>("scratch", SCRATCH, 1, s.T > 2048 ? as_many_bytes : size_max(as_many_bytes, Heads::bytes(s)));
+    c.bytes = sizeof(floatX) * (double)N * (double)(qkv_width(s) + out_width(s));
+    c.flops = 2 * half_product(s);
+}
+static void oracle(Case& c) { attention_forward_plain(c[OUT], c[LSE], c[QKV], NULL, shape_of(c)); }
+
+#include "dev/cuda/main.cuh"
+
+int main(int argc, char** argv) {
+    const Ladder l = {"forward",
+                      "B,T,NH,NKV,HD",
+                      make,
+                      NULL,
+                      oracle,
+                      {{{2, 17, 3, 1, 10}, 1, 3}, {{1, 70, 4, 2, 64}}, {{2, 33, 2, 1, 128}}},
+                      {{{8, 1024, 12, 4, 64}}, {{8, 1024, 8, 2, 96}, 1, 3}, {{64, 320, 4, 4, 256}, 1, 3}},
+                      {{{16, 8192, 32, 8, 64}, 3}},
+                      {{0, "cuBLASLt, a product of as many operations", REFERENCE, forward<forward0>, NULL},
+                       {1, "scores in memory, a thread each", 0, forward<forward1>, predict_forward1},
+                       {2, "classic: permute, copy, cuBLASLt, softmax", 0, forward<forward2>, predict_forward2},
+                       {3, "scores on the chip, running maximum", BOLD, forward<trainer<ATTENTION_PLAIN>>, predict_forward3},
+                       {4, "mma, cp.async", BOLD | ONLY_16, forward<trainer<ATTENTION_MMA>>, predict_forward4},
+                       {5, "wgmma, TMA", BOLD | ONLY_16 | SM90, forward<trainer<ATTENTION_WGMMA>>, predict_forward5}}};
+    return zoo(argc, argv, "attention_forward", {l});
+}
