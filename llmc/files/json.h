@@ -611,6 +611,10 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
     fputc('"', f);
     for (size_t i = 0; i < len;) {
         uint32_t c;
+        const size_t from = i;
+        while (i < len && s[i] >= ' ' && s[i] < 0x7F && s[i] != '"' && s[i] != '\\') { i++; }
+        if (i > from) { fwrite(s + from, 1, i - from, f); }
+        if (i == len) { break; }
         const size_t bytes = (size_t)utf8_decode((const uint8_t*)s + i, len - i, &c);
         if (bytes == 0) {
             fputs("\xEF\xBF\xBD", f);

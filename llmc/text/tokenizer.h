@@ -178,14 +178,15 @@ static inline void merge_add(Tokenizer* t, int32_t left, int32_t right, uint32_t
 }
 
 /* Lists the splits of a token into two tokens, as left id << 32 | right id; returns their number, which is less than the
- * token's bytes. The key of each start grows out of the one before: see hash_key(). */
-static inline size_t token_splits(const Tokenizer* t, int id, uint64_t* splits) {
+ * token's bytes. `lengths` (max_token_len + 1) says for each length whether a token has it; NULL: any may. The key of each start grows out of the one before: see hash_key(). */
+static inline size_t token_splits(const Tokenizer* t, int id, const bool* lengths, uint64_t* splits) {
     const char* s = t->bytes + t->at[id];
     const size_t n = t->at[id + 1] - t->at[id];
     uint64_t h = 0;
     size_t count = 0;
     for (size_t i = 1; i < n; i++) {
         if (i > 8 && i % 8 == 1) { h = hash_mix(t->seed, h ^ load8(s + i - 9)); }
+        if (lengths && !(lengths[i] && lengths[n - i])) { continue; }
         const uint64_t key = i <= 8 ? load_short(s, i) : hash_mix(t->seed, h ^ load8(s + i - 8));
         const int32_t left = token_table_find_key(&t->pieces, key, s, i);
         const int32_t right = left < 0 ? -1 : token_table_find(&t->pieces, s + i, n - i);

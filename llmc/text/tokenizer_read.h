@@ -100,7 +100,7 @@ static inline void tiktoken_merges(Tokenizer* t, int num_ranks) {
     size_t* end = (size_t*)xmalloc((size_t)num_ranks * sizeof(size_t));  // end of each token's splits in `all`
     size_t count = 0, cap = 0;
     for (int id = 0; id < num_ranks; id++) {
-        const size_t n = token_splits(t, id, splits);
+        const size_t n = token_splits(t, id, NULL, splits);
         if (count + n > cap) {
             cap = 2 * (count + n);
             all = (uint64_t*)xrealloc(all, cap * sizeof(uint64_t));

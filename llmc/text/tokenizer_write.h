@@ -91,10 +91,12 @@ static inline int compare_splits(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-/* Writes the merges that give token `id` by tiktoken's rule: all its splits into two tokens, in the order of their ids. */
-static inline void write_merges_of(FILE* f, const Tokenizer* t, const uint16_t* code, int id, bool* first) {
+/* Writes the merges that give token `id` by tiktoken's rule: all its splits into two tokens, in the order of their ids.
+ * `lengths`: see token_splits(). */
+static inline void write_merges_of(FILE* f, const Tokenizer* t, const uint16_t* code, int id, const bool* lengths,
+                                   bool* first) {
     uint64_t* splits = (uint64_t*)xmalloc(size_min(t->at[id + 1] - t->at[id], (size_t)t->vocab_size) * sizeof(uint64_t));
-    const size_t count = token_splits(t, id, splits);
+    const size_t count = token_splits(t, id, lengths, splits);
     qsort(splits, count, sizeof *splits, compare_splits);
     for (size_t i = 0; i < count; i++) {
         fputs(*first ? "\n[" : ",\n[", f);
@@ -150,9 +152,14 @@ static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     }
     fputs("},\n\"merges\": [", f);
     first = true;
+    bool* lengths = (bool*)xcalloc(t->max_token_len + 1, sizeof(bool));
     for (int id = 0; id < t->vocab_size; id++) {
-        if (!(t->flags[id] & TOKEN_ADDED)) { write_merges_of(f, t, code, id, &first); }
+        if (!(t->flags[id] & TOKEN_ADDED)) { lengths[t->at[id + 1] - t->at[id]] = true; }
     }
+    for (int id = 0; id < t->vocab_size; id++) {
+        if (!(t->flags[id] & TOKEN_ADDED)) { write_merges_of(f, t, code, id, lengths, &first); }
+    }
+    free(lengths);
     fputs("]}\n}\n", f);
 }
 
