@@ -75,7 +75,7 @@ static void check_gradient(const Ladder& f, Oracle* forward, const Ladder& b, Or
         for (size_t i = 0; i < d->host.size(); i++) { largest = fmax(largest, fabs(got(i))); }
         for (size_t k = 0; k < 16; k++) {
             const size_t i = k * 7919 % t.start.size();
-            const float x = t.start[i], above = x + 1e-2f, below = x - 1e-2f;
+            const float x = t.start[i], above = x + 1e-2f * t.scale, below = x - 1e-2f * t.scale;
             t.start[i] = above;
             const double up = loss_of(c, forward, g);
             t.start[i] = below;

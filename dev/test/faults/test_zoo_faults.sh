@@ -1,0 +1,44 @@
+#!/bin/sh
+# test_zoo_faults.sh -- tests that `make -C dev/cuda test-emulated` finds faults: each fault of the table is planted into a copy
+# of a file of the zoo, whose tests must then fail, by a comparison and not by a crash. A fault that does not change its file is
+# a failure, too. Run from the project's root; it needs what the emulator needs, but no GPU.
+. dev/test/lib.sh
+
+# FILE | PRECISION | SED -E
+faults() {
+    cat <<'END'
+rmsnorm | FP32 | /^        __syncthreads\(\);$/d
+rmsnorm | FP32 | s/\(float\)rows\.C \+ eps\)/(float)rows.C)/
+rmsnorm | BF16 | s/k < count; k\+\+/k < count - 1; k++/
+rope | FP32 | s/\(blockIdx\.x % s\.T\) \* s\.HD/blockIdx.x * s.HD/
+rope | BF16 | s/k < \(s\.NH \+ s\.NKV\) \* half/k < s.NH * half/
+rope | FP32 | /rotate3_kernel\(f/,/^}/s/__syncthreads\(\);//
+swiglu | BF16 | s/load_vec<W>\(row \+ F\)/load_vec<W>(row)/
+swiglu | FP32 | s/\(1\.0f \+ g \* \(1\.0f - s\)\)/(1.0f + g * s)/
+embedding | BF16 | s/i < N && pairs/i < N - 1 \&\& pairs/
+adamw | FP32 | s/k % 4 != 0 \? f\.decay : 1/f.decay/
+adamw | BF16 | s/\/ f\.sqrt_correction2//
+END
+}
+
+# command FILE PRECISION: prints the command that builds the file's program from $tmp/FILE.cu
+command_of() {
+    make -n -W "dev/cuda/$1.cu" PRECISION="$2" EMULATED_ARCH=90 EMULATED_OPT=-O1 "build/emulated/$2_90/zoo/$1" |
+        sed -e ':more' -e '/\\$/{N;s/\\\n//;b more' -e '}' | grep -e '-x c++' |
+        sed "s|build/emulated/zoo/$1.cu|$tmp/$1.cu|; s|-o build/emulated/[^ ]*|-o $tmp/program|"
+}
+
+is_caught() { # is_caught FILE PRECISION SED
+    sed -E "$3" "dev/cuda/$1.cu" >"$tmp/planted" && ! cmp -s "$tmp/planted" "dev/cuda/$1.cu" || { echo "nothing was planted" && return 1; }
+    sed -z -E -f dev/test/emulator/launches.sed "$tmp/planted" >"$tmp/$1.cu" && command_of "$1" "$2" | sh || return 1
+    EMULATOR_SEED=1 timeout 120 "$tmp/program" >"$tmp/log" 2>&1
+    tail -n 1 "$tmp/log" | grep -q ' [1-9][0-9]* failed'
+}
+
+make -s -C dev/cuda test-emulated >"$tmp/sound" 2>&1 || { tail -n 5 "$tmp/sound" && exit 1; }
+faults >"$tmp/faults"
+while read -r line; do
+    file=${line%% | *} rest=${line#* | }
+    check "$line" is_caught "$file" "${rest%% | *}" "${rest#* | }"
+done <"$tmp/faults"
+summary
