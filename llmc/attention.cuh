@@ -19,7 +19,8 @@
  *   attention_decode.cuh   one new token against a cache
  *   attention_common.cuh   what they share
  *
- * starts (B, T) divide a row into documents, as in attention.h; NULL: each row is one document.
+ * starts (B, T) divide a row into documents, as in attention.h; NULL: each row is one document. Steps:
+ * dev/cuda/attention_forward.cu, dev/cuda/attention_backward.cu.
  *
  * Layouts: qkv rows are [NH q heads | NKV k heads | NKV v heads] x HD with RoPE applied; out rows are NH x HD. Both have a row
  * per token, `pitch` elements apart. Pointers and pitches are multiples of 16 bytes. T need not be a multiple of any tile:

@@ -1,5 +1,5 @@
-/* attention_classic.cuh -- what the classic way of attention needs: each head of q, k and v as a matrix of its own, and cuBLASLt's
- * products of many such matrices in one call. Both files of attention use it.
+/* attention_classic.cuh -- what the classic way of attention needs: each head of q, k and v as a matrix of its own, and
+ * cuBLASLt's products of many such matrices in one call. Both files of attention use it.
  */
 #ifndef ZOO_ATTENTION_CLASSIC_CUH
 #define ZOO_ATTENTION_CLASSIC_CUH
@@ -86,8 +86,8 @@ static Matrices matrices(const T* data, bool transposed = false) {
     return {data, data_type<T>(), transposed};
 }
 
-/* d (M, N) = scale a (M, K) b (K, N) for `count` packed matrices after each other, in one call. cuBLAS reads columns where we have
- * rows, so it computes the transposed product, with the factors exchanged. */
+/* d (M, N) = scale a (M, K) b (K, N) for `count` packed matrices after each other, in one call. cuBLAS reads columns where we
+ * have rows, so it computes the transposed product, with the factors exchanged. */
 static void batched(Matrices d, Matrices a, Matrices b, int64_t M, int64_t N, int64_t K, int32_t count, float scale,
                     cudaStream_t stream) {
     MatmulContext* ctx = cublas();

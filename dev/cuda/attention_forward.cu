@@ -1,11 +1,11 @@
-/* attention_forward.cu -- causal attention with grouped query heads, in steps. The formulas stand in llmc/attention.h, the lesson
- * is dev/doc/attention.md.
+/* attention_forward.cu -- causal attention with grouped query heads, in steps. The formulas stand in llmc/attention.h, the
+ * lesson is dev/doc/attention.md.
  *
  *   make -C dev/cuda attention_forward && build/zoo/attention_forward [forward] [N...]
  *
- * S = Q K^T / sqrt(HD), P = softmax(S), out = P V. The scores of a head are T x T: far more than q, k, v and out together. So the
- * question is where they live: in memory (1, 2), or in registers and shared memory, a tile at a time (3 to 5). Operations count
- * for the causal half alone, 2 B NH T T HD. Version 0 is a product of cuBLASLt with as many.
+ * S = Q K^T / sqrt(HD), P = softmax(S), out = P V. The scores of a head are T x T: far more than q, k, v and out together. So
+ * the question is where they live: in memory (1, 2), or in registers and shared memory, a tile at a time (3 to 5). Operations
+ * count for the causal half alone, 2 B NH T T HD. Version 0 is a product of cuBLASLt with as many.
  */
 #include "llmc/attention.cuh"
 #include "llmc/attention.h"
@@ -72,9 +72,9 @@ static Work predict_forward1(const Case& c) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 2: the classic way. Tensor cores want matrices, so q, k and v become matrices of a head each, k and v copied for every head of
-// a group. One call of cuBLASLt makes the scores of all heads of a sequence, one the outputs; between them a softmax, a warp a
-// row. Both products compute the half above the diagonal, too.
+// 2: the classic way. Tensor cores want matrices, so q, k and v become matrices of a head each, k and v copied for every head
+// of a group. One call of cuBLASLt makes the scores of all heads of a sequence, one the outputs; between them a softmax, a warp
+// a row. Both products compute the half above the diagonal, too.
 
 __global__ void softmax2_kernel(floatX* p, float* lse, const float* S, AttentionShape s) {
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -113,8 +113,8 @@ static Work predict_forward2(const Case& c) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3 to 5, the trainer's: S never leaves the chip. A block has a tile of queries and walks over tiles of keys with a running
-// maximum and a running sum of each row; when the maximum grows, the output so far is scaled down. 3 on the ordinary units, 4 by
-// mma, with copies beside it, 5 by wgmma, with a warpgroup that only copies.
+// maximum and a running sum of each row; when the maximum grows, the output so far is scaled down. 3 on the ordinary units, 4
+// by mma, with copies beside it, 5 by wgmma, with a warpgroup that only copies.
 
 template <AttentionKernel KERNEL>
 static void trainer(floatX* out, float* lse, floatX* qkv, void*, AttentionShape s, size_t pitch, size_t out_pitch,

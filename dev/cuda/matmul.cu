@@ -148,7 +148,7 @@ static Work predict_forward4(const Case& c) { return predict_lanes(c, 8 * 4 / 16
 
 enum { BK5 = 8, PITCH5 = 132 };  // 132: the two halves of a warp store to other banks
 
-/* Loads elements k to k + 3 of a row into v; behind the end of the row or matrix they are 0. */
+/* Loads elements k to k + 3 of a row into v; past the end of the row or matrix they are 0. */
 template <bool WHOLE>
 __device__ __forceinline__ void load4(float (&v)[4], const float* m, int row, int rows, int k, int C) {
     const float* p = m + (size_t)row * C + k;
@@ -231,8 +231,8 @@ static Work predict_forward5(const Case& c) { return predict_lanes(c, 1.1); }
 // ---------------------------------------------------------------------------------------------------------------------
 // 16 bits: C and OC are multiples of 8, so that each 16 bytes lie in one row
 
-/* Adds to the sums of a warp, MT tiles of 16 rows by NT tiles of 8 columns, the products over 16 elements from chunk `k` of 8 on.
- * x(row, chunk) and w(row, chunk) are addresses in shared memory. */
+/* Adds to the sums of a warp, MT tiles of 16 rows by NT tiles of 8 columns, the products over 16 elements from chunk `k` of 8
+ * on. x(row, chunk) and w(row, chunk) are addresses in shared memory. */
 template <int MT, int NT, typename Place>
 __device__ __forceinline__ void multiply16(float (&sum)[MT][NT][4], const Place& x, const Place& w, int y, int z, int k) {
     const int lane = threadIdx.x % 32;
