@@ -165,6 +165,9 @@ wait_for() {
 
 has_steps() { [ "$(grep -c '"event":"step"' "$1")" -ge "$2" ]; }
 
+# slow_down PID: stops the process for two thirds of the time, until it ends
+slow_down() { while kill -STOP "$1" && sleep 0.06 && kill -CONT "$1" && sleep 0.03; do :; done 2>/dev/null; }
+
 # resume FLAGS...: resumes a run with its saved flags, on 3 threads
 resume() { "$bin/train_llama3" --threads 3 --resume "$@"; }
 

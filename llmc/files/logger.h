@@ -10,6 +10,7 @@
  *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
  *   {"event":"slowest","step":..,"rank":..,"host":"..","busy_ms":..,"others_ms":..}   with several ranks (run/loop/slowest.h)
+ *   {"event":"plan","step":..,"steps":..,"ms":..}   fewer steps from here on, which take `ms` now (run/loop/pace.h)
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
  *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *
@@ -354,6 +355,15 @@ static inline bool log_slowest(Logger* g, int64_t step, int rank, const char* ho
     log_int(f, "rank", rank);
     log_text(f, "host", host);
     fprintf(f, ",\"busy_ms\":%.3f,\"others_ms\":%.3f", ms, others_ms);
+    return logger_end(g, e);
+}
+
+/* Logs that the run now ends after `steps` steps, each of which takes `ms`. */
+static inline bool log_plan(Logger* g, int64_t step, int64_t steps, double ms, Error* e) {
+    FILE* f = logger_begin(g, "plan");
+    log_int(f, "step", step);
+    log_int(f, "steps", steps);
+    fprintf(f, ",\"ms\":%.3f", ms);
     return logger_end(g, e);
 }
 

@@ -44,6 +44,14 @@ typedef struct {
     uint64_t since_best;       // validations after that one
 } Validations;
 
+/* How the schedule was shortened, if --minutes found that the steps had become slower (train/scheduler.h). */
+typedef struct {
+    int64_t step;   // the first step (from 0) that it concerns
+    double place;   // the step of the whole schedule whose rate that step has
+    int64_t from;   // steps of the whole schedule
+    int64_t steps;  // steps of the run now; 0: it was not shortened
+} Shortened;
+
 typedef struct {
     uint64_t step;            // steps done
     uint64_t seed;            // `seed` and `step` are the whole state of the counter-based random numbers
@@ -66,6 +74,7 @@ typedef struct {
     uint64_t scale_good;      // finite steps since the loss scale last changed
     Outlier loss, grad_norm;  // the last values, to score the next one
     Validations val;          // none in files without the member
+    Shortened shortened;      // none in files without the member
     bool bf16_weights;        // the exact weights, which the optimizer updates, are bfloat16: there are no master weights
     bool f32_weights;         // the weights are in F32, whatever --export-dtype says: one would be infinite there
     uint64_t base;            // with LoRA, the checksum of the base's weights (model_sum()); 0: none, or unknown
@@ -153,6 +162,12 @@ static inline void validations_write(FILE* f, const TrainerState* s) {
     fprintf(f, ", \"since_best\": %" PRIu64 "}", s->val.since_best);
 }
 
+static inline void shortened_write(FILE* f, const Shortened* s) {
+    fprintf(f, ",\n  \"shortened\": {\"step\": %" PRId64 ", \"place\": ", s->step);
+    json_write_double(f, s->place);
+    fprintf(f, ", \"from\": %" PRId64 ", \"steps\": %" PRId64 "}", s->from, s->steps);
+}
+
 /* Writes and flushes the file. `files` lists all other files of the checkpoint. */
 static inline bool trainer_state_write(const TrainerState* s, const FileSums* files, const char* path, Error* e) {
     char* text = NULL;
@@ -182,6 +197,7 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     if (s->bf16_weights) { fputs(",\n  \"bf16_weights\": true", f); }
     if (s->f32_weights) { fputs(",\n  \"f32_weights\": true", f); }
     if (s->bad_steps) { fprintf(f, ",\n  \"bad_steps\": %" PRIu64, s->bad_steps); }
+    if (s->shortened.steps) { shortened_write(f, &s->shortened); }
     if (s->owed) { fprintf(f, ",\n  \"owed\": %" PRIu64, s->owed); }
     if (s->base) { fprintf(f, ",\n  \"base_crc32c\": %" PRIu64, s->base); }
     fprintf(f, ",\n  \"options\": %s,\n  \"files\": [", s->options ? s->options : "{}");
@@ -233,6 +249,15 @@ static inline bool validations_read(const Json* j, Validations* v, Error* e) {
     return !n || (json_u64(j, n, "step", &v->step, e) && json_double_or(j, n, "loss", -1e300, 1e300, NAN, &v->loss, e) &&
                   json_u64(j, n, "best_step", &v->best_step, e) && json_double(j, n, "best", -1e300, 1e300, &v->best, e) &&
                   json_u64(j, n, "since_best", &v->since_best, e));
+}
+
+/* Reads the member "shortened", which only a shortened run has. */
+static inline bool shortened_read(const Json* j, Shortened* s, Error* e) {
+    const JsonNode* n = json_get(j, json_root(j), "shortened");
+    return !n || (json_int(j, n, "step", 1, INT32_MAX, &s->step, e) &&
+                  json_int(j, n, "steps", s->step + 1, INT32_MAX, &s->steps, e) &&
+                  json_int(j, n, "from", s->steps, INT32_MAX, &s->from, e) &&
+                  json_double(j, n, "place", (double)s->step, (double)s->from, &s->place, e));
 }
 
 /* Takes the loss of a validation. Returns whether it is the lowest so far; a loss that is not finite never is. */
@@ -309,7 +334,8 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     if (!json_int(j, root, "world_size", 1, CHECKPOINT_MAX_RANKS, &number, e) ||
         !json_double(j, root, "loss_scale", 1e-30, 1e30, &s->loss_scale, e) || !outlier_read(j, "loss_window", &s->loss, e) ||
         !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !validations_read(j, &s->val, e) ||
-        !trainer_state_files(s, e) || (json_get(j, root, "base_crc32c") && !json_u64(j, root, "base_crc32c", &s->base, e)) ||
+        !shortened_read(j, &s->shortened, e) || !trainer_state_files(s, e) ||
+        (json_get(j, root, "base_crc32c") && !json_u64(j, root, "base_crc32c", &s->base, e)) ||
         (json_get(j, root, "bf16_weights") && !json_bool(j, root, "bf16_weights", &s->bf16_weights, e)) ||
         (json_get(j, root, "f32_weights") && !json_bool(j, root, "f32_weights", &s->f32_weights, e)) ||
         (json_get(j, root, "bad_steps") && !json_u64(j, root, "bad_steps", &s->bad_steps, e)) ||

@@ -8,9 +8,15 @@
  *   wsd:             lr, then over the last fifth of all steps lr * (f + (1 - f) * (1 - sqrt(q))), q from 0 to 1
  * The decay of wsd is from Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024).
  * All of it is computed in double; the caller rounds.
+ *
+ * A run that gets a new end at a step passes through the rest of its schedule in the steps that it has left. The place of a step
+ * is the step of the whole schedule whose rate it has, a real number. So no rate changes before the new end counts, the rate
+ * makes no jump there, and the last step has about the last rate.
  */
 #ifndef LLMC_SCHEDULER_H
 #define LLMC_SCHEDULER_H
+
+#include "llmc/files/trainer_state.h"  // defines: Shortened
 
 #include <math.h>
 #include <stdint.h>
@@ -18,16 +24,29 @@
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } Schedule;  // the words of --schedule
 
 /* Returns (now - first) / (last - first), clamped to [0, 1]; 1 for an empty interval. */
-static inline double schedule_progress(int64_t now, int64_t first, int64_t last) {
-    if (now >= last) { return 1.0; }
-    return now <= first ? 0.0 : (double)(now - first) / (double)(last - first);
+static inline double schedule_progress(double now, int64_t first, int64_t last) {
+    if (now >= (double)last) { return 1.0; }
+    return now <= (double)first ? 0.0 : (now - (double)first) / (double)(last - first);
 }
 
-/* Returns the learning rate of step `step` (from 0) of `steps`. */
-static inline double learning_rate(Schedule schedule, int64_t step, int64_t steps, int64_t warmup, double lr,
+/* Returns the place of step `step` (from 0). `s`: how the schedule was shortened, at this step or before. */
+static inline double schedule_place(const Shortened* s, int64_t step) {
+    if (s->steps == 0) { return (double)step; }
+    return s->place + (double)(step - s->step) * (((double)s->from - s->place) / (double)(s->steps - s->step));
+}
+
+/* Shortens a schedule of `from` steps before step `step`: from there on it ends after `steps` steps. It may have been shortened
+ * before. */
+static inline void schedule_shorten(Shortened* s, int64_t step, int64_t from, int64_t steps) {
+    const Shortened next = {step, schedule_place(s, step), s->steps ? s->from : from, steps};
+    *s = next;
+}
+
+/* Returns the learning rate of step `step` (from 0), or of a place between steps, of `steps`. */
+static inline double learning_rate(Schedule schedule, double step, int64_t steps, int64_t warmup, double lr,
                                    double final_lr_frac) {
     const double pi = 3.14159265358979323846, f = final_lr_frac;
-    if (step < warmup) { return lr * (double)(step + 1) / (double)warmup; }
+    if (step < (double)warmup) { return lr * fmin(step + 1, (double)warmup) / (double)warmup; }
     const double p = schedule_progress(step, warmup, steps);
     switch (schedule) {
         case SCHEDULE_COSINE: return lr * (f + (1.0 - f) * 0.5 * (1.0 + cos(pi * p)));

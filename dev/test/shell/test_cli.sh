@@ -133,6 +133,31 @@ last=$(printf 'step_%08d' "${steps:-0}")
 train --model d1 --steps "${steps:-0}" --out counted --train data.bin >/dev/null
 check "--minutes is the run that --steps with its number makes" same_checkpoint "minutes/$last" "counted/$last"
 
+background --model d1 --train data.bin --minutes 0.1 --batch 8 --total-batch 1024 --schedule linear --final-lr-frac 0 \
+    --checkpoint-every 10 --out slower
+wait_for has_steps slower/log.jsonl 3
+slow_down $pid &
+finish
+planned=$(sed -n 's/^timed .*: \([0-9]*\) steps fit.*/\1/p' background)
+shortened=$(sed -n 's/^{"event":"plan","step":\([0-9]*\),"steps":\([0-9]*\),.*/\1 \2/p' slower/log.jsonl | tail -n 1)
+at=${shortened% *} steps=${shortened#* }
+last=$(printf 'step_%08d' "${steps:-0}") next=$(printf 'step_%08d' $(((${at:-0} + 9) / 10 * 10)))
+check "a run whose steps become slower ends with fewer" test "$finished" -eq 0 -a "${steps:-$planned}" -lt "$planned" -a -d "slower/$last"
+check "and says so" grep -q "^plan    $steps steps instead of " background
+check "its rate falls without a jump, and to its end" \
+    awk -F '"lr":' '/"event":"step"/ { rate[n++] = $2 + 0 } END { fall = 1.001 * (rate[n - 2] - rate[n - 1])
+        for (i = 1; i < n; i++) { if (rate[i] > rate[i - 1] || rate[i - 1] - rate[i] > fall) { exit 1 } }
+        exit n < 20 || rate[n - 1] > fall }' slower/log.jsonl
+cp -r slower replayed
+for step in replayed/step_*; do [ "${step#*/}" \> "$next" ] && rm -r "$step"; done
+expect "a run that is resumed after that has the same end" 0 "saved   replayed/$last" resume --out replayed --minutes 9
+check "and the same bits" same_checkpoint "slower/$last" "replayed/$last"
+steps_of slower/log.jsonl >slower.txt && steps_of replayed/log.jsonl >replayed.txt
+check "and the same log" cmp slower.txt replayed.txt
+expect "a checkpoint from before has the first plan" 0 "plan    $planned steps" \
+    resume slower/step_00000010 --out before --dry-run
+expect "--steps sets the end anew" 0 "plan    300 steps" resume "slower/$next" --out anew --steps 300 --dry-run
+
 expect "an --out without a name" 2 "--out: is empty" train --model d1 --steps 0 --out "" --train data.bin
 expect "no step at all exports the new model" 0 "saved" train --model d1 --steps 0 --out zero --train data.bin
 check "and its checkpoint is there" test -s zero/step_00000000/model.safetensors

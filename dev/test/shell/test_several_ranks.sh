@@ -246,6 +246,17 @@ check "with a checkpoint" "$bin/train_llama3" --verify stopped
 last=$(column step step stopped/log.jsonl | tail -n 1)
 check "of the last step" test -d "stopped/step_$(printf %08d "$last")"
 
+background_ranks 3 --steps -1 --minutes 0.1 --checkpoint-every 5 --out slower
+wait_for has_steps slower/log.jsonl 3
+slow_down "$(rank_pid 0)" &
+finish
+last=$(column steps plan slower/log.jsonl | tail -n 1) at=$(column step plan slower/log.jsonl | tail -n 1)
+check "if rank 0's steps become slower, all ranks end sooner" test "$finished" -eq 0 -a -d "slower/step_$(printf %08d "${last:-1}")"
+middle=slower/step_$(printf %08d $(((${at:-0} + 4) / 5 * 5)))
+rm -f "$RANKS_MEMORY"
+expect "2 ranks that resume have the same end" 0 "saved   sooner/step_$(printf %08d "${last:-1}")" \
+    "$trainer" --ranks 2 --threads 1 --resume "$middle" --out sooner
+
 background_ranks 3 --out pressed
 wait_for has_steps pressed/log.jsonl 3
 pids="$(rank_pid 0) $(rank_pid 1) $(rank_pid 2)"

@@ -10,6 +10,7 @@
 #include "llmc/train/not_finite.h"
 #include "llmc/run/session/signals.h"
 #include "llmc/run/loop/timing.h"
+#include "llmc/run/loop/pace.h"
 #include "llmc/run/screen/watched.h"
 #include "llmc/files/logger.h"
 #include "llmc/base/outlier.h"
@@ -292,9 +293,10 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     CHECK(log_val(&g, 2, 3.5, 1.25, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) &&
               log_checkpoint(&g, 2, "out/step_00000002", 77, &e),
           "%s", e.msg);
+    CHECK(log_plan(&g, 2, 90, 41.5, &e), "%s", e.msg);
     CHECK(log_resume(&g, &run, "p", &how, &e) && log_end(&g, 2, "done", 1.5, &e), "%s", e.msg);
     free(options);
-    static const char* const events[] = {"config", "step", "step", "val", "sample", "checkpoint", "resume", "end"};
+    static const char* const events[] = {"config", "step", "step", "val", "sample", "checkpoint", "plan", "resume", "end"};
     char* text = log_text_of(g.path);
     int lines = 0;
     for (char* p = text; *p; lines++) {
@@ -307,7 +309,7 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
         CHECK(ok, "%s in %.*s", e.msg, (int)len, p);
         if (!ok) { break; }
         const char* event = json_string(&j, json_get(&j, json_root(&j), "event"), NULL);
-        CHECK(lines < 8 && event && strcmp(event, events[lines]) == 0, "line %d is %s", lines, event ? event : "nothing");
+        CHECK(lines < 9 && event && strcmp(event, events[lines]) == 0, "line %d is %s", lines, event ? event : "nothing");
         if (lines == 1) {
             double loss = 0;
             CHECK(json_double(&j, json_root(&j), "loss", 0, 9, &loss, &e) && loss == 3.25, "%s", e.msg);
@@ -329,12 +331,13 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
             const char* want = "\"quantised\":{\"weight\":[0.01,0.25],\"norm\":[0.0,0.25]}";
             CHECK(strstr(p, want), "%.*s", (int)len, p);
         }
+        CHECK(lines != 6 || strstr(p, "\"step\":2,\"steps\":90,\"ms\":41.500}"), "%s", p);
         double bpb = 0;
         CHECK(lines != 3 || (json_double(&j, json_root(&j), "bpb", 0, 9, &bpb, &e) && bpb == 1.25), "%s", e.msg);
         json_free(&j);
         p += len + 1;
     }
-    CHECK(lines == 8, "%d lines", lines);
+    CHECK(lines == 9, "%d lines", lines);
     free(text);
     param_table_free(&t);
     char path[PATH_CAP];
@@ -471,6 +474,72 @@ static void the_plan_counts_steps_and_epochs(void) {
     CHECK(plan_make(&p, &o, 1, 1000, &e) && p.steps == 156, "2.5 * 1000 / 16 is %lld: %s", (long long)p.steps, e.msg);
     o.epochs = 1e6;
     CHECK(!plan_make(&p, &o, 1, (uint64_t)1 << 40, &e) && strstr(e.msg, "--epochs"), "%s", e.msg);
+}
+
+/* Runs with --minutes 10, by the plan of `steps` steps. A step takes ms[i] in the i-th tenth of the minutes, and the last ms
+ * after them; in the sixth minute the process also pauses for `pause` seconds. Returns the steps that it takes; *seconds: how
+ * long. */
+static int64_t run_of_ten_minutes(int64_t steps, const double* ms, double pause, double* seconds) {
+    double now = 1000;
+    Pace p = pace_begin(10, now, now, 0);
+    for (int64_t step = 0; step < steps;) {
+        const int tenth = (int)fmin((now - 1000) / 60, 9);
+        now += 1e-3 * ms[tenth];
+        if (tenth == 5) { now += pause, pause = 0; }
+        step++;
+        const int64_t end = pace_end(&p, now, step, steps);
+        CHECK(end > step || step == steps, "an end at %lld of %lld", (long long)end, (long long)step);
+        steps = end;
+    }
+    *seconds = now - 1000;
+    return steps;
+}
+
+static void a_run_whose_steps_become_slower_ends_in_its_minutes(void) {
+    static const struct {
+        double ms[10], pause;
+        int64_t least, most;      // steps of 5,400 that were planned
+        double earliest, latest;  // seconds
+    } cases[] = {
+        {{100, 100, 100, 100, 100, 100, 100, 100, 100, 100}, 0, 5400, 5400, 539, 541},
+        {{120, 120, 120, 120, 120, 120, 120, 120, 120, 120}, 0, 5400, 5400, 647, 649},  // within a tenth of the minutes
+        {{200, 200, 200, 200, 200, 200, 200, 200, 200, 200}, 0, 2950, 3000, 590, 601},
+        {{100, 100, 100, 100, 100, 300, 300, 300, 300, 300}, 0, 3950, 4000, 590, 601},
+        {{200, 200, 200, 200, 200, 400, 400, 400, 400, 400}, 0, 2200, 2250, 590, 601},   // slower twice
+        {{100, 100, 100, 900, 100, 100, 100, 100, 100, 100}, 0, 5400, 5400, 590, 600},   // a short load costs its time alone
+        {{100, 100, 100, 100, 100, 100, 100, 100, 100, 100}, 90, 5400, 5400, 629, 631},  // so does a pause
+        {{100, 100, 100, 100, 100, 100, 100, 100, 100, 100}, 3000, 3010, 3020, 3300, 3305},  // with it all minutes are over
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double seconds = 0;
+        const int64_t steps = run_of_ten_minutes(5400, cases[i].ms, cases[i].pause, &seconds);
+        CHECK(steps >= cases[i].least && steps <= cases[i].most, "case %zu: %lld steps", i, (long long)steps);
+        CHECK(seconds >= cases[i].earliest && seconds <= cases[i].latest, "case %zu: %.0f s", i, seconds);
+    }
+    Pace all_time = {0, 0, 0, 0, 0, 0};
+    CHECK(pace_end(&all_time, 1e9, 5, 100) == 100, "without --minutes");
+}
+
+static void a_shortened_schedule_goes_on_from_its_rate_to_the_last(void) {
+    for (int schedule = 0; schedule < 4; schedule++) {
+        Shortened s;
+        memset(&s, 0, sizeof s);
+        double before = 0, steepest = 0;
+        for (int64_t step = 0, steps = 1000; step < steps; step++) {
+            const double old = schedule_place(&s, step);
+            if (step == 15) { schedule_shorten(&s, step, 1000, steps = 700); }  // in the warm-up, too
+            if (step == 300) { schedule_shorten(&s, step, 700, steps = 500); }
+            CHECK(schedule_place(&s, step) == old && s.from <= 1000, "a jump to %g at step %lld", schedule_place(&s, step),
+                  (long long)step);
+            const double lr = learning_rate((Schedule)schedule, schedule_place(&s, step), 1000, 20, 1, 0.1);
+            CHECK(lr <= 1, "%g is above the highest rate", lr);
+            if (step >= 20) { steepest = fmax(steepest, before - lr); }
+            before = lr;
+        }
+        const double most[] = {0.0042, 0.0027, 0, 0.16}, last[] = {0.1, 0.1, 1, 0.1};  // wsd falls as a root does
+        CHECK(steepest <= most[schedule], "schedule %d falls by %g in a step", schedule, steepest);
+        CHECK(fabs(before - last[schedule]) <= 0.007, "schedule %d ends at %g", schedule, before);
+    }
 }
 
 static void minutes_become_a_round_number_of_steps(void) {
@@ -999,6 +1068,8 @@ int main(int argc, char** argv) {
     RUN(the_plan_counts_steps_and_epochs);
     RUN(the_plan_tells_of_an_index_that_costs_something);
     RUN(minutes_become_a_round_number_of_steps);
+    RUN(a_run_whose_steps_become_slower_ends_in_its_minutes);
+    RUN(a_shortened_schedule_goes_on_from_its_rate_to_the_last);
     RUN(what_does_not_fit_is_refused_with_flags_that_fit);
     RUN(a_hint_is_measured_with_all_its_flags);
     RUN(a_container_has_the_cores_of_its_share);

@@ -22,6 +22,7 @@
 #include "llmc/run/screen/first_words.h"
 #include "llmc/run/jobs/jobs.h"
 #include "llmc/train/mfu.h"
+#include "llmc/run/loop/pace.h"  // defines: Pace, pace_begin, pace_end
 #include "llmc/run/session/plan.h"
 #include "llmc/run/screen/screen.h"
 #include "llmc/run/session/resume.h"
@@ -45,6 +46,7 @@ typedef struct {
     Sampler sampler;
     Generator generator;
     StepLines lines;
+    Pace pace;                  // of rank 0, with --minutes
     int64_t queued, reported;   // number of steps, from the start of the schedule
     uint64_t tokens;            // trained on until the step reported last
     int64_t saved;              // step of the newest checkpoint, -1: none
@@ -299,6 +301,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     t->lines.ranks = s->ranks;
     // a run whose patience is over, whether it ended so or died after its last checkpoint, does not continue
     t->out_of_patience = s->resumed && s->has_val && training_patience_is_over(s);
+    if (timed && s->rank == 0) { t->pace = pace_begin(o->minutes, s->started, now_seconds(), t->queued); }
     if (s->resumed) { training_catch_up(t); }
     return true;
 }
@@ -337,11 +340,26 @@ static inline void training_find_slowest(Training* t, const float* busy_ms) {
     training_logged(t, log_slowest(&t->s->log, t->reported, r.rank, host, r.ms, r.others_ms, &t->error));
 }
 
+/* Ends the run after `steps` steps, since --minutes does not suffice for more: from the next step on, the schedule passes
+ * through the rest of its rates in fewer steps. */
+static inline void training_shorten(Training* t, int64_t steps) {
+    Session* s = t->s;
+    const double ms = 1e3 * t->pace.pace;
+    printf("plan    %lld steps instead of %lld: a step takes %.1f ms now, at step %lld\n", (long long)steps,
+           (long long)s->plan.steps, ms, (long long)t->queued);
+    fflush(stdout);
+    schedule_shorten(&s->state.shortened, t->queued, s->plan.steps, steps);
+    plan_shorten(&s->plan, steps);
+    t->lines.steps = steps;
+    training_logged(t, log_plan(&s->log, t->queued, steps, ms, &t->error));
+}
+
 /* Learns what the ranks ask for, and whether one has an error. */
 static inline Wishes training_wishes(Training* t) {
     Team* team = t->s->team;
-    const Wishes mine = {run_signal_came(), run_save_requested(), training_time_is_up(t), t->error.msg[0] != 0,
-                         (float)t->busy_ms};
+    const int64_t steps = pace_end(&t->pace, now_seconds(), t->queued, t->s->plan.steps);
+    const Wishes mine = {run_signal_came(),    run_save_requested(), training_time_is_up(t),
+                         t->error.msg[0] != 0, (float)t->busy_ms,    steps};
     float* busy_ms = team ? (float*)xcalloc((size_t)team->run.ranks, sizeof *busy_ms) : NULL;
     together_at(t->s, PHASE_STEP, t->queued);
     const Wishes all = together_wish(team, mine, busy_ms);
@@ -349,6 +367,7 @@ static inline Wishes training_wishes(Training* t) {
     run_all_stop = all.end;
     t->failed = all.failed && !agree_ok(team, !mine.failed, &t->error);  // which shares the error with the others
     training_find_slowest(t, busy_ms);
+    if (all.steps > t->queued && all.steps < t->s->plan.steps) { training_shorten(t, all.steps); }
     free(busy_ms);
     return all;
 }

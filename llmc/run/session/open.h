@@ -464,6 +464,8 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
         s->options.steps = (int)s->plan.steps;
         s->options.given[OPT_steps] = true;
     }
+    if (o->given[OPT_steps]) { memset(&s->state.shortened, 0, sizeof s->state.shortened); }  // the user sets the end anew
+    if (s->state.shortened.steps) { plan_shorten(&s->plan, s->state.shortened.steps); }
     session_check_sense(s);
     if (s->resumed) {
         dataloader_seek(&s->train, s->state.tokens / (uint64_t)o->seq);

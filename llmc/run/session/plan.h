@@ -61,6 +61,13 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
     return true;
 }
 
+/* Gives the run fewer steps. */
+static inline void plan_shorten(Plan* p, int64_t steps) {
+    p->epochs *= (double)steps / (double)p->steps;
+    p->steps = steps;
+    if (p->stop > steps) { p->stop = steps; }
+}
+
 /* Prints the plan of `ranks` processes or groups. With --minutes, the number of steps may not be known yet. num_tokens: of the
  * data; 0: there is none. */
 static inline void print_plan(FILE* f, const Plan* p, const Options* o, int ranks, uint64_t num_tokens) {

@@ -168,7 +168,9 @@ static inline void session_print(const Session* s, const char* precision) {
 /* Returns the learning rate of step `step`, counted from 0. */
 static inline double session_lr(const Session* s, int64_t step) {
     const Options* o = &s->options;
-    return learning_rate((Schedule)o->schedule, step, s->plan.steps, o->warmup, o->lr, o->final_lr_frac);
+    const Shortened* shortened = &s->state.shortened;
+    return learning_rate((Schedule)o->schedule, schedule_place(shortened, step),
+                         shortened->steps ? shortened->from : s->plan.steps, o->warmup, o->lr, o->final_lr_frac);
 }
 
 /* Returns whether a task is due when `step` steps are done: every `every` steps (0: never) and at the end. */

@@ -30,6 +30,7 @@ typedef struct {
     uint8_t timed;   // rank 0's clock says that --checkpoint-minutes asks for a checkpoint
     uint8_t failed;  // any rank has an error
     float busy_ms;   // time that a rank computed in the step reported last, without waiting for others; 0: unknown
+    int64_t steps;   // where rank 0's clock says that --minutes ends the run
 } Wishes;
 
 /* Joins the wishes of all ranks. `busy_ms` then has the value of each rank; a process alone leaves it unchanged. */
