@@ -267,7 +267,7 @@ int main(int argc, char** argv) {
                    {{2, "forward again, then backward", 0, recompute<recompute2>, predict_recompute2},
                     {3, "in one pass, in place", BOLD, recompute<swiglu_backward_cuda>, predict_recompute3}});
     const Ladder p("product", "N,C,F", make_product, values_product, oracle_product,
-                   {{{256, 64, 256}}, {{768, 320, 512}}, {{512, 128, 1792}}}, {{{8192, 768, 2048}}}, {{{65536, 2048, 8192}}},
+                   {{{256, 64, 256}}, {{512, 192, 512}}, {{256, 64, 1024}}}, {{{8192, 768, 2048}}}, {{{65536, 2048, 8192}}},
                    {{0, "cuBLASLt, the product alone", REFERENCE, product, predict_product},
                     {4, "cuBLASLt, then two rows in flight", BOLD, product_and_swiglu, predict_product_and_swiglu},
                     {5, "in the product's epilogue", BOLD | SM90 | ONLY_16, product_with_swiglu, predict_product}});

@@ -3,7 +3,6 @@
  *
  * A file has ladders, such as forward and backward. A ladder lists the tensors of a shape, has an oracle from llmc/ *.h that
  * writes the wanted values, and has versions, a kernel with one idea each. A BOLD one is the trainer's, included from llmc/.
- *
  * Each version runs twice, on fresh memory full of NaN. Both runs must have the same bits, unless the version adds atomically
  * (ATOMICS). Inputs, padding and the memory behind each tensor must not change. The error of a tensor in fp32 is |got - want| /
  * |want| over all of it, at most 1e-5. The error of a tensor in 16 bits is the largest of its elements', relative to the
@@ -257,9 +256,9 @@ static void bench(const Ladder& l, const std::vector<Version>& versions, const S
     std::string sizes = std::string(l.sizes) + "=";
     for (int i = 0; i < 6 && s.n[i]; i++) { sizes += (i ? "," : "") + std::to_string(s.n[i]); }
     const bool products = c.flops > 0;
+    const int arch = compiled_arch(fill_kernel<float>);
     char gpu[256];
     device_name(gpu);
-    const int arch = compiled_arch(fill_kernel<float>);
     printf("%s %s %s, %s, sm_%d, %s\n", file, l.name, sizes.c_str(), PRECISION_NAME, arch, gpu);
     printf("%-50s %8s %8s %4s %9s %9s %8s %6s %7s %6s\n", "", "error", "allowed", "same", "predicted", "ms",
            products ? "TFLOP/s" : "GB/s", "share", "joules", "times");
@@ -271,15 +270,16 @@ static void bench(const Ladder& l, const std::vector<Version>& versions, const S
         auto launch = [&](int k, cudaStream_t stream) { v.run(cases[(size_t)k % cases.size()], stream); };
         launch(0, 0);  // loads its code
         CUDA_CHECK_LAUNCH("a version");
-        const double once = in_turns(1, launch).ms;
-        const Turns t = in_turns((int)fmax(1, fmin(fmax(20, (double)cases.size()), 20 / once)), launch);
+        Turns t = in_turns(1, launch);
+        const int count = (int)fmin(fmax(20, (double)cases.size()), 20 / t.ms);
+        if (count > 1) { t = in_turns(count, launch); }
         const double rate = (products ? c.flops : c.bytes) / (1e-3 * t.ms);
         if (v.flags & REFERENCE) { card.product = rate; }
         card.copy = t.copy;
         const double share = rate / (products ? card.product : t.copy);
         const double predicted = 1e3 * seconds_of(v.predict ? v.predict(c) : Work{c.bytes / 32, c.flops});
         const double corrected = v.correct ? 1e3 * seconds_of(v.correct(c)) : NAN;
-        const double joules = large && once < 1000 ? 1e-3 * t.ms * run_for(0.5, [&] { launch(0, 0); }).watts : NAN;
+        const double joules = large && t.ms < 1000 ? 1e-3 * t.ms * run_for(0.5, [&] { launch(0, 0); }).watts : NAN;
         printf("%2d %-47.47s %8.1e %8.1e %4s %9.4f %9.4f %8.1f %6.3f %7.3f %6.2f\n", v.number, v.idea, is.error, is.allowed,
                is.same ? "yes" : "no", predicted, t.ms, rate * (products ? 1e-12 : 1e-9), share, joules, before / t.ms);
         fflush(stdout);
