@@ -202,6 +202,7 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
             if (verdicts.empty()) { verdicts = checked; }  // large shapes are not checked, but the first one here was
             if (!shape || strcmp(shape, "large")) { bench(l, versions, s, false, checked, file, json); }
         }
+        verdicts.resize(versions.size());
         for (const Shape& s : listed && (!shape || !strcmp(shape, "large")) ? l.large : std::vector<Shape>()) {
             bench(l, versions, s, true, verdicts, file, json);
         }

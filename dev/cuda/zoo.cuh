@@ -14,7 +14,6 @@
 #define ZOO_CUH
 
 #include <string>
-
 #include "dev/cuda/meter.cuh"
 #include "dev/test/cuda/kernels/kernel_test.cuh"
 
@@ -293,6 +292,7 @@ static void bench(const Ladder& l, const std::vector<Version>& versions, const S
                 is.allowed, is.same, predicted, std::isfinite(corrected) ? corrected : 0);
         fprintf(json, "\"ms\": %.5g, \"products\": %d, \"rate\": %.5g, \"share\": %.4f, \"joules\": %.4g, \"copy\": %.5g}\n",
                 t.ms, products, rate, share, std::isfinite(joules) ? joules : 0, t.copy);
+        fflush(json);
     }
     device_free_all();
 }

@@ -474,6 +474,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
         case cudaDevAttrComputeCapabilityMajor: *value = EMULATED_ARCH / 100; break;
         case cudaDevAttrComputeCapabilityMinor: *value = EMULATED_ARCH / 10 % 10; break;
         case cudaDevAttrMultiProcessorCount: *value = setting("EMULATOR_PROCESSORS", 4); break;
+        case cudaDevAttrClockRate: *value = 1000000; break;
         case cudaDevAttrL2CacheSize: *value = 60 << 20; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)MOST_SHARED; break;
         default: emulator_die("cudaDeviceGetAttribute: %d is not known", (int)attribute);
