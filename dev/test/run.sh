@@ -1,11 +1,11 @@
 #!/bin/sh
 # run.sh TEST... -- runs test programs, shell tests (.sh) and Python tests (.py) and adds up their results. TEST:PART runs a
-# part of a test, which takes its name. LANES of them run at a time (a lane for each core, at most 4). The longest run first, so
-# that all lanes end at about the same time. A test's output is shown when the test ends. PYTHON runs the Python tests; if it
-# lacks pytest, they are skipped by name. A test ends with "N passed, N failed, N skipped"; a test that ends otherwise, such as
-# by a crash, counts as one failure. A test that vanishes is a failure, too: dev/test/counts.txt lists each test's number of
-# passed + failed + skipped and its seconds. A file of Python tests may be skipped whole, with a line "skip Python: ...".
-# COUNTS=write writes the numbers of this run there.
+# part of a test, which takes its name. LANES of them run at a time: a lane for each core and one more, since some tests mostly
+# wait, and at most 4. The longest run first, so that all lanes end at about the same time. A test's output is shown when the
+# test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped by name. A test ends with "N passed, N failed, N
+# skipped"; a test that ends otherwise, such as by a crash, counts as one failure. A test that vanishes is a failure, too:
+# dev/test/counts.txt lists each test's number of passed + failed + skipped and its seconds. A file of Python tests may be
+# skipped whole, with a line "skip Python: ...". COUNTS=write writes the numbers of this run there.
 set -u
 counts=dev/test/counts.txt
 
@@ -71,7 +71,7 @@ fi
 export PYTHON="${PYTHON:-python3}" RESULTS JOBS=1 # JOBS: programs that such a test runs at a time
 export OMP_WAIT_POLICY=passive                    # threads that spin while they wait would take the core of another lane
 cores=$(nproc 2>/dev/null || echo 2)
-lanes=${LANES:-$((cores < 4 ? cores : 4))}
+lanes=${LANES:-$((cores < 4 ? cores + 1 : 4))}
 RESULTS=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_results_XXXXXX") || exit 1
 trap 'rm -rf "$RESULTS"' EXIT
 trap 'exit 130' INT TERM

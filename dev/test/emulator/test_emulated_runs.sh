@@ -194,6 +194,6 @@ several_cards() {
 case ${1:-} in
 one) one_card ;;
 several) several_cards ;;
-*) one_card && several_cards ;;
+*) one_card; several_cards ;;
 esac
 summary
