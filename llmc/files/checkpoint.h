@@ -387,6 +387,13 @@ static inline bool checkpoint_check_sums(const char* dir, const FileSums* files,
     return ok;
 }
 
+/* Fails if a folder is a checkpoint of train_llama3.py. */
+static inline bool checkpoint_refuse_pytorch(const char* dir, Error* e) {
+    if (folder_has(dir, "trainer_state.json") || !folder_has(dir, "optimizer.pt")) { return true; }
+    return fail(e, "%s: is a checkpoint of train_llama3.py, which can resume it\n  hint: --model %s starts from its weights",
+                dir, dir);
+}
+
 /* Reads dir/trainer_state.json and checks the sizes and checksums of the files it lists. CHECKPOINT_RUN checks them all.
  * CHECKPOINT_MODEL skips the state files, and leaves the weights' checksums to model_load_sums(). CHECKPOINT_RANK checks the
  * sizes alone. Free *s with trainer_state_free(), also after a failure. */
@@ -397,11 +404,7 @@ static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerSt
         return fail(e, "%s: is %s, wanted a checkpoint's folder", dir, file_exists(dir) ? "a file" : "missing");
     }
     if (!path_join(path, dir, "trainer_state.json", e)) { return false; }
-    if (!file_exists(path) && folder_has(dir, "optimizer.pt")) {
-        return fail(e,
-                    "%s: is a checkpoint of train_llama3.py, which can resume it\n  hint: --model %s starts from its weights",
-                    dir, dir);
-    }
+    if (!checkpoint_refuse_pytorch(dir, e)) { return false; }
     if (!trainer_state_read(s, path, e)) { return false; }
     if (!checkpoint_check_list(&s->files, use == CHECKPOINT_MODEL ? 0 : s->world_size, s->path, e)) { return false; }
     for (size_t i = 0; i < s->files.count; i++) {
@@ -438,7 +441,8 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
     size_t ruined = count;  // the newest whole one of a step that was not finite
     for (size_t i = 0; i < count && !found; i++) {
         Error cause = NO_ERROR;
-        const bool whole = checkpoint_paths(out, steps[i], dir, tmp, &cause) && checkpoint_read(dir, use, s, &cause);
+        if (!checkpoint_paths(out, steps[i], dir, tmp, e) || !checkpoint_refuse_pytorch(dir, e)) { break; }
+        const bool whole = checkpoint_read(dir, use, s, &cause);
         const bool abandoned = whole && checkpoint_abandoned(&last, s);
         found = whole && checkpoint_check_found(s, steps[i], &cause);
         if (found && abandoned) {
@@ -454,7 +458,6 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
         } else if (i + 1 == count) {
             fail(e, !s->not_finite ? "%s" : "%s\n  hint: --model PATH takes it all the same", cause.msg);
         } else if (!abandoned) {
-            cause.msg[strcspn(cause.msg, "\n")] = 0;  // drops its hint
             warn("%s: taking the checkpoint before it", cause.msg);
         }
     }

@@ -132,7 +132,7 @@ def test_a_set_back_run_keeps_the_later_checkpoints_under_another_name(work):
 
 
 def test_each_trainer_names_the_runs_of_the_other_and_takes_their_models(work):
-    refused(c_run(work, "--out", "torch", "--resume"), "is a checkpoint of train_llama3.py", "--model torch/step_0000000")
+    refused(c_run(work, "--out", "torch", "--resume"), "is a checkpoint of train_llama3.py", "--model torch/step_00000002")
     refused(c_run(work, "--resume", "torch/step_00000002", "--out", "new"), "is a checkpoint of train_llama3.py")
     refused(torch_run(work, "--out", "c", "--resume"), "c/step_00000002: is a checkpoint of the C trainer")
     for out in ("torch", "c"):
