@@ -67,6 +67,39 @@ LLMC_PRINTF(2, 3) static int print_names(FILE* f, const char* fmt, ...) {
     return n;
 }
 
+/* Returns the length of the byte order mark with which some editors begin a text; 0: there is none. */
+static inline size_t text_mark(const char* s) { return text_starts(s, "\xEF\xBB\xBF") ? 3 : 0; }
+
+/* Prints a word of a command as a shell takes it, in quotes if it needs them: 'a b', 'it'\''s', and with control characters
+ * $'a\x0ab'. */
+static inline void print_word(FILE* f, const char* word) {
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./:=+,@%-";
+    const size_t n = strlen(word);
+    bool hidden = false;
+    if (n > 0 && strspn(word, plain) == n) {
+        fputs(word, f);
+        return;
+    }
+    for (size_t i = 0, length = 1; i < n && !hidden; i += length) {
+        length = plain_char_length(word + i, n - i);
+        hidden = length == 0;
+    }
+    fputs(hidden ? "$'" : "'", f);
+    for (size_t i = 0, length = 1; i < n; i += length ? length : 1) {
+        length = plain_char_length(word + i, n - i);
+        if (length == 0) {
+            fprintf(f, "\\x%02x", (unsigned char)word[i]);
+        } else if (word[i] == '\'') {
+            fputs(hidden ? "\\'" : "'\\''", f);
+        } else if (word[i] == '\\' && hidden) {
+            fputs("\\\\", f);
+        } else {
+            fwrite(word + i, 1, length, f);
+        }
+    }
+    fputc('\'', f);
+}
+
 /* Returns the number of edits (insert, delete, replace, swap neighbours) that turn a into b; 41 if either word is longer than
  * 40 characters. */
 static inline int edit_distance(const char* a, const char* b) {

@@ -156,6 +156,46 @@ expect "rows longer than the model's" 0 "warning: --seq: is 32, but short is for
 check "their length is in the checkpoint" grep -q '"max_position_embeddings": 32' longer/step_00000001/config.json
 check "the source's else" grep -q '"max_position_embeddings": 8192' first/step_00000004/config.json
 
+# --- a text and its context ----------------------------------------------------------------------------------------------------
+
+expect "a text ends at the model's context, and says so" 0 "warning: the text is cut off: it fills the model's context of 16 tokens" \
+    train --model short --generate "the cat" --tokens 1000 --temperature 0
+cp stdout cut_off.txt
+expect "a shorter text says nothing" 0 "the cat" train --model short --generate "the cat" --tokens 3
+check "on stderr" test ! -s stderr
+check "what the context holds is the text" sh -c "test \$(wc -c <cut_off.txt) -ge 12 -a \$(wc -c <cut_off.txt) -lt 100"
+expect "a prompt that fills the context is refused" 1 \
+    "error: --generate: the prompt has 16 tokens, but the model's context holds 16, and at least one must be generated" \
+    train --model short --generate "123456789012345"
+check "before anything is computed" test ! -s stdout
+head -c 1048577 /dev/zero | tr '\0' a >long.txt
+expect "a prompt in a file has a limit" 1 "error: long.txt: is 1048577 bytes long, wanted at most 1048576" \
+    train --model short --generate @long.txt
+printf '\357\273\277the cat\n' >marked.txt
+train --model short --generate @marked.txt --tokens 3 --temperature 0 >marked
+train --model short --generate "the cat" --tokens 3 --temperature 0 >unmarked
+check "a byte order mark is no text" cmp unmarked marked
+printf '\357\273\277--model short\n--tokens 3\n' >marked.flags
+expect "nor is it a flag" 0 "the cat" train @marked.flags --generate "the cat"
+
+# --- runs and their names ------------------------------------------------------------------------------------------------------
+
+line=$(printf 'a\nline')
+for name in 'my run' "it's" 'a$HOME;b' "$line" 'back\slash'; do
+    train --model d1 --train data.bin --steps 1 --sample-tokens 0 --out "named/$name" >next.txt 2>&1
+    sed -n 's/^next *//p' next.txt >next.sh && echo ' --tokens 2' >>next.sh && tr -d '\n' <next.sh >next1.sh
+    check "the next command works with the name $(echo "$name" | tr '\n' ' ')" bash next1.sh
+done
+expect "--verify takes a folder of runs" 0 "whole   named/my run/step_00000001: step 1" "$bin/train_llama3" --verify named
+check "and checks them all" test "$(grep -c '^whole ' stdout)" -eq 5
+printf 'x' >>"named/it's/step_00000001/config.json"
+expect "one that is damaged is named" 1 "error: named: damaged checkpoints: 1 of 5" "$bin/train_llama3" --verify named
+mkdir named/empty
+expect "a folder without runs is refused" 1 "error: named/empty: holds no checkpoint" "$bin/train_llama3" --verify named/empty
+expect "there is nothing to resume in a folder without a checkpoint" 1 \
+    "error: --resume: typo holds no checkpoint, and neither --model nor --train says what to train" resume --out typo
+check "and it is not made" test ! -e typo
+
 # --- one line for what is wrong ------------------------------------------------------------------------------------------------
 
 gzip -kf text.txt

@@ -4,6 +4,7 @@
 #include "llmc/run/session/signals.h"
 #include "llmc/text/tokenizer_read.h"
 #include "dev/test/test.h"
+#include <poll.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
 // generation
@@ -170,6 +171,51 @@ static void generated_text_cannot_drive_a_terminal(void) {
     CHECK(strcmp(got, "\x1B]0;x\x07\xC2\x1B[\xC2\x9BJ\xEF\xBF\xBD\t\xC3\xA9\x7F\n") == 0, "%s", got);
     fclose(out);
     close(ends[0]);
+}
+
+static void a_sample_that_is_cut_ends_its_line(void) {
+    static const int script[] = {'o', '\n', '!'};
+    static const struct {
+        int tokens;
+        const char* text;
+    } cases[] = {{1, "hello \xE2\x80\xA6\n"}, {2, "hello\n \xE2\x80\xA6\n"}};
+    for (int i = 0; i < 2; i++) {
+        Bench b;
+        Error e = NO_ERROR;
+        bench_open(&b, NULL, true, script, 3, 64);
+        b.g.ellipsis = true;
+        CHECK(generate(&b.g, "hell", cases[i].tokens, &e), "%s", e.msg);
+        CHECK(strcmp(b.out, cases[i].text) == 0, "%d tokens: %s", cases[i].tokens, b.out);
+        bench_close(&b);
+    }
+}
+
+/* scripted_next() of a slow model. */
+static const float* slow_next(void* model, const int32_t* tokens, int count, int pos, Error* e) {
+    poll(NULL, 0, 1100);
+    return scripted_next(model, tokens, count, pos, e);
+}
+
+static void a_long_prompt_shows_its_progress_at_a_terminal(void) {
+    static const int script[] = {0, 0, 0, 256};
+    char prompt[3 * DECODE_ROWS] = "", got[512] = "";  // with BOS, three calls of the model
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    CHECK(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0, "no terminal: %s", strerror(errno));
+    FILE* screen = fopen(ptsname(terminal), "w");
+    Bench b;
+    Error e = NO_ERROR;
+    memset(prompt, 'x', sizeof prompt - 1);
+    bench_open(&b, NULL, true, script, 4, 500);
+    b.g.next = slow_next;
+    b.g.screen = screen;
+    CHECK(generate(&b.g, prompt, 20, &e), "%s", e.msg);
+    CHECK(strncmp(b.out, prompt, sizeof prompt - 1) == 0, "the text is as always: %s", b.out);
+    fclose(screen);
+    size_t have = 0;
+    for (ssize_t n = 0; (n = read(terminal, got + have, sizeof got - 1 - have)) > 0;) { have += (size_t)n; }
+    CHECK(strncmp(got, "\rprompt   66.7 % of ", 19) == 0 && strstr(got, "  \r"), "it shows %s", got);
+    close(terminal);
+    bench_close(&b);
 }
 
 static void without_a_tokenizer_texts_are_ids(void) {
@@ -339,6 +385,8 @@ int main(void) {
     RUN(generation_feeds_each_token_once_and_stops);
     RUN(each_of_several_eos_ids_ends_a_text);
     RUN(generated_text_cannot_drive_a_terminal);
+    RUN(a_sample_that_is_cut_ends_its_line);
+    RUN(a_long_prompt_shows_its_progress_at_a_terminal);
     RUN(without_a_tokenizer_texts_are_ids);
     RUN(chat_follows_the_template);
     RUN(ctrl_c_ends_an_answer_and_leaves_a_whole_conversation);

@@ -7,11 +7,13 @@
  *   --prompt "two\nlines"
  *
  * A value is the rest of the line as it is: the shell's quotes, '#' and blanks inside belong to it. Only a value that both
- * begins and ends with '"' is a quoted one: \n is a newline there, and \ before another character means that character.
+ * begins and ends with '"' is a quoted one: \n is a newline there, and \ before another character means that character. A byte
+ * order mark at the start does not count.
  */
 #ifndef LLMC_FLAG_FILE_H
 #define LLMC_FLAG_FILE_H
 
+#include "llmc/base/text.h"  // defines: text_mark
 #include "llmc/base/utils.h"
 
 typedef struct {
@@ -27,7 +29,10 @@ static inline bool flag_file_open(FlagFile* f, const char* path, Error* e) {
     f->path = path;
     f->text = f->next = read_file(path, &size, (uint64_t)1 << 20, e);
     if (!f->text) { return false; }
-    if (strlen(f->text) == size) { return true; }
+    if (strlen(f->text) == size) {
+        f->next += text_mark(f->text);
+        return true;
+    }
     free(f->text);
     f->text = NULL;
     return fail(e, "%s: holds a byte 0, wanted a text with a flag a line", path);

@@ -460,7 +460,10 @@ static inline OptionsResult options_parse(Options* o, int argc, char** argv, Opt
     return options_check(o, e) ? OPTIONS_OK : OPTIONS_WRONG;
 }
 
-/* Replaces the value "@FILE" of a text by the file's text without the newline at its end, and "@@TEXT" by "@TEXT". */
+enum { TEXT_FILE_MAX = 1 << 20 };  // bytes of a text in a file: three bytes for each token of the longest context of Llama 3
+
+/* Replaces the value "@FILE" of a text by the file's text without a byte order mark and the newline at its end, and "@@TEXT" by
+ * "@TEXT". */
 static inline bool options_read_text(Options* o, int i, Error* e) {
     const char** value = (const char**)option_field(o, i);
     char flag[OPTION_TEXT];
@@ -472,13 +475,14 @@ static inline bool options_read_text(Options* o, int i, Error* e) {
         return true;
     }
     if (!*path) { return fail(e, "%s: is \"@\", wanted @FILE, or @@ for the text @", option_flag(i, flag)); }
-    char* text = read_file(path, &size, 64 << 20, e);
+    char* text = read_file(path, &size, TEXT_FILE_MAX, e);
     if (!text) { return false; }
     free(o->merged_text[i]);
     *value = o->merged_text[i] = text;
     if (strlen(text) < size) { return fail(e, "%s: byte %zu is 0, wanted text", path, strlen(text)); }
     if (size > 0 && text[size - 1] == '\n') { text[--size] = 0; }
     if (size > 0 && text[size - 1] == '\r') { text[--size] = 0; }
+    *value += text_mark(text);
     return true;
 }
 

@@ -68,7 +68,7 @@ static inline bool conversation_answer(Conversation* c, const char* message, Err
         return true;
     }
     g->text_len = 0;
-    if (!generate_from(g, c->turn.ids, (int)c->turn.count, &c->pos, c->options.max_tokens, &c->last, e)) { return false; }
+    if (!generate_from(g, c->turn.ids, (int)c->turn.count, NULL, &c->pos, c->options.max_tokens, &c->last, e)) { return false; }
     fputc('\n', g->out);
     fflush(g->out);
     if (run_stop_requested()) {

@@ -17,6 +17,7 @@
 #include "llmc/config.h"               // defines: ModelConfig, MAX_EOS
 #include "llmc/text/prompt.h"          // defines: prompt_tokens
 #include "llmc/run/jobs/sampler.h"     // defines: Sampler, sampler_next
+#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/base/text.h"            // defines: print_escaped
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, TokenList, TokenDecoder, decoder_push
@@ -32,6 +33,7 @@ typedef struct {
     uint64_t draws;   // index of the next draw
     int context;      // positions in the model's KV cache
     FILE* out;        // gets the text as it is generated; NULL: no output
+    FILE* screen;     // shows the progress of reading a long prompt; NULL: none
     bool terminal;    // `out` is a terminal: no text may drive it
     bool ellipsis;    // generate() shows where max_tokens cut the text, on `out` alone
     char* text;       // the whole text, NUL-terminated, for the log
@@ -124,26 +126,30 @@ static inline void generator_flush(Generator* g) {
  * for the end: then the cache may lack some of the tokens, and *pos stays. */
 static inline const float* generator_feed(Generator* g, const int32_t* tokens, int count, int* pos, Error* e) {
     const float* logits = NULL;
+    Progress progress = progress_begin(count > DECODE_ROWS ? g->screen : NULL, "prompt", (uint64_t)count, "tokens");
     for (int done = 0; done < count && !run_stop_requested(); done += DECODE_ROWS) {
         const int rows = count - done < DECODE_ROWS ? count - done : DECODE_ROWS;
         logits = g->next(g->model, tokens + done, rows, *pos + done, e);
-        if (!logits) { return NULL; }
+        if (!logits) { break; }
+        progress_add(&progress, (uint64_t)rows);
     }
+    progress_end(&progress);
     if (!logits || run_stop_requested()) { return NULL; }
     *pos += count;
     return logits;
 }
 
-/* Feeds `count` tokens at *pos and generates up to max_tokens more, until a stop token. Advances *pos. Sets *last to the
- * last sampled token if the cache lacks it (a stop token, or the last token that fits); otherwise to -1. A signal before the
- * first sampled token leaves *pos and *last as they are. */
-static inline bool generate_from(Generator* g, const int32_t* tokens, int count, int* pos, int max_tokens, int* last,
-                                 Error* e) {
+/* Feeds `count` tokens at *pos, emits `echo` (or NULL), and generates up to max_tokens more, until a stop token. Advances *pos.
+ * Sets *last to the last sampled token if the cache lacks it (a stop token, or the last token that fits); otherwise to -1. A
+ * signal before the first sampled token leaves *pos and *last as they are. */
+static inline bool generate_from(Generator* g, const int32_t* tokens, int count, const char* echo, int* pos, int max_tokens,
+                                 int* last, Error* e) {
     if (count > g->context - *pos) {
         return fail(e, "%d tokens at position %d do not fit into the context of %d", count, *pos, g->context);
     }
     const float* logits = generator_feed(g, tokens, count, pos, e);
     if (logits) { *last = -1; }
+    if (echo) { generator_emit(g, echo, strlen(echo)); }
     for (int made = 0; logits && made < max_tokens && !run_stop_requested(); made++) {
         const int id = sampler_next(g->sampler, logits, g->stream, g->draws++);
         if (id < 0) { return fail(e, "the logits at position %d are all nan: the model's weights are broken", *pos - 1); }
@@ -159,7 +165,8 @@ static inline bool generate_from(Generator* g, const int32_t* tokens, int count,
     return e->msg[0] == 0;
 }
 
-/* Emits `prompt` and then at most max_tokens generated tokens. g->text holds the whole text until the next call. */
+/* Emits `prompt` and then at most max_tokens generated tokens, or as many as the context holds, with a warning. g->text holds
+ * the whole text until the next call. */
 static inline bool generate(Generator* g, const char* prompt, int max_tokens, Error* e) {
     TokenList tokens;
     memset(&tokens, 0, sizeof tokens);
@@ -173,14 +180,14 @@ static inline bool generate(Generator* g, const char* prompt, int max_tokens, Er
     }
     if (ok) {
         int pos = 0, last = -1;
-        generator_emit(g, prompt, strlen(prompt));
-        ok = generate_from(g, tokens.ids, (int)tokens.count, &pos, max_tokens, &last, e);
-        const bool cut = ok && last >= 0 && !generator_stops(g, last);
-        if (cut && g->ellipsis && g->out) { fputs(" …", g->out); }
-    }
-    if (ok && g->out) {
-        if (g->text_len == 0 || g->text[g->text_len - 1] != '\n') { fputc('\n', g->out); }
-        fflush(g->out);  // the caller checks ferror(): a lost screen must not end a training run
+        ok = generate_from(g, tokens.ids, (int)tokens.count, prompt, &pos, max_tokens, &last, e);
+        const bool cut = ok && last >= 0 && !generator_stops(g, last), shown = cut && g->ellipsis;
+        if (g->out && ok) {
+            if (shown) { fputs(" …", g->out); }
+            if (shown || g->text_len == 0 || g->text[g->text_len - 1] != '\n') { fputc('\n', g->out); }
+            fflush(g->out);  // the caller checks ferror(): a lost screen must not end a training run
+        }
+        if (cut && pos == g->context) { warn("the text is cut off: it fills the model's context of %d tokens", g->context); }
     }
     token_list_free(&tokens);
     return ok;

@@ -330,6 +330,7 @@ static inline void job_talk(const Trainer* t, Session* s) {
     void* model = job_open_model(t, s);
     if (t->prepare) { t->prepare(model, NULL, s); }
     job_open_generator(t, s, model, &g, &sampler);
+    g.screen = session_screen(s);
     must(s->job == JOB_CHAT ? chat(&g, &talk, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
     generator_free(&g);
     sampler_free(&sampler);

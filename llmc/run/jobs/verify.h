@@ -1,4 +1,5 @@
-/* verify.h -- --verify DIR: checks a whole checkpoint, or every checkpoint of a folder, and prints a line for each. It checks
+/* verify.h -- --verify DIR: checks a whole checkpoint, every checkpoint of a run, or all runs of a folder, and prints a line for
+ * each checkpoint. It checks
  * every file's size and checksum, the configuration, every tensor (weights, m, master finite; v finite and not negative), and
  * that the log beside it knows the same weights. A checkpoint that passes can be resumed. It needs neither data nor memory for
  * a model.
@@ -91,10 +92,40 @@ static inline bool verify_checkpoint(const char* dir, const char* lora_base) {
     return ok;
 }
 
-/* Checks the checkpoint `path`, or all that the folder `path` holds. Dies if one is damaged, or there is none. lora_base: the
- * base of their adapters, if it has moved, or NULL. */
-static inline void verify(const char* path, const char* lora_base) {
+/* Checks all checkpoints of a run's folder, the newest first. Adds to the counts. */
+static inline bool verify_run(const char* run, const char* lora_base, size_t* count, size_t* damaged, Error* e) {
     uint64_t* steps = NULL;
+    size_t listed = 0;
+    bool ok = checkpoint_list(run, &steps, &listed, e);
+    for (size_t i = listed; ok && i > 0; i--) {
+        char dir[PATH_CAP], tmp[PATH_CAP];
+        ok = checkpoint_paths(run, steps[i - 1], dir, tmp, e);
+        if (ok) { *damaged += !verify_checkpoint(dir, lora_base); }
+        *count += ok;
+    }
+    free(steps);
+    return ok;
+}
+
+/* Checks all runs whose folders lie in `path`, in the order of their names. */
+static inline bool verify_runs(const char* path, const char* lora_base, size_t* count, size_t* damaged, Error* e) {
+    struct dirent** names = NULL;
+    const int listed = scandir(path, &names, NULL, alphasort);
+    bool ok = listed >= 0 || fail(e, "%s: reading the folder failed: %s", path, strerror(errno));
+    for (int i = 0; i < listed; i++) {
+        char run[PATH_CAP];
+        const bool looks = ok && names[i]->d_name[0] != '.';
+        ok = ok && (!looks || path_join(run, path, names[i]->d_name, e));
+        if (ok && looks && is_directory(run)) { ok = verify_run(run, lora_base, count, damaged, e); }
+        free(names[i]);
+    }
+    free(names);
+    return ok;
+}
+
+/* Checks the checkpoint `path`, all that the run's folder `path` holds, or all of the runs in it. Dies if one is damaged, or
+ * there is none. lora_base: the base of their adapters, if it has moved, or NULL. */
+static inline void verify(const char* path, const char* lora_base) {
     size_t count = 0, damaged = 0;
     Error e = NO_ERROR;
     if (!is_directory(path)) { die("--verify: %s is no folder, wanted a checkpoint or a folder of checkpoints", path); }
@@ -102,15 +133,10 @@ static inline void verify(const char* path, const char* lora_base) {
         count = 1;
         damaged = !verify_checkpoint(path, lora_base);
     } else {
-        must(checkpoint_list(path, &steps, &count, &e), &e);
+        must(verify_run(path, lora_base, &count, &damaged, &e), &e);
     }
-    for (size_t i = count; steps && i > 0; i--) {
-        char dir[PATH_CAP], tmp[PATH_CAP];
-        must(checkpoint_paths(path, steps[i - 1], dir, tmp, &e), &e);
-        damaged += !verify_checkpoint(dir, lora_base);
-    }
-    free(steps);
-    if (count == 0) { die("%s: holds no checkpoint, wanted a folder step_NNNNNNNN in it", path); }
+    if (count == 0) { must(verify_runs(path, lora_base, &count, &damaged, &e), &e); }
+    if (count == 0) { die("%s: holds no checkpoint, wanted a folder step_NNNNNNNN in it, or in a folder of it", path); }
     if (damaged > 0) { die("%s: damaged checkpoints: %zu of %zu", path, damaged, count); }
 }
 

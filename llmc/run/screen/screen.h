@@ -159,7 +159,11 @@ static inline void print_summary(FILE* f, const StepLines* s, const char* progra
     fprintf(f, ", peak memory %s\n", text_bytes(memory, bytes, sizeof bytes));
     if (!checkpoint) { return; }
     print_names(f, "%s %s\n", steps > 0 || s->first_step == 0 ? "saved  " : "newest ", checkpoint);
-    print_names(f, "next    %s --model %s --%s", program, checkpoint, prompt ? "generate " : "chat");
+    fputs("next    ", f);
+    print_word(f, program);
+    fputs(" --model ", f);
+    print_word(f, checkpoint);
+    fputs(prompt ? " --generate " : " --chat", f);
     if (prompt) { print_quoted(f, prompt); }
     fputc('\n', f);
     if (s->last_step < s->steps) { fprintf(f, "        to continue training: the same command with --resume\n"); }

@@ -105,6 +105,11 @@ static inline void session_resume(Session* s, const FoundCheckpoint* found) {
                     : named      ? checkpoint_open(o->resume, CHECKPOINT_RUN, s->model_dir, &s->state, &e)
                                  : checkpoint_find(o->out, CHECKPOINT_RUN, s->model_dir, &s->state, &e);
     session_must_read(s, ok, named ? o->resume : o->out, &e);
+    if (!s->model_dir[0] && !o->given[OPT_model] && !o->given[OPT_train]) {
+        die("--resume: %s holds no checkpoint, and neither --model nor --train says what to train\n"
+            "  hint: give the folder of the run with --out, or the flags of a new run",
+            o->out);
+    }
     if (!s->model_dir[0]) {
         print_names(stdout, "%s holds no checkpoint yet: starting at step 0\n", o->out);
         return;

@@ -178,7 +178,8 @@ static inline bool session_due(const Session* s, int every, int64_t step) {
     return (every > 0 && step % every == 0) || step == s->plan.stop;
 }
 
-/* Returns the positions that the job's KV cache needs: the prompt and the generated text. 0: the job generates nothing. */
+/* Returns the positions that the job's KV cache needs: the prompt and the generated text, with --generate at most the model's
+ * context. 0: the job generates nothing. */
 static inline int session_context(const Session* s) {
     enum { CHAT_CONTEXT = 8192 };
     const Options* o = &s->options;
@@ -190,7 +191,13 @@ static inline int session_context(const Session* s) {
     memset(&prompt, 0, sizeof prompt);
     must(prompt_tokens(&prompt, samples ? o->prompt : o->generate, &s->config, s->has_tokenizer ? &s->tokenizer : NULL, &e),
          &e);
-    const size_t count = prompt.count + (size_t)(samples ? o->sample_tokens : o->tokens);
+    const size_t most = (size_t)s->config.max_positions;
+    if (!samples && prompt.count >= most) {
+        die("--generate: the prompt has %zu tokens, but the model's context holds %zu, and at least one must be generated",
+            prompt.count, most);
+    }
+    size_t count = prompt.count + (size_t)(samples ? o->sample_tokens : o->tokens);
+    if (!samples) { count = size_min(count, most); }
     token_list_free(&prompt);
     if (count > INT32_MAX / 2) { die("--%s: is %zu tokens too long", samples ? "sample-tokens" : "tokens", count); }
     return (int)count;
