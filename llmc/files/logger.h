@@ -31,7 +31,7 @@
 
 #include "llmc/base/utils.h"           // defines: fail, die, path_join
 #include "llmc/files/config_file.h"    // defines: config_fields, config_write_value
-#include "llmc/files/json.h"           // defines: json_parse, json_get, json_write_string, json_write_text, json_write_double
+#include "llmc/files/json.h"           // defines: json_parse, json_get, json_write_text, json_write_double
 #include "llmc/files/log_history.h"    // defines: LOG_LINE_MAX, LOG_TEXT_MAX, log_line_too_long
 #include "llmc/base/update.h"          // defines: SourceLosses
 #include "llmc/files/output.h"         // defines: open_output, is_open_file

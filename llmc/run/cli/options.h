@@ -18,7 +18,7 @@
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
-#include "llmc/base/utils.h"         // defines: fail, die, die_usage, xstrdup
+#include "llmc/base/utils.h"         // defines: fail, die, die_usage
 #include "llmc/files/json.h"         // defines: json_get, json_text, json_wanted, json_write_text, json_write_double
 #include "llmc/run/cli/flag_file.h"  // defines: FlagFile, flag_file_open, flag_file_next, flag_write
 #include "llmc/run/cli/synonyms.h"   // defines: flag_synonym
