@@ -13,7 +13,6 @@ peak memory of the process; theirs holds the documents, which are subtracted. A 
 import argparse
 import json
 import os
-import random
 import resource
 import subprocess
 import sys
@@ -31,19 +30,20 @@ PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?
 
 def made_text(path, characters):
     """Writes words of syllables, of which rank r occurs in proportion to 1 / r: 2e9 characters have 7 million distinct pieces."""
-    syllables = [c + v for c in "bcdfghjklmnpqrstvwxyz" for v in "aeiou"]
-    words, rng = [], random.Random(1)
-    for rank in range(WORDS):
-        word = ""
-        while rank or not word:
-            word, rank = word + syllables[rank % len(syllables)], rank // len(syllables)
-        words.append(word)
-    written = 0
-    with open(path, "w", encoding="ascii") as f:
+    import numpy as np
+    syllables = np.array([list((c + v).encode()) for c in "bcdfghjklmnpqrstvwxyz" for v in "aeiou"], np.uint8)
+    words = np.zeros((WORDS, 10), np.uint8)  # up to four syllables, then a space, or a full stop and a newline
+    ranks = np.arange(WORDS)
+    for column in range(0, 8, 2):
+        words[ranks > 0, column:column + 2] = syllables[ranks[ranks > 0] % len(syllables)]
+        ranks //= len(syllables)
+    words[:, 8] = ord(" ")
+    rng, written = np.random.default_rng(1), 0
+    with open(path, "wb") as f:
         while written < characters:
-            some = [words[int(WORDS ** rng.random()) - 1] for _ in range(120_000)]
-            text = "".join(" ".join(some[i:i + 12]) + ".\n" for i in range(0, len(some), 12))[:characters - written]
-            written += f.write(text)
+            some = words[(WORDS ** rng.random(1_200_000)).astype(np.int64)]
+            some[11::12, 8:] = list(b".\n")
+            written += f.write(some[some > 0].tobytes()[:characters - written])
 
 
 def documents(path):
