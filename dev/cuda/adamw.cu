@@ -51,7 +51,6 @@ static Arrays arrays(const Case& c, size_t first, size_t end) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // update 1: a kernel an operation, as a framework runs it. Each reads its arrays from memory and writes one back.
-
 __global__ void first_moment_kernel(Arrays t, Factors f) {
     FOR_EACH_ELEMENT(i) { t.m[i] += (1 - f.beta1) * (to_float(t.g[i]) - t.m[i]); }
 }
@@ -109,7 +108,6 @@ static void update2(const Case& c, cudaStream_t stream) {
 static Work predict_update2(const Case& c) { return {c.bytes / 32, 0, 60 * (double)c.n[0], 0, (double)c.n[1]}; }
 
 // update 3: one launch for the whole arena. A thread finds the tensor of its element, which says whether it decays.
-
 __global__ void update3_kernel(Arrays t, Factors f, unsigned length, unsigned tensors) {
     FOR_EACH_ELEMENT(i) {
         const unsigned k = min((unsigned)i / length, tensors - 1);
@@ -128,7 +126,6 @@ static Work predict_update3(const Case& c) { return {c.bytes / 32, 0, 80 * (doub
 // ---------------------------------------------------------------------------------------------------------------------
 // 4 and 5, the trainer's: 16 bytes a thread; quotients and roots without branches. `split` keeps 2 bytes a weight instead of 4.
 // `none` keeps none, and moments in bf16.
-
 /* What the trainer's kernels read besides a case's tensors, made once a shape. */
 struct Fixed {
     StepState* state;
@@ -175,7 +172,6 @@ static Work predict_trainer(const Case& c) { return {c.bytes / 32, 0, 60 * (doub
 
 // ---------------------------------------------------------------------------------------------------------------------
 // norm 1: each warp adds its sum to one number in memory, atomically. The additions wait for each other, in any order.
-
 enum { NORM_GRADS, NORM };  // tensors of the ladder `norm`: the sum of squares as a float, and what the float lacks
 
 __global__ void norm1_kernel(double* sum, const floatX* g, size_t n) {

@@ -18,7 +18,6 @@ static double occurring(const Case& c, size_t element) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // forward 1: a thread an element. Each looks its token up and divides by C for it.
-
 enum { OUT, TABLE, TOKENS };  // tensors of the forward ladder
 
 __global__ void forward1_kernel(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C, size_t pitch) {
@@ -46,7 +45,6 @@ static Work predict_forward2(const Case& c) { return {table_reads(c) + sectors(c
 
 // ---------------------------------------------------------------------------------------------------------------------
 // backward 1: a thread an element, which adds to the table atomically: in any order, so the bits change from run to run
-
 enum { DTABLE, SPARE, DOUT, BTOKENS };  // tensors of the backward ladder
 
 __global__ void backward1_kernel(float* dtable, const floatX* dout, const int32_t* tokens, int C, size_t pitch) {
@@ -68,7 +66,6 @@ static Work predict_backward1(const Case& c) {
 // backward 2: the tokens are sorted, with their positions, so that equal ones are neighbors: a run. The warp of a run's first
 // token adds up the run's rows in their order; the other warps have nothing to do. The same bits each time. But a run of
 // thousands is one warp's work, and so as slow as thousands of trips to memory.
-
 template <int W>
 __global__ void backward2_kernel(float* dtable, const floatX* dout, const int2* pairs, int N, int C, size_t pitch) {
     const int first = blockIdx.x * blockDim.y + threadIdx.y;

@@ -59,7 +59,7 @@ static double loss_of(Case& c, Oracle* forward, Case& gradients) {
 static void check_gradient(const Ladder& f, Oracle* forward, const Ladder& b, Oracle* backward) {
     Case c = make_case(f, f.tests[0], false), g = make_case(b, f.tests[0], false);
     for (Tensor& t : c.tensors) {
-        if (const Tensor* same = tensor_named(g, t.name)) { t.start = same->start; }
+        if (const Tensor* same = tensor_named(g, t.name)) { t.start = same->start, t.scale = same->scale; }
     }
     loss_of(c, forward, g);
     for (const Tensor& t : c.tensors) {  // what forward keeps for backward, such as rstd

@@ -21,7 +21,6 @@ static RowShape rows_of(const Case& c) { return {c.n[0], (int)c.n[1], c.pitch(c.
 // ---------------------------------------------------------------------------------------------------------------------
 // forward 1: a thread a row, as the oracle's loop. The 32 threads of a warp read 32 rows at a time, so each load touches 32
 // sectors and uses one element of each. The L1 cache keeps the sectors for the next elements; the stores have no such help.
-
 __global__ void forward1_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps) {
     const size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= rows.N) { return; }
@@ -45,7 +44,6 @@ static Work predict_forward1(const Case& c) {
 
 // forward 2: a block a row. Neighboring threads read neighboring elements, so that a warp's load is a few whole sectors. The
 // sum goes through shared memory, by halves: a tree of 8 barriers.
-
 __global__ void forward2_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps) {
     __shared__ float shared[256];
     const size_t n = blockIdx.x;
@@ -74,7 +72,6 @@ static Work predict_forward2(const Case& c) { return {2 * sectors(c), 0, 0, 2 * 
 
 // forward 3: a warp a row. Shuffles add 32 values without shared memory or a barrier, so the warps of an SM drift apart: some
 // load while others add.
-
 __global__ void forward3_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= rows.N) { return; }
@@ -101,7 +98,6 @@ static Work predict_forward3(const Case& c) {
 
 // forward 4: a lane loads 16 bytes at a time, and keeps them in registers from the sum to the scaling. So x is read once, and a
 // few instructions keep all of a row in flight.
-
 template <int W, int K>
 __global__ void forward4_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -155,7 +151,6 @@ static Work predict_forward4(const Case& c) { return {2 * sectors(c)}; }
 // ---------------------------------------------------------------------------------------------------------------------
 // backward 1: a block a row finds the sum that dx needs. Each row adds to the weight's gradient in memory, atomically: N
 // additions to each of C addresses, in any order. The bits change from run to run.
-
 enum { DX, DWEIGHT, SPARE, DOUT, BX, BWEIGHT, BRSTD };  // tensors of the backward ladder
 enum { BLOCKS = RMSNORM_BACKWARD_BLOCKS };              // of 2 and 3, at most
 
@@ -193,7 +188,6 @@ static Work predict_backward1(const Case& c) {
 
 // backward 2: a block takes many rows and adds their weight gradients in shared memory, where each thread owns its columns.
 // Only the block's sum is added atomically: as many times as there are blocks.
-
 template <bool PARTIAL>
 __global__ void backward2_kernel(floatX* dx, float* dweight, const floatX* dout, const floatX* x, const floatX* weight,
                                  const float* rstd, RowShape rows) {
@@ -224,7 +218,6 @@ static Work predict_backward2(const Case& c) { return {4 * sectors(c), 0, 0, 3 *
 
 // backward 3: each block writes its sum as a row of its own, and a second kernel adds these rows in their order. The same bits
 // in each run, for C floats a block more.
-
 __global__ void backward3_sum_kernel(float* dweight, const float* partial, int count, int C) {
     const int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= C) { return; }

@@ -25,7 +25,6 @@ static ModelConfig config_of(size_t HD) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // table 1: a thread a position. It writes a row, so a warp's store touches 32 rows.
-
 enum { FREQUENCIES, COS_SIN };  // tensors of the ladder `table`
 
 __global__ void table1_kernel(float* cos_sin, const float* inv_freq, int T, int HD) {
@@ -44,7 +43,6 @@ static void table1(float* cos_sin, const float* inv_freq, int T, int HD, cudaStr
 static Work predict_table1(const Case& c) { return {(double)c.n[0] * (double)c.n[1], 0, 0, (double)c.n[1] / 4}; }
 
 // table 2: a thread a pair. Neighboring threads write neighboring elements, and HD/2 times as many threads work.
-
 __global__ void table2_kernel(float* cos_sin, const float* inv_freq, int T, int HD) {
     const int half = HD / 2, k = blockIdx.x * blockDim.x + threadIdx.x, t = k / half, i = k % half;
     if (t >= T) { return; }
@@ -60,7 +58,6 @@ static Work predict_table2(const Case& c) { return {(double)c.n[0] * (double)c.n
 
 // ---------------------------------------------------------------------------------------------------------------------
 // rotate 1: each pair of each head computes its angle, in double where the table does so, as in a model's first draft
-
 enum { QKV, TABLE };  // tensors of the ladder `rotate`
 
 static double pairs(const Case& c) { return (double)(c.n[0] * c.n[1] * (c.n[2] + c.n[3]) * c.n[4] / 2); }
@@ -91,7 +88,6 @@ static void rotate1(floatX* qkv, const int32_t*, const float*, int, AttentionSha
 static Work predict_rotate1(const Case& c) { return {pairs(c) * 4 * sizeof(floatX) / 32, 0, 460 * pairs(c)}; }
 
 // rotate 2: the table. It is small, so it stays in the caches, and memory moves q and k alone.
-
 __global__ void rotate2_kernel(floatX* qkv, const float* cos_sin, AttentionShape s, size_t pitch) {
     const int half = s.HD / 2;
     const float* row = cos_sin + (size_t)(blockIdx.x % s.T) * s.HD;
@@ -114,7 +110,6 @@ static Work predict_rotate2(const Case& c) {
 
 // rotate 3: the token's row of the table goes to shared memory, for all heads. But a block now waits for it first, and the L1
 // cache did nearly the same.
-
 __global__ void rotate3_kernel(floatX* qkv, const float* cos_sin, AttentionShape s, size_t pitch) {
     __shared__ float row[256];
     const int half = s.HD / 2;
@@ -137,7 +132,6 @@ static Work predict_rotate3(const Case& c) {
 }
 
 // rotate 4: a thread takes 16 bytes of the first half of a head and 16 of the second, so it divides once for 4 or 8 pairs
-
 template <int W>
 __global__ void rotate4_kernel(floatX* qkv, const float* cos_sin, AttentionShape s, unsigned vectors, size_t pitch) {
     const unsigned k = blockIdx.x * blockDim.x + threadIdx.x, lanes = s.HD / 2 / W, heads = s.NH + s.NKV;
@@ -164,7 +158,6 @@ static Work predict_rotate4(const Case& c) { return {pairs(c) * 4 * sizeof(float
 // ---------------------------------------------------------------------------------------------------------------------
 // qkv: the product that makes q, k and v, x (N, C) times w (QKV, C), and the rotation. 0 the product alone; 5 the product, then
 // rotate 5; 6 one kernel, which rotates its sums before it writes them. So 6 saves the whole pass.
-
 enum { PX, PW, PTABLE, PQKV };  // tensors of the ladder `qkv`
 
 static AttentionShape product_shape(const Case& c) { return {(int)c.n[0], (int)c.n[1], (int)c.n[3], (int)c.n[4], (int)c.n[5]}; }

@@ -19,7 +19,6 @@ static dim3 grid_of(size_t N, size_t vectors) { return dim3((unsigned)N, (unsign
 
 // ---------------------------------------------------------------------------------------------------------------------
 // forward 1: a thread an element. Gate and up are two tensors, each from a product of its own.
-
 enum { GATE_UP, GATE, UP, OUT };  // tensors of the ladder `forward`
 
 __global__ void forward1_kernel(floatX* out, const floatX* gate, const floatX* up, int F, size_t pitch) {
@@ -40,7 +39,6 @@ static Work predict_forward1(const Case& c) { return {sectors(c, 3), 0, 35.0 * (
 
 // forward 2: 16 bytes a thread. In 16 bits a load brings 8 elements for one instruction, and 8 times as many bytes are on their
 // way to an SM.
-
 template <int W>
 __global__ void forward2_kernel(floatX* out, const floatX* gate, const floatX* up, int F, size_t pitch) {
     const int f = (blockIdx.y * 256 + threadIdx.x) * W;
@@ -62,7 +60,6 @@ static Work predict_forward2(const Case& c) {
 
 // forward 3: gate and up are the halves of a row, as one product with the weights of both writes it. The same bytes, but one
 // product of twice the width instead of two.
-
 template <int W>
 __global__ void forward3_kernel(floatX* out, const floatX* gate_up, int F, size_t gate_up_pitch, size_t out_pitch) {
     const int f = (blockIdx.y * 256 + threadIdx.x) * W;
@@ -80,7 +77,6 @@ static void forward3(floatX* out, const floatX* gate_up, size_t N, int F, size_t
 
 // ---------------------------------------------------------------------------------------------------------------------
 // backward 1: a thread an element, by the formulas
-
 enum { DGATE_UP, DOUT, BGATE_UP };  // tensors of the ladder `backward`
 
 __global__ void backward1_kernel(floatX* dgate_up, const floatX* dout, const floatX* gate_up, int F, size_t gate_up_pitch,
@@ -102,7 +98,6 @@ static void backward1(floatX* dgate_up, floatX*, const floatX* dout, const float
 static Work predict_backward1(const Case& c) { return {sectors(c, 5), 0, 45.0 * (double)(c.n[0] * c.n[1]), trips(c, 1)}; }
 
 // backward 2: 16 bytes a thread
-
 template <int W>
 __global__ void backward2_kernel(floatX* dgate_up, const floatX* dout, const floatX* gate_up, int F, size_t gate_up_pitch,
                                  size_t out_pitch) {
@@ -128,7 +123,6 @@ static Work predict_backward2(const Case& c) {
 }
 
 // recompute 2: a step that kept gate and up, but not the output, computes it again with the forward pass: 3 and 5 tensors
-
 enum { CHANGED, AGAIN, RDOUT };  // tensors of the ladder `recompute`
 
 static void recompute2(floatX* gate_up, floatX* out, const floatX* dout, const floatX*, size_t N, int F, size_t gate_up_pitch,
@@ -146,7 +140,6 @@ static Work predict_recompute3(const Case& c) { return {sectors(c, 6), 0, 30.0 *
 // ---------------------------------------------------------------------------------------------------------------------
 // product: x (N, C) times w (2F, C), and SwiGLU. 0 the product alone; 4 the product, then forward 4; 5 one kernel, which has
 // gate and up of an element in one thread's sums. So 5 saves reading them again.
-
 enum { X, W_GATE_UP, SUMS, ACT };  // tensors of the ladder `product`
 
 static void product(const Case& c, cudaStream_t stream) {
