@@ -58,9 +58,11 @@ static inline void logger_close(Logger* g) {
     logger_none(g);
 }
 
-/* Returns whether a run resumed at `step` cuts this line off: a line of a later step, or the end of the run that now
- * continues. A line that is not ours stays. If memory is too short to read a line, that is an error. */
-static inline bool logger_is_later(const char* line, size_t length, int64_t step, bool* later, Error* e) {
+/* Returns whether a run resumed at `step` cuts this line off: a line of a later step, an event of this step that the run makes
+ * again, or the end of the run that now continues. A line that is not ours stays. If memory is too short to read a line, that
+ * is an error. */
+static inline bool logger_is_later(const char* line, size_t length, int64_t step, const char* const* again, bool* later,
+                                   Error* e) {
     Json j;
     Error cause = NO_ERROR;
     int64_t at = 0;
@@ -71,15 +73,18 @@ static inline bool logger_is_later(const char* line, size_t length, int64_t step
     copy[length] = 0;
     errno = 0;
     if (!json_parse(&j, copy, length, "a line", &cause)) { return errno != ENOMEM || fail(e, "%s", cause.msg); }
-    *later = (json_node_int(&j, json_get(&j, json_root(&j), "step"), &at) && at > step) ||
-             json_is_string(&j, json_get(&j, json_root(&j), "event"), "end");
+    const JsonNode* event = json_get(&j, json_root(&j), "event");
+    const bool has_step = json_node_int(&j, json_get(&j, json_root(&j), "step"), &at);
+    *later = (has_step && at > step) || json_is_string(&j, event, "end");
+    for (; *again; again++) { *later = *later || (has_step && at == step && json_is_string(&j, event, *again)); }
     json_free(&j);
     return true;
 }
 
-/* Finds the length in bytes that a run resumed at `step` keeps: whole lines up to the first line of a later step. `buffer`
+/* Finds the length in bytes that a run resumed at `step` keeps: whole lines up to the first that logger_is_later(). `buffer`
  * holds LOG_LINE_MAX bytes. */
-static inline bool logger_find_cut(const Logger* g, char* buffer, int64_t step, off_t* keep, Error* e) {
+static inline bool logger_find_cut(const Logger* g, char* buffer, int64_t step, const char* const* again, off_t* keep,
+                                   Error* e) {
     size_t have = 0;  // bytes in the buffer; the file's byte *keep is the first
     for (*keep = 0;;) {
         const ssize_t got = pread(g->fd, buffer + have, LOG_LINE_MAX - have, *keep + (off_t)have);
@@ -92,7 +97,7 @@ static inline bool logger_find_cut(const Logger* g, char* buffer, int64_t step, 
             const size_t length = (size_t)(newline + 1 - line);
             bool later = false;
             Error cause = NO_ERROR;
-            if (!logger_is_later(line, length, step, &later, &cause)) { return fail(e, "%s: %s", g->path, cause.msg); }
+            if (!logger_is_later(line, length, step, again, &later, &cause)) { return fail(e, "%s: %s", g->path, cause.msg); }
             if (later) { return true; }
             *keep += (off_t)length;
             line += length;
@@ -137,8 +142,9 @@ static inline bool logger_cut(Logger* g, off_t keep, char* buffer /* (LOG_LINE_M
     return true;
 }
 
-/* Opens OUT/log.jsonl: emptied for a new run (resume_step -1), otherwise cut back to resume_step. */
-static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, Error* e) {
+/* Opens OUT/log.jsonl: emptied for a new run (resume_step -1), otherwise cut back to resume_step, without the events of that
+ * step that the run makes again: their names, then NULL. */
+static inline bool logger_open_before(Logger* g, const char* out, int64_t resume_step, const char* const* again, Error* e) {
     logger_none(g);
     off_t keep = 0;
     if (!path_join(g->path, out, "log.jsonl", e)) { return false; }
@@ -146,10 +152,15 @@ static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, 
     if (g->fd < 0) { return false; }
     char* buffer = (char*)malloc(LOG_LINE_MAX);
     bool ok = buffer || fail(e, "%s: out of memory to read it", g->path);
-    ok = ok && (resume_step < 0 || logger_find_cut(g, buffer, resume_step, &keep, e)) && logger_cut(g, keep, buffer, e);
+    ok = ok && (resume_step < 0 || logger_find_cut(g, buffer, resume_step, again, &keep, e)) && logger_cut(g, keep, buffer, e);
     free(buffer);
     if (!ok) { logger_close(g); }
     return ok;
+}
+
+static inline bool logger_open(Logger* g, const char* out, int64_t resume_step, Error* e) {
+    static const char* const none[] = {NULL};
+    return logger_open_before(g, out, resume_step, none, e);
 }
 
 /* Opens the log again if its file was moved or removed; otherwise later lines would be lost. Copies it if its file has got

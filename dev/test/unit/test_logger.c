@@ -56,6 +56,29 @@ static void a_log_is_cut_to_its_step(void) {
     }
 }
 
+static void a_log_is_cut_before_what_a_run_makes_again(void) {
+    static const char val[] = "{\"event\":\"val\",\"step\":2}\n", sample[] = "{\"event\":\"sample\",\"step\":2}\n";
+    static const struct {
+        const char* again[3];
+        bool val, sample;  // stay
+    } cases[] = {{{NULL}, true, true},
+                 {{"sample", NULL}, true, false},
+                 {{"val", "sample", NULL}, false, false},
+                 {{"step 2", "task", NULL}, true, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[400], want[400];
+        Logger g;
+        Error e = NO_ERROR;
+        snprintf(text, sizeof text, "{\"event\":\"val\",\"step\":1}\n%s%s%s%s", LINES, val, sample, LATER);
+        snprintf(want, sizeof want, "{\"event\":\"val\",\"step\":1}\n%s%s%s", LINES, cases[i].val ? val : "",
+                 cases[i].sample ? sample : "");
+        put(path, text, strlen(text));
+        CHECK(logger_open_before(&g, folder, 2, cases[i].again, &e), "%s", e.msg);
+        logger_close(&g);
+        CHECK(holds(path, want), "case %zu", i);
+    }
+}
+
 static void lines_lie_anywhere_in_a_log_of_any_length(void) {
     const size_t lines = 70000, size = lines * strlen(LATER);
     char* text = (char*)malloc(size + 1);
@@ -245,6 +268,7 @@ int main(void) {
     snprintf(path, sizeof path, "%s/log.jsonl", folder);
     snprintf(other, sizeof other, "%s/other", folder);
     RUN(a_log_is_cut_to_its_step);
+    RUN(a_log_is_cut_before_what_a_run_makes_again);
     RUN(lines_lie_anywhere_in_a_log_of_any_length);
     RUN(missing_memory_is_not_the_end_of_the_log);
     RUN(a_line_without_an_end_is_refused);

@@ -9,7 +9,7 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/files/checkpoint.h"     // defines: checkpoint_open, checkpoint_find, checkpoint_check_log, checkpoint_set_aside
-#include "llmc/files/logger.h"         // defines: logger_open, log_config, log_resume
+#include "llmc/files/logger.h"         // defines: logger_open, logger_open_before, log_config, log_resume
 #include "llmc/run/session/session.h"  // defines: Session, session_writes, session_must_read, session_resolved
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -243,6 +243,18 @@ static inline void session_set_aside(const Session* s) {
                 (unsigned long long)s->state.step, s->options.out, count == 1 ? "is" : "are");
 }
 
+/* Opens the log of a resumed run. The run makes what its checkpoint owes; lines about it are from a run that was killed before
+ * it saved the checkpoint again. */
+static inline bool session_open_log(Session* s, Error* e) {
+    const TrainerState* state = &s->state;
+    const char* again[4] = {NULL};
+    int count = 0;
+    if (state->val.step != state->step) { again[count++] = "val"; }
+    if (state->owed & OWED_TASKS) { again[count++] = "task"; }
+    if (state->owed & OWED_SAMPLE) { again[count++] = "sample"; }
+    return logger_open_before(&s->log, s->options.out, (int64_t)state->step, again, e);
+}
+
 /* Opens the log in --out, which must be locked, and writes the configuration or the resumption. From then on this is the run
  * that wrote last. */
 static inline void session_begin(Session* s, const char* precision) {
@@ -251,7 +263,7 @@ static inline void session_begin(Session* s, const char* precision) {
     if (s->rank != 0) { return; }
     char* options = options_log_text(o, LOG_TEXT_MAX);
     const LoggedRun run = {trainer_name(o->trainer), precision, s->machine, options, s->argc, s->argv};
-    must(logger_open(&s->log, o->out, s->resumed ? (int64_t)s->state.step : -1, &e), &e);
+    must(s->resumed ? session_open_log(s, &e) : logger_open(&s->log, o->out, -1, &e), &e);
     if (s->resumed) {
         must(log_resume(&s->log, &s->state, s->model_dir, &run, &e), &e);
         session_set_aside(s);
