@@ -65,13 +65,13 @@ def checkpoint(folder):
 
 
 def steps_of_log(path):
-    """The steps, validations and samples of a log, without times; None if a line is no event."""
+    """The steps, validations, samples and tasks of a log, without times; None if a line is no event."""
     try:
         events = [json.loads(line) for line in read(path).decode("utf-8").splitlines()]
     except (OSError, ValueError):
         return None
     return [{k: v for k, v in e.items() if k not in ("ms", "tok_s", "seconds")} for e in events
-            if e["event"] in ("step", "val", "sample")]
+            if e["event"] in ("step", "val", "sample", "task")]
 
 
 class Run:
