@@ -18,7 +18,7 @@ enum { DQKV, SPARE, DOUT, OUT, LSE, QKV };
 
 static double scores(const Case& c) { return (double)c.n[0] * (double)c.n[2] * (double)c.n[1] * (double)c.n[1]; }
 
-/* What each version gets. */
+/* The arguments of each version. */
 struct Args {
     floatX* dqkv;  // (B T, QKV)
     void* spare;

@@ -38,7 +38,8 @@ struct Heads {
     }
 };
 
-/* A thread an element: x (T, heads from `first` of a row) to m (NH, T, HD), or with BACK m to x. Head h of m is head h / group. */
+/* A thread an element: x (T, heads from `first` of a row) to m (NH, T, HD), or with BACK m to x. Head h of m is head
+ * h / group. */
 template <bool BACK>
 __global__ void permute_kernel(floatX* x, floatX* m, AttentionShape s, int first, int group, size_t pitch) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
