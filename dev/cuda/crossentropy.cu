@@ -3,8 +3,9 @@
  *
  *   make -C dev/cuda crossentropy && build/zoo/crossentropy [forward|backward|head] [N...]
  *
- * Logits are the largest tensor of a training step: N tokens times V words. The loss reads them once: N V elements. The gradient
- * takes their place in memory, so `backward` reads and writes N V elements. `head` also has the three products around it.
+ * Logits are the largest tensor of a training step: N tokens times V words. The loss reads them once: N V elements. The
+ * gradient takes their place in memory, so `backward` reads and writes N V elements. `head` also has the three products around
+ * it.
  */
 #include "llmc/crossentropy.cuh"
 #include "llmc/crossentropy.h"
@@ -251,9 +252,9 @@ static double moved4(const Case& c) {
 static Work predict_backward4(const Case& c) { return {moved4(c), 0, 20 * elements(c)}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// head: logits = x w^T, the loss, and the gradients dx and dw. 0 the three products alone; 3 with all logits in memory; 4, as in
-// the trainer, a chunk of rows after the other. The second chunk's logits overwrite the first one's, so they take a fraction of
-// the memory, and dw adds up. The time is the same; the saved memory is a larger batch.
+// head: logits = x w^T, the loss, and the gradients dx and dw. 0 the three products alone; 3 with all logits in memory; 4, as
+// in the trainer, a chunk of rows after the other. The second chunk's logits overwrite the first one's, so they take a fraction
+// of the memory, and dw adds up. The time is the same; the saved memory is a larger batch.
 
 enum { X, W, HTARGETS, HDLOSSES, DX, DW, HLOSSES, HLOGITS };  // sizes N, V, C and rows of a chunk
 

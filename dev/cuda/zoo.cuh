@@ -34,7 +34,7 @@ struct Tensor {
     Type type;
     size_t rows, width, pitch;  // elements
     float scale;                // deviation of its normals; tokens are below it; timed numbers too, from 0 on if it is negative
-    float floor;                // errors in 16 bits are relative to |want| + floor * rms(want)
+    float floor;                // errors in 16 bits are relative to |want| + floor * rms(want); INFINITY: as in fp32
     float units;                // halves of a unit that 16 bits may be off: 1, or 2 where rounding is stochastic
     Floats start, host;         // (rows, width): before the kernel; for the oracle, which leaves the wanted values there
     std::vector<int32_t> ints;
@@ -187,7 +187,8 @@ static void compare_with_oracle(const Tensor& t, const Floats& got, Verdict* ver
         worst = relative <= worst ? worst : relative;  // NaN is the worst
     }
     const bool rounded = t.type == TYPE_X && sizeof(floatX) == 2;
-    const double error = rounded ? worst : sqrt(wrong / (square + 1e-30)), allowed = rounded ? (double)(t.units * ulp) : 1e-5;
+    const double error = rounded && std::isfinite(t.floor) ? worst : sqrt(wrong / (square + 1e-30));
+    const double allowed = rounded ? (double)(t.units * ulp) : 1e-5;
     CHECK(error <= allowed, "%s is wrong by %.3g, allowed is %.3g", t.name, error, allowed);
     if (!(error / allowed <= verdict->error / verdict->allowed)) { verdict->error = error, verdict->allowed = allowed; }
 }

@@ -178,7 +178,8 @@ static inline void merge_add(Tokenizer* t, int32_t left, int32_t right, uint32_t
 }
 
 /* Lists the splits of a token into two tokens, as left id << 32 | right id; returns their number, which is less than the
- * token's bytes. `lengths` (max_token_len + 1) says for each length whether a token has it; NULL: any may. The key of each start grows out of the one before: see hash_key(). */
+ * token's bytes. `lengths` (max_token_len + 1) says for each length whether a token has it; NULL: any may. The key of each
+ * start grows out of the one before: see hash_key(). */
 static inline size_t token_splits(const Tokenizer* t, int id, const bool* lengths, uint64_t* splits) {
     const char* s = t->bytes + t->at[id];
     const size_t n = t->at[id + 1] - t->at[id];

@@ -23,7 +23,7 @@ static inline void write_token_text(FILE* f, const Tokenizer* t, int id) {
 
 /* Writes the token with bytes s[0 .. n) as a JSON string of GPT-2's stand-ins. */
 static inline void write_stand_ins(FILE* f, const uint16_t* code, const char* s, size_t n) {
-    char* name = (char*)xmalloc(2 * n);
+    char* name = (char*)xmalloc(3 * n);  // a stand-in has two bytes; the compiler knows of 16 bits alone
     size_t len = 0;
     for (size_t i = 0; i < n; i++) { len += utf8_encode(name + len, code[(uint8_t)s[i]]); }
     json_write_string(f, name, len);

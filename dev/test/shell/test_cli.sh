@@ -133,7 +133,9 @@ last=$(printf 'step_%08d' "${steps:-0}")
 train --model d1 --steps "${steps:-0}" --out counted --train data.bin >/dev/null
 check "--minutes is the run that --steps with its number makes" same_checkpoint "minutes/$last" "counted/$last"
 
-background --model d1 --train data.bin --minutes 0.1 --batch 8 --total-batch 1024 --schedule linear --final-lr-frac 0 \
+tokens=1024
+[ -z "${BIN:-}" ] || tokens=256  # a build with sanitizers makes as many steps of fewer tokens
+background --model d1 --train data.bin --minutes 0.1 --batch 8 --total-batch $tokens --schedule linear --final-lr-frac 0 \
     --checkpoint-every 10 --out slower
 wait_for has_steps slower/log.jsonl 3
 slow_down $pid &
@@ -147,15 +149,19 @@ check "and says so" grep -q "^plan    $steps steps instead of " background
 check "its rate falls without a jump, and to its end" \
     awk -F '"lr":' '/"event":"step"/ { rate[n++] = $2 + 0 } END { fall = 1.001 * (rate[n - 2] - rate[n - 1])
         for (i = 1; i < n; i++) { if (rate[i] > rate[i - 1] || rate[i - 1] - rate[i] > fall) { exit 1 } }
-        exit n < 20 || rate[n - 1] > fall }' slower/log.jsonl
+        exit n < 10 || rate[n - 1] > fall }' slower/log.jsonl
 cp -r slower replayed
 for step in replayed/step_*; do [ "$(echo "$step" | sed 's/.*step_0*//')" -gt "$from" ] && rm -r "$step"; done
 expect "a run that is resumed after that has the same end" 0 "saved   replayed/$last" resume --out replayed --minutes 9
 check "and the same bits" same_checkpoint "slower/$last" "replayed/$last"
 steps_of slower/log.jsonl >slower.txt && steps_of replayed/log.jsonl >replayed.txt
 check "and the same log" cmp slower.txt replayed.txt
-expect "a checkpoint from before has the first plan" 0 "plan    $planned steps" \
-    resume slower/step_00000010 --out before --dry-run
+if [ "$at" -ge 10 ]; then
+    expect "a checkpoint from before has the first plan" 0 "plan    $planned steps" \
+        resume slower/step_00000010 --out before --dry-run
+else
+    skip "a checkpoint from before has the first plan" "its steps became slower before step 10"
+fi
 expect "--steps sets the end anew" 0 "plan    300 steps" resume "slower/$next" --out anew --steps 300 --dry-run
 
 expect "an --out without a name" 2 "--out: is empty" train --model d1 --steps 0 --out "" --train data.bin
