@@ -100,7 +100,7 @@ __device__ RowSum one_pass(const floatX* row, int V) {
 #pragma unroll
         for (int i = 0; i < W; i++) { s.sum += expf(to_float(x.v[i]) - s.max); }
     }
-    if (full + (int)threadIdx.x < V) {  // behind the last whole vector
+    if (full + (int)threadIdx.x < V) {  // past the last whole vector
         const float x = to_float(row[full + threadIdx.x]), largest = fmaxf(s.max, x);
         s = {largest, s.sum * expf(s.max - largest) + expf(x - largest)};
     }

@@ -218,7 +218,7 @@ __global__ void fill_kernel(T* x, size_t n, float scale) {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
         const float u = (float)((uint32_t)(i ^ i >> 16) * 2654435761u >> 8) / 16777216.0f;
         if constexpr (std::is_same<T, int32_t>::value) {
-            x[i] = (int32_t)(u * scale);
+            x[i] = min((int32_t)(u * scale), (int32_t)scale - 1);  // u * scale may round to scale
         } else {
             x[i] = from_float<T>(scale < 0 ? u * -scale : (2 * u - 1) * scale);
         }
