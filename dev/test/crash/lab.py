@@ -59,7 +59,8 @@ def checkpoint(folder):
         listed = {f["name"]: f["size"] for f in state["files"]}
         present = {name: len(data) for name, data in files.items() if name != "trainer_state.json"}
         files["listed"] = b"as it is" if listed == present else b"otherwise"
-        files["validation"] = json.dumps(state.pop("validation", None)).encode()
+        for member in ("validation", "owed"):
+            files[member] = json.dumps(state.pop(member, None)).encode()
         files["trainer_state.json"] = json.dumps({k: v for k, v in state.items() if k not in DRAWN}).encode()
     return files
 
@@ -118,13 +119,13 @@ class Run:
 
     def lost(self, out, warned, cut_short=None):
         """Returns what a folder's checkpoints lack; "" if all are whole. Side files may be missing where a warning says so, and
-        the validation of step `cut_short`, which a resumed run makes."""
+        the work that was due at step `cut_short`, which a resumed run makes."""
         steps = [s for s in os.listdir(out) if STEP.match(s)] if os.path.isdir(out) else []
         for s in steps:
             got, wanted = checkpoint(os.path.join(out, s)), self.whole.get(s, {})
             for name in sorted(set(got) | set(wanted)):
                 missing = warned and name not in got and SIDE_FILES.search(name)
-                to_come = name == "validation" and s == "step_%08d" % (cut_short or 0)
+                to_come = name in ("validation", "owed") and s == "step_%08d" % (cut_short or 0)
                 if got.get(name) != wanted.get(name) and not missing and not to_come:
                     return "%s/%s" % (s, name)
         return "" if steps else "every checkpoint"

@@ -11,7 +11,7 @@ trap 'exit 130' INT TERM
 count=0
 
 # copy_of FOLDER: copies the sources that include other sources. They find all files that the copy lacks in this tree
-copy_of() { mkdir -p "$1/dev/test" && cp train_llama3.c test_llama3.cu "$1" && ln -s "$PWD/dev/test/pairs" "$1/dev/test/pairs"; }
+copy_of() { mkdir -p "$1/dev/test" && cp train_llama3.c test_llama3.cu "$1" && ln -sfn "$PWD/dev/test/pairs" "$1/dev/test/pairs"; }
 
 # build FOLDER: builds its test as ./planted: test_llama3, which reads dev/test/pairs in the current folder, or what $tested names.
 # Optimizing takes longer than it saves. Without assert(), a fault must fail a comparison

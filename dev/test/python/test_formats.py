@@ -131,15 +131,22 @@ def test_every_rope_spelling_gives_transformers_logits(model_copy, tmp_path):
 
 def test_rounding_to_16_bits_is_pytorchs(model_copy, tmp_path):
     model = make()
-    with torch.no_grad():  # halfway cases, subnormals and overflow of both formats
+    with torch.no_grad():  # halfway cases, subnormals, overflow
         flat = model.model.embed_tokens.weight.view(-1)
         ties = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 2.9802322e-08]
         special = torch.tensor(ties + [65519.0, 65520.0, 1e-7, 6e-8, 3e-8, -0.0, 3e38, 1e-40])
         flat[: len(special)] = special
         flat[100:2000] = torch.exp(torch.randn(1900) * 12)
-    model.save_pretrained(tmp_path / "hf")
     for name, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16)):
-        assert model_copy(tmp_path / "hf", tmp_path / name, name).returncode == 0
+        model.save_pretrained(tmp_path / "hf")
+        if dtype == torch.float16:  # a finite weight that would become infinite is refused
+            refused = model_copy(tmp_path / "hf", tmp_path / name, name)
+            assert refused.returncode == 1 and "embed_tokens" in refused.stderr, refused.stderr
+            with torch.no_grad():
+                flat.clamp_(max=65519.0)
+            model.save_pretrained(tmp_path / "hf")
+        made = model_copy(tmp_path / "hf", tmp_path / name, name)
+        assert made.returncode == 0, made.stderr
         with safetensors.safe_open(tmp_path / name / "model.safetensors", "pt") as f:
             for key in f.keys():
                 want = model.state_dict()[key].to(dtype)
