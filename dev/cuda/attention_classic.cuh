@@ -5,8 +5,7 @@
 #define ZOO_ATTENTION_CLASSIC_CUH
 
 #include "llmc/config.h"  // defines: AttentionShape
-#include "llmc/matmul.cuh"
-#include "dev/cuda/zoo.cuh"
+#include "dev/cuda/product.cuh"
 
 static AttentionShape shape_of(const Case& c) { return {(int)c.n[0], (int)c.n[1], (int)c.n[2], (int)c.n[3], (int)c.n[4]}; }
 static size_t qkv_width(AttentionShape s) { return (size_t)(s.NH + 2 * s.NKV) * s.HD; }
@@ -67,16 +66,6 @@ static void split_heads(Heads& h, floatX* qkv, AttentionShape s, size_t pitch, c
     permute(qkv, h.v, s, s.NH + s.NKV, s.NH / s.NKV, pitch, stream);
 }
 
-static MatmulContext* cublas(void) {
-    static MatmulContext* ctx;
-    if (!ctx) {
-        void* workspace;
-        CUDA_CHECK(cudaMalloc(&workspace, matmul_workspace_bytes()));
-        ctx = matmul_create(workspace, false);
-    }
-    return ctx;
-}
-
 struct Matrices {
     const void* data;
     cudaDataType_t type;
@@ -91,7 +80,7 @@ static Matrices matrices(const T* data, bool transposed = false) {
  * have rows, so it computes the transposed product, with the factors exchanged. */
 static void batched(Matrices d, Matrices a, Matrices b, int64_t M, int64_t N, int64_t K, int32_t count, float scale,
                     cudaStream_t stream) {
-    MatmulContext* ctx = cublas();
+    MatmulContext* ctx = product_context();
     const cublasOperation_t first = b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, second = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const float zero = 0;
     cublasLtMatmulDesc_t product;
@@ -135,7 +124,7 @@ static void as_many(floatX* out, const floatX* x, size_t x_pitch, const floatX* 
                     cudaStream_t stream) {
     for (size_t rows = (size_t)s.B * s.T * halves / 2, now; rows > 0; rows -= now) {
         now = size_min(rows, (size_t)s.B * s.T);
-        matmul_forward_cuda(cublas(), out, operand(x, x_pitch), operand(w, w_pitch), (const floatX*)NULL, now,
+        matmul_forward_cuda(product_context(), out, operand(x, x_pitch), operand(w, w_pitch), (const floatX*)NULL, now,
                             (int)out_width(s), s.T, (size_t)s.T, stream);
     }
 }

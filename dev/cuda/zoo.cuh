@@ -4,9 +4,8 @@
  * A file has ladders, such as forward and backward. A ladder lists the tensors of a shape, has an oracle from llmc/ *.h that
  * writes the wanted values, and has versions, a kernel with one idea each. A BOLD one is the trainer's, included from llmc/.
  * Each version runs twice, on fresh memory full of NaN. Both runs must have the same bits, unless the version adds atomically
- * (ATOMICS). Inputs, padding and the memory behind each tensor must not change. The error of a tensor in fp32 is |got - want| /
- * |want| over all of it, at most 1e-5. The error of a tensor in 16 bits is the largest of its elements', relative to the
- * element, at most half a unit in the last place.
+ * (ATOMICS). Inputs, padding and the memory behind each tensor must not change. In fp32 the error of a tensor is |got - want| /
+ * |want|, at most 1e-5. In 16 bits each element may be off by half a unit in the last place, relative to this element.
  *
  * Timed launches rotate over as many copies of the tensors as take 4 times the L2 cache.
  */
