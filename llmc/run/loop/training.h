@@ -345,8 +345,10 @@ static inline void training_find_slowest(Training* t, const float* busy_ms) {
 static inline void training_shorten(Training* t, int64_t steps) {
     Session* s = t->s;
     const double ms = 1e3 * t->pace.pace;
-    printf("plan    %lld steps instead of %lld: a step takes %.1f ms now, at step %lld\n", (long long)steps,
-           (long long)s->plan.steps, ms, (long long)t->queued);
+    char now[32], before[32];
+    printf("plan    %s steps instead of %s: a step takes %.1f ms now, at step %lld\n",
+           text_count((uint64_t)steps, now, sizeof now), text_count((uint64_t)s->plan.steps, before, sizeof before), ms,
+           (long long)t->queued);
     fflush(stdout);
     schedule_shorten(&s->state.shortened, t->queued, s->plan.steps, steps);
     plan_shorten(&s->plan, steps);
