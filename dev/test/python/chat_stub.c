@@ -2,9 +2,24 @@
  *
  *   chat_stub talk                        a chat with a model that answers [MESSAGE], with '|' for newlines; a message that
  *                                         begins with "count" gets an endless slow answer
+ *   chat_stub slow                        the same at a slow screen
  *   chat_stub ids DIR DATE SYSTEM USER    the form of DIR's template, then the ids of a conversation's start
  */
+#include "llmc/base/utils.h"
+
+static bool slow;
+
+/* A slow screen shows a prompt 10 ms before the chat waits for a line: a key may come in between. */
+static int slow_fflush(FILE* f) {
+    const struct timespec pause = {0, slow ? 10000000 : 0};
+    const int status = fflush(f);
+    nanosleep(&pause, NULL);
+    return status;
+}
+
+#define fflush slow_fflush
 #include "llmc/run/jobs/chat.h"
+#undef fflush
 #include "dev/test/byte_tokens.h"
 
 enum { CONTEXT = 32768, VOCAB = 1024 };
@@ -89,12 +104,13 @@ static void print_ids(char** argv) {
 }
 
 int main(int argc, char** argv) {
-    if (argc == 2 && strcmp(argv[1], "talk") == 0) {
+    slow = argc == 2 && strcmp(argv[1], "slow") == 0;
+    if (slow || (argc == 2 && strcmp(argv[1], "talk") == 0)) {
         talk();
     } else if (argc == 6 && strcmp(argv[1], "ids") == 0) {
         print_ids(argv + 2);
     } else {
-        die_usage("usage: chat_stub talk | ids DIR DATE SYSTEM USER");
+        die_usage("usage: chat_stub talk | slow | ids DIR DATE SYSTEM USER");
     }
     return 0;
 }

@@ -75,7 +75,7 @@ class Terminal:
     def __init__(self, *command, **environment):
         self.fd, other = pty.openpty()
         self.text, self.before = "", termios.tcgetattr(other)
-        self.edits = "edited" in str(command[0])  # the program reads lines by libedit
+        self.edits = "edited" in str(command[0]) and environment.get("TERM") != "dumb"  # the program reads lines by libedit
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
@@ -138,11 +138,11 @@ class Terminal:
         return now[:4] == self.before[:4] and now[6][termios.VINTR] == self.before[6][termios.VINTR]
 
 
-def talk(program, **environment):
-    terminal = Terminal(program, "talk", **environment)
+def talk(program, mode="talk", **environment):
+    terminal = Terminal(program, mode, **environment)
     greeting = terminal.prompt()
     assert "chat in the form of Llama 3.1, dated 26 Jul 2024" in greeting
-    assert ("this program was built without libedit" in greeting) != terminal.edits
+    assert ("this program was built without libedit" in greeting) != ("edited" in program)
     return terminal
 
 
@@ -199,6 +199,17 @@ def test_several_lines_between_triple_quotes_are_one_message(either):
     t.prompt()
     t.send("three\n")
     assert "[three]" in t.expect(r"\]") + "]"
+    t.send("/quit\n")
+    assert t.status() == 0
+
+
+def test_ctrl_c_just_after_the_prompt_is_not_lost(plain):
+    t = talk(plain, "slow")
+    for _ in range(10):
+        t.send('"""\n')
+        t.expect(r"\.\.\. ")
+        t.send("\x03")
+        t.expect(r"(?<!\.)> $", seconds=10)
     t.send("/quit\n")
     assert t.status() == 0
 

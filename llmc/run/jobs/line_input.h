@@ -11,7 +11,10 @@
 #define LLMC_LINE_INPUT_H
 
 #include "llmc/base/utils.h"           // defines: warn, xrealloc
-#include "llmc/run/session/signals.h"  // defines: run_catch_interrupt, run_stop_done
+#include "llmc/run/session/signals.h"  // defines: run_catch_interrupt, run_signal_came, run_stop_done
+
+#include <poll.h>
+#include <pthread.h>
 
 #ifdef LLMC_LIBEDIT
 #include <locale.h>
@@ -41,21 +44,31 @@ typedef struct {
 
 enum { TERMINAL_LINE = 4095 };  // most bytes of a line that Linux's terminals pass on by themselves
 
+/* Waits at a terminal for a line, or for Ctrl-C, also where it came just before the wait. Returns whether it was Ctrl-C. */
+static inline bool line_interrupts(const LineInput* in) {
+    struct pollfd keys = {.fd = fileno(in->file), .events = POLLIN};
+    sigset_t interrupt, before;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &interrupt, &before);  // ppoll() lets it in again: it cannot come between the look and the wait
+    while (!run_signal_came() && ppoll(&keys, 1, NULL, &before) < 0 && errno == EINTR) {}
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const bool came = run_signal_came();
+    if (came) { run_stop_done(); }
+    return came;
+}
+
 /* Reads a line without editing. */
 static inline char* line_read_plain(LineInput* in) {
+    in->interrupted = false;
     if (in->terminal) {
         fputs(in->prompt, in->out);
         fflush(in->out);
-        run_catch_interrupt(true);
+        in->interrupted = line_interrupts(in);
+        if (in->interrupted) { return NULL; }
     }
-    errno = 0;
     const ssize_t length = getline(&in->line, &in->cap, in->file);
-    if (in->terminal) {
-        in->interrupted = length < 0 && errno == EINTR;
-        clearerr(in->file);
-        run_catch_interrupt(false);
-        run_stop_done();
-    }
+    if (in->terminal) { clearerr(in->file); }
     if (length < 0) { return NULL; }
     in->line[strcspn(in->line, "\r\n")] = 0;
     if (in->terminal && length > TERMINAL_LINE) {
@@ -188,7 +201,7 @@ static inline void line_open(LineInput* in, FILE* file, FILE* out) {
     in->file = file;
     in->out = out;
     in->terminal = isatty(fileno(file)) && isatty(fileno(out));
-    if (in->terminal) { run_catch_interrupt(false); }
+    if (in->terminal) { run_catch_interrupt(); }
 #ifdef LLMC_LIBEDIT
     line_edit_open(in);
 #endif

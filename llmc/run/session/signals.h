@@ -65,18 +65,14 @@ static inline void run_on_lost_screen(int signal_number) {
 
 static inline void run_on_save_signal(int signal_number) { run_save_signal = signal_number; }
 
-static inline void run_catch_with(int signal_number, void (*handler)(int), int flags) {
+/* Catches a signal; reads and writes of files continue. */
+static inline void run_catch_signal(int signal_number, void (*handler)(int)) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = handler;
     sigemptyset(&action.sa_mask);
-    action.sa_flags = flags;
+    action.sa_flags = SA_RESTART;
     sigaction(signal_number, &action, NULL);
-}
-
-/* Catches a signal; reads and writes of files continue. */
-static inline void run_catch_signal(int signal_number, void (*handler)(int)) {
-    run_catch_with(signal_number, handler, SA_RESTART);
 }
 
 /* Catches SIGUSR1 and SIGUSR2, which would end the process. Called before files are loaded. */
@@ -100,10 +96,8 @@ static inline void run_catch_signals(void) {
     }
 }
 
-/* Catches Ctrl-C in a chat, where it ends an answer; with `ends_reads` it also ends a read that waits, with EINTR. */
-static inline void run_catch_interrupt(bool ends_reads) {
-    run_catch_with(SIGINT, run_on_chat_interrupt, ends_reads ? 0 : SA_RESTART);
-}
+/* Catches Ctrl-C in a chat, where it ends an answer. */
+static inline void run_catch_interrupt(void) { run_catch_signal(SIGINT, run_on_chat_interrupt); }
 
 /* Asks for the end as a signal does: for the clock of run/loop/timing.h. */
 static inline void run_ask_for_end(void) { run_signal = SIGALRM; }
