@@ -37,7 +37,7 @@ help:
 	@echo "make test-kill [KILLS=50]  kill a run with -9 at random moments and resume it each time"
 	@echo "make test-crash            fail, kill and cut the power at each call of a run; feed it damaged files (minutes)"
 	@echo "make train_llama3 test_llama3 tokenize             build the CPU programs"
-	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|\"75 80 90\"]"
+	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|120|\"75 90 120\"]"
 	@echo "make test-no-gpu           build train_llama3cu and test what it does where no GPU is (minutes)"
 	@echo "make emulated test-emulated  build the CUDA programs for a card that the CPU emulates; test them there (minutes)"
 	@echo "make -C dev/cuda rmsnorm   build a file of the kernel zoo; also test-emulated, test, bench (dev/cuda/README.md)"
@@ -64,9 +64,9 @@ build:
 	@mkdir -p build
 
 # --- GPU ---------------------------------------------------------------------------------------------------------------
-# GPU_ARCH: the architectures of this machine's GPUs by nvidia-smi; 80 if there is none, 90 if all are of other architectures.
-# Each gets its machine code (90: sm_90a); the highest also its PTX, which newer GPUs compile. GPUs older than 75 (T4) are
-# ignored.
+# GPU_ARCH: the architectures of this machine's GPUs by nvidia-smi; 80 if there is none. A GPU newer than nvcc counts as the
+# highest architecture that nvcc knows. Each gets its machine code (90: sm_90a); the highest also its PTX, which newer GPUs
+# compile. GPUs older than 75 (T4) are ignored.
 # NCCL (several GPUs) is opened at run time; nccl.h is in CUDA_HOME, the system's headers or NCCL_HOME/include.
 # PTX_ONLY=75 builds only the PTX of that architecture, to test the code for an older GPU on a newer one.
 
@@ -77,9 +77,13 @@ NVCC ?= $(firstword $(if $(filter file,$(origin CUDA_HOME)),,$(wildcard $(CUDA_H
 DETECTED_ARCH := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d ' \r' | \
                    grep -E '^[0-9]+\.[0-9]$$' | tr -d .))
 USABLE_ARCH := $(filter-out 3% 5% 6% 70 72,$(DETECTED_ARCH))
-GPU_ARCH ?= $(or $(filter 75 80 86 87 89 90,$(USABLE_ARCH)),$(if $(USABLE_ARCH),90,80))
+KNOWN_ARCH := $(if $(and $(USABLE_ARCH),$(NVCC)),$(shell $(NVCC) --list-gpu-code | sed -n 's/^sm_\([0-9]*\)$$/\1/p'))
+FOUND_ARCH := $(if $(KNOWN_ARCH),$(shell for gpu in $(USABLE_ARCH); do printf '%s\n' $(KNOWN_ARCH) | \
+                awk -v gpu=$$gpu '$$1 <= gpu && $$1 > most { most = $$1 } END { print most }'; done))
+GPU_ARCH ?= $(or $(FOUND_ARCH),80)
 PTX_ONLY ?=
-ARCHS = $(or $(PTX_ONLY),$(sort $(GPU_ARCH)))
+# in the order of numbers, which `sort` alone does not know: two digits, then three
+ARCHS = $(or $(PTX_ONLY),$(strip $(sort $(filter-out 1%,$(GPU_ARCH))) $(sort $(filter 1%,$(GPU_ARCH)))))
 OLD_ARCHS = $(filter 75,$(ARCHS))
 ifneq ($(filter 3% 5% 6% 70 72,$(ARCHS)),)
 $(error GPU_ARCH is $(ARCHS), wanted 75 or newer)

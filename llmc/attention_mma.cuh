@@ -54,6 +54,13 @@ struct TileCopy {
     }
 };
 
+// steps of 16 columns that the scores' loop unrolls: with four, ptxas spills registers of sm_120's kernel of dK and dV
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int MMA_SCORES_UNROLL = 2;
+#else
+constexpr int MMA_SCORES_UNROLL = 4;
+#endif
+
 /* Adds to acc[i] the scores a(rows a_row + 16 i ..) . b(rows b_row .. b_row + 8 NT)^T, summed over HD; acc[i] is a fragment. */
 template <int HD, int MT, int NT>
 __device__ __forceinline__ void mma_scores(float (&acc)[MT][4 * NT], uint32_t a_tile, int a_row, uint32_t b_tile, int b_row) {
@@ -62,7 +69,7 @@ __device__ __forceinline__ void mma_scores(float (&acc)[MT][4 * NT], uint32_t a_
     const uint32_t a_base = a_tile + (a_row + (lane & 15)) * (HD * 2);
     const uint32_t b_base = b_tile + (b_row + (lane & 7) + ((lane >> 4) << 3)) * (HD * 2);
     const uint32_t a_chunk = ((lane >> 4) ^ (lane & 7)) << 4, b_chunk = (((lane >> 3) & 1) ^ (lane & 7)) << 4;
-#pragma unroll 4
+#pragma unroll MMA_SCORES_UNROLL
     for (int k = 0; k < HD / 16; k++) {
         uint32_t a[MT][4];
 #pragma unroll

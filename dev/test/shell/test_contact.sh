@@ -228,6 +228,31 @@ make -s -C "$root" emulated NVCC= CUDA_HOME=/none PRECISION=FP32 EMULATED_ARCH=8
 check "make emulated names what is missing" grep -q '^error: nvcc was not found' made.txt
 check "before it compiles" sh -c '! grep -q "fatal error" made.txt'
 
+# --- for which cards make compiles -------------------------------------------------------------------------------------------
+
+# codes CARDS KNOWN [SETTING]: prints what make would compile on a machine with these cards, with an nvcc that knows these
+# architectures: the machine codes, then the PTX
+codes() {
+    mkdir -p cards
+    printf '#!/bin/sh\nprintf "%%s\\n" %s\n' "$1" >cards/nvidia-smi
+    printf '#!/bin/sh\nprintf "sm_%%s\\n" %s\n' "$2" >cards/nvcc
+    chmod +x cards/nvidia-smi cards/nvcc
+    env -u MAKEFLAGS -u GPU_ARCH -u PTX_ONLY -u PRECISION PATH="$tmp/cards:$PATH" \
+        make -n -B -C "$root" NVCC="$tmp/cards/nvcc" ${3:+"$3"} train_llama3cu 2>&1 |
+        grep "^$tmp/cards/nvcc" | grep -oE 'code=[a-z]+_[0-9a]+' | sed 's/^code=//' | paste -sd ' ' -
+}
+cuda13="75 80 86 87 88 89 90 90a 100 103 100f 110 120 121" cuda12="50 60 70 75 80 86 87 89 90 90a"
+for arch in 75 80 86 87 89 100 103 110 120 121; do
+    check "a card of $arch gets its own code" test "$(codes "${arch%?}.${arch#"${arch%?}"}" "$cuda13")" = "sm_$arch compute_$arch"
+done
+check "a card of 90 gets Hopper's code" test "$(codes 9.0 "$cuda13")" = "sm_90a compute_90"
+check "a card that nvcc does not know gets the highest PTX below it" test "$(codes 12.0 "$cuda12")" = "sm_90a compute_90"
+check "or the code of its generation" test "$(codes 12.1 "75 90 100 103 120")" = "sm_120 compute_120"
+check "the PTX is the highest card's" test "$(codes "12.0 9.0 9.0" "$cuda13")" = "sm_120 sm_90a compute_120"
+check "so it is of a given list" test "$(codes 9.0 "$cuda13" GPU_ARCH="120 86 100")" = "sm_86 sm_100 sm_120 compute_120"
+check "a card before 75 is ignored" test "$(codes "6.1 8.9" "$cuda13")" = "sm_89 compute_89"
+check "without a card the code is an A100's" test "$(codes "" "$cuda13")" = "sm_80 compute_80"
+
 # --- scripts of Python, without any package, from another folder ---------------------------------------------------------------
 
 bare() { python3 -S -E -B "$@"; } # without site-packages
