@@ -117,6 +117,15 @@ static void add_mine(std::vector<Ladder>& ladders) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the command line
 
+/* Returns why code for an architecture (75, 80, 90) in this precision lacks a version; NULL if it has it. */
+static const char* lacks(const Version& v, int arch) {
+    if (v.flags & ONLY_16 && sizeof(floatX) == 4) { return "is for 16 bits"; }
+    if (v.flags & ONLY_FP32 && sizeof(floatX) < 4) { return "is for fp32"; }
+    if (v.flags & ONLY_BF16 && !IS_BF16) { return "is for bf16"; }
+    if (v.flags & SM90 && arch < 90) { return "needs sm_90"; }
+    return v.flags & SM80 && arch < 80 ? "needs sm_80" : NULL;
+}
+
 /* Prints which versions this build lacks, and why. */
 static void print_skips(const char* file, const std::vector<Ladder>& ladders) {
     const std::string archs = ZOO_ARCHS;

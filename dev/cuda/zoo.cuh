@@ -5,7 +5,8 @@
  * writes the wanted values, and has versions, a kernel with one idea each. A BOLD one is the trainer's, included from llmc/.
  * Each version runs twice, on fresh memory full of NaN. Both runs must have the same bits, unless the version adds atomically
  * (ATOMICS). Inputs, padding and the memory behind each tensor must not change. In fp32 the error of a tensor is |got - want| /
- * |want|, at most 1e-5. In 16 bits each element may be off by half a unit in the last place, relative to this element.
+ * |want|, at most 1e-5. In 16 bits each element may be off by half a unit in the last place, relative to this element. Where
+ * numbers may cancel in fp32 before that, as in AdamW, the oracle leaves their size: 32 roundings of it in fp32 are allowed.
  *
  * Timed launches rotate over as many copies of the tensors as take 4 times the L2 cache.
  */
@@ -36,6 +37,7 @@ struct Tensor {
     float floor;                // errors in 16 bits are relative to |want| + floor * rms(want); INFINITY: as in fp32
     float units;                // halves of a unit that 16 bits may be off: 1, or 2 where rounding is stochastic
     Floats start, host;         // (rows, width): before the kernel; for the oracle, which leaves the wanted values there
+    Floats terms;               // (rows, width): the size of what the oracle added up to an element, if it may cancel
     std::vector<int32_t> ints;
     void* device;
     size_t bytes() const { return rows * pitch * (type == TYPE_X ? sizeof(floatX) : type == TYPE_BYTE ? 1 : 4); }
@@ -53,7 +55,7 @@ struct Case {
     /* Appends a tensor (rows, width) of floatX, float, int32_t or char without padding, in the order of the file's enum. */
     template <typename T>
     Tensor& tensor(const char* name, Role role, size_t rows, size_t width, float scale = 1, float floor = 1e-3f) {
-        tensors.push_back({name, role, TYPE_OF<T>, rows, width, width, scale, floor, 1, {}, {}, {}, NULL});
+        tensors.push_back({name, role, TYPE_OF<T>, rows, width, width, scale, floor, 1, {}, {}, {}, {}, NULL});
         return tensors.back();
     }
     /* Appends a tensor of floatX with a pitch, as activations have it. */
@@ -121,15 +123,6 @@ struct Ladder {
           versions(versions) {}
 };
 
-/* Returns why code for an architecture (75, 80, 90) in this precision lacks a version; NULL if it has it. */
-static const char* lacks(const Version& v, int arch) {
-    if (v.flags & ONLY_16 && sizeof(floatX) == 4) { return "is for 16 bits"; }
-    if (v.flags & ONLY_FP32 && sizeof(floatX) < 4) { return "is for fp32"; }
-    if (v.flags & ONLY_BF16 && !IS_BF16) { return "is for bf16"; }
-    if (v.flags & SM90 && arch < 90) { return "needs sm_90"; }
-    return v.flags & SM80 && arch < 80 ? "needs sm_80" : NULL;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // checks
 
@@ -180,8 +173,10 @@ static void compare_with_oracle(const Tensor& t, const Floats& got, Verdict* ver
     double square = 0, wrong = 0, worst = 0;
     for (const float want : t.host) { square += (double)want * (double)want; }
     const double floor = (double)t.floor * sqrt(square / (double)got.size()) + 1e-30;
+    const double least = IS_FP16 ? 0x1p-14 : 0;  // the least normal number: all below it have its unit in the last place
     for (size_t i = 0; i < got.size(); i++) {
-        const double off = fabs((double)got[i] - (double)t.host[i]), relative = off / (fabs((double)t.host[i]) + floor);
+        const double off = fabs((double)got[i] - (double)t.host[i]), fp32 = t.terms.empty() ? 0 : 0x1p-19 * (double)t.terms[i];
+        const double relative = off <= fp32 ? 0 : (off - fp32) / (fmax(fabs((double)t.host[i]), least) + floor);
         wrong += off * off;
         worst = relative <= worst ? worst : relative;  // NaN is the worst
     }
