@@ -17,6 +17,7 @@ HEAD = """# The kernel zoo, measured
 
 {about}. Made by `python3 dev/cuda/table.py`. [The zoo](../cuda/README.md#a-row) says what the columns mean.
 Times are in ms. A bold version is the trainer's own kernel. A predicted time in brackets was corrected after the measurement.
+Not run: the file leaves the version out at this shape.
 """
 
 
@@ -49,17 +50,32 @@ def predicted(row):
     return digits(row["predicted"]) + (f" ({digits(row['corrected'])})" if row["corrected"] else "")
 
 
-def cells(of, before):
-    """The cells of a version: idea, error, same bits, classic, large, x."""
-    classic, large = first(of, 0), first(of, 1)
-    row = (large or classic)[0]
-    small = "; ".join(f"{predicted(r)}, {digits(r['ms'])}, {r['share']:.2f}" for r in classic)
-    rate = f"{row['rate'] * (1e-12 if row['products'] else 1e-9):.0f} {'TFLOP/s' if row['products'] else 'GB/s'}"
-    big = f"{predicted(row)}, {digits(row['ms'])}, {rate}, {row['share']:.2f}, {digits(row['joules'])} J" if large else ""
-    checked = (classic or large)[0]
+def shapes(versions, column, large):
+    """The sizes at which versions of a ladder ran in a column, in the order of the runs."""
+    return list(dict.fromkeys(r["sizes"] for of in versions.values() for r in of.get(column, {}).get(large, [])))
+
+
+def at(of, sizes, large):
+    """The rows of a version at these sizes; None where the file leaves it out."""
+    return [next((r for r in first(of, large) if r["sizes"] == size), None) for size in sizes]
+
+
+def gain(row, before):  # times as fast as the version before, if both ran in the same way
+    same = before and all(before[key] == row[key] for key in ("sizes", "arch", "precision"))
+    return f"{before['ms'] / row['ms']:.2f}" if same else ""
+
+
+def cells(of, before, classic, large):
+    """The cells of a version: idea, error, same bits, classic, large, x; and the row that x compares."""
+    small, big = at(of, classic, 0), at(of, large, 1)
+    row = next(r for r in big + small if r)
+    checked = next(r for r in small + big if r)
     error = f"{checked['error']:.0e} of {checked['allowed']:.0e}" if checked["allowed"] else ""
-    gain = f"{before / row['ms']:.2f}" if before else ""
-    return [row["idea"], error, "yes" if checked["same"] else "no", small, big, gain], row["ms"]
+    rate = f"{row['rate'] * (1e-12 if row['products'] else 1e-9):.0f} {'TFLOP/s' if row['products'] else 'GB/s'}"
+    return [row["idea"], error, "yes" if checked["same"] else "no",
+            "; ".join(f"{predicted(r)}, {digits(r['ms'])}, {r['share']:.2f}" if r else "not run" for r in small),
+            "; ".join(f"{predicted(r)}, {digits(r['ms'])}, {rate}, {r['share']:.2f}, {digits(r['joules'])} J" if r else "not run" for r in big),
+            gain(row, before)], row
 
 
 def page(zoo, gpus):
@@ -70,12 +86,13 @@ def page(zoo, gpus):
         text += f"\n## {file}\n\n| | idea | error | same bits | classic: predicted, ms, share | large: predicted, ms, rate, share, J "
         text += f"| x |{more}\n|---|---|---|---|---|---|---|{'---|' * len(others)}\n"
         for (_, ladder), versions in [(k, v) for k, v in zoo.items() if k[0] == file]:
-            name, before = ladder, 0
+            name, before, said = ladder + " ", None, None
             for number, of in sorted(versions.items()):
-                row, before = cells(of, before)
-                if name:  # the first version also says the sizes
-                    name += " " + "; ".join(r["sizes"] for large in (0, 1) for r in first(of, large)) + ":"
-                bold = "**" if (first(of, 0) or first(of, 1))[0]["bold"] else ""
+                classic, large = (shapes(versions, order(of)[0], kind) for kind in (0, 1))
+                row, before = cells(of, before, classic, large)
+                if said != (said := classic + large):  # the sizes, where they are others than in the line above
+                    name += "; ".join(said) + ":"
+                bold = "**" if before["bold"] else ""
                 rest = [(of.get(c, {}).get(1) or of.get(c, {}).get(0) or [None])[0] for c in others]
                 row += [f"{digits(r['ms'])}, {r['share']:.2f}" if r else "" for r in rest]
                 text += f"| {name} {bold}{number}{bold} | " + " | ".join(row) + " |\n"
@@ -85,12 +102,13 @@ def page(zoo, gpus):
 
 def lesson_table(versions):
     large = any(first(of, 1) for of in versions.values())
-    text, before = "| version | predicted ms | ms | share | x |\n|---|---|---|---|---|\n", 0
+    text, before = "| version | predicted ms | ms | share | x |\n|---|---|---|---|---|\n", None
     for number, of in sorted(versions.items()):
-        rows = first(of, 1 if large else 0)
-        if rows:
-            gain, before = f"{before / rows[0]['ms']:.2f}" if before else "", rows[0]["ms"]
-            text += f"| {number} {rows[0]['idea']} | {predicted(rows[0])} | {digits(before)} | {rows[0]['share']:.2f} | {gain} |\n"
+        row = (first(of, large) or [None])[0]
+        idea = (row or first(of, 0)[0])["idea"]
+        text += f"| {number} {idea} | " + (f"{predicted(row)} | {digits(row['ms'])} | {row['share']:.2f} | {gain(row, before)} |\n"
+                                           if row else "| not run | | |\n")
+        before = row or before
     return text
 
 
@@ -101,8 +119,9 @@ def picture(ladders):
         bars.append(f'<text x="8" y="{(y := y + 20) - 8}" font-weight="bold">{file} {ladder}</text>')
         for number, of in sorted(versions.items()):
             row = (first(of, 1) or first(of, 0))[0]
+            small = " (classic shape)" if any(first(v, 1) for v in versions.values()) and not row["large"] else ""
             width, guess = 300 * row["share"], 300 * row["share"] * row["ms"] / row["predicted"]
-            bars.append(f'<text x="8" y="{y + 12}">{number} {escape(row["idea"])}</text><rect x="300" y="{y}" width="{width:.1f}" '
+            bars.append(f'<text x="8" y="{y + 12}">{number} {escape(row["idea"] + small)}</text><rect x="300" y="{y}" width="{width:.1f}" '
                         f'height="14" fill="{"#1f6feb" if row["bold"] else "#9aa4b0"}"/><path d="M{300 + min(guess, 360):.1f} {y - 1}v16" '
                         f'stroke="#cf222e" stroke-width="2"/><text x="{306 + width:.1f}" y="{y + 12}">{row["share"]:.2f}</text>')
             y += 20
