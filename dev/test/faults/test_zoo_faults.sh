@@ -13,6 +13,11 @@ rmsnorm | BF16 | s/k < count; k\+\+/k < count - 1; k++/
 rope | FP32 | s/\(blockIdx\.x % s\.T\) \* s\.HD/blockIdx.x * s.HD/
 rope | BF16 | s/k < \(s\.NH \+ s\.NKV\) \* half/k < s.NH * half/
 rope | FP32 | /rotate3_kernel\(f/,/^}/s/__syncthreads\(\);//
+layout | FP32 | /permute2_kernel\(f/,/^}/s/__syncthreads\(\);//
+layout | BF16 | s/h \/ group \* s\.HD;/h % s.NKV * s.HD;/
+layout | FP32 | s/h < group; h\+\+/h < group - 1; h++/
+softmax | FP32 | s/sum \* expf\(before - mine\)/sum/
+softmax | BF16 | s/u \+ i < end \?/u + i < end - 1 ?/
 swiglu | BF16 | s/load_vec<W>\(row \+ F\)/load_vec<W>(row)/
 swiglu | FP32 | s/\(1\.0f \+ g \* \(1\.0f - s\)\)/(1.0f + g * s)/
 embedding | BF16 | s/i < N && pairs/i < N - 1 \&\& pairs/
