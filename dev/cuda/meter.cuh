@@ -121,6 +121,7 @@ struct Work {
     double trips = 0;     // to memory, one after the other, of the thread that has the most
     double launches = 1;
     double after = 0;  // sectors that further kernels move after all this
+    double host = 0;   // seconds of the host, or of its link to the card, in a file that measures them
 };
 
 /* The rates of this run. */
@@ -135,7 +136,7 @@ static struct {
 static double seconds_of(const Work& w) {
     const double memory = fmax(32 * w.sectors / card.copy, w.trips * card.trip);
     const double compute = fmax(w.lanes / card.lanes, w.products > 0 ? w.products / card.product : 0);
-    return fmax(memory, compute) + 32 * w.after / card.copy + w.launches * card.launch;
+    return fmax(memory, compute) + 32 * w.after / card.copy + w.launches * card.launch + w.host;
 }
 
 static inline double sms() { return (double)device_attribute(cudaDevAttrMultiProcessorCount); }
@@ -151,8 +152,9 @@ struct Turns {
 };
 
 /* Times `launch`, in graphs of `count` launches, in turns with copies. Its argument counts launches, so that they can rotate
- * over several tensors. The host queues a graph while the copy runs, so the host's part is not timed. */
-static Turns in_turns(int count, const std::function<void(int, cudaStream_t)>& launch) {
+ * over several tensors. The host queues a graph while the copy runs, so the host's part is not timed. With `on_host` there is
+ * no graph, and the host's clock times the launches from the first call to the end of the last one's work. */
+static Turns in_turns(int count, const std::function<void(int, cudaStream_t)>& launch, bool on_host = false) {
     enum { ROUNDS = 11, FEW = 3 };
     float ms[ROUNDS], copy[ROUNDS];
     cudaStream_t s;
@@ -162,7 +164,7 @@ static Turns in_turns(int count, const std::function<void(int, cudaStream_t)>& l
     CUDA_CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
     for (cudaEvent_t& event : events) { CUDA_CHECK(cudaEventCreate(&event)); }
     CUDA_CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < count; i++) { launch(i, s); }
+    for (int i = 0; i < count && !on_host; i++) { launch(i, s); }
     CUDA_CHECK(cudaStreamEndCapture(s, &graph));
     CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
     CUDA_CHECK(cudaGraphLaunch(exec, s));
@@ -171,11 +173,16 @@ static Turns in_turns(int count, const std::function<void(int, cudaStream_t)>& l
         CUDA_CHECK(cudaEventRecord(events[0], s));
         CUDA_CHECK(cudaMemcpyAsync(card.to, card.from, card.bytes, cudaMemcpyDeviceToDevice, s));
         CUDA_CHECK(cudaEventRecord(events[1], s));
+        if (on_host) { CUDA_CHECK(cudaEventSynchronize(events[1])); }
+        const double start = now_seconds();
         CUDA_CHECK(cudaGraphLaunch(exec, s));
+        for (int k = 0; k < count && on_host; k++) { launch(k, s); }
         CUDA_CHECK(cudaEventRecord(events[2], s));
         CUDA_CHECK(cudaEventSynchronize(events[2]));
+        const double host_ms = 1e3 * (now_seconds() - start);
         CUDA_CHECK(cudaEventElapsedTime(&copy[i], events[0], events[1]));
         CUDA_CHECK(cudaEventElapsedTime(&ms[i], events[1], events[2]));
+        if (on_host) { ms[i] = (float)host_ms; }
         if (ms[i] > 1000) { rounds = FEW; }
     }
     qsort(ms, (size_t)rounds, sizeof *ms, compare_floats);

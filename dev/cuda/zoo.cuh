@@ -85,6 +85,7 @@ enum {
     ONLY_BF16 = 32,
     SM80 = 64,
     SM90 = 128,
+    ON_HOST = 256,  // the host's calls are timed, too
 };
 
 struct Version {
@@ -268,9 +269,9 @@ static void bench(const Ladder& l, const std::vector<Version>& versions, const S
         auto launch = [&](int k, cudaStream_t stream) { v.run(cases[(size_t)k % cases.size()], stream); };
         launch(0, 0);  // loads its code
         CUDA_CHECK_LAUNCH("a version");
-        Turns t = in_turns(1, launch);
+        Turns t = in_turns(1, launch, v.flags & ON_HOST);
         const int count = (int)fmin(fmax(20, (double)cases.size()), 20 / t.ms);
-        if (count > 1) { t = in_turns(count, launch); }
+        if (count > 1) { t = in_turns(count, launch, v.flags & ON_HOST); }
         const double rate = (products ? c.flops : c.bytes) / (1e-3 * t.ms);
         if (v.flags & REFERENCE) { card.product = rate; }
         card.copy = t.copy;

@@ -1,6 +1,6 @@
 /* feed.cuh -- brings batches of tokens to the GPU. The host reads them into pinned memory. The feed's own stream copies them to
  * the device while the GPU computes. The model's stream then puts them in place in its own order. Training and validation share
- * one feed.
+ * one feed. Steps: dev/cuda/overlap.cu.
  */
 #ifndef LLMC_FEED_CUH
 #define LLMC_FEED_CUH

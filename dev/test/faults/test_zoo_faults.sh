@@ -23,6 +23,8 @@ swiglu | FP32 | s/\(1\.0f \+ g \* \(1\.0f - s\)\)/(1.0f + g * s)/
 embedding | BF16 | s/i < N && pairs/i < N - 1 \&\& pairs/
 adamw | FP32 | s/k % 4 != 0 \? f\.decay : 1/f.decay/
 adamw | BF16 | s/\/ f\.sqrt_correction2//
+overlap | FP32 | s/CUDA_CHECK\(cudaStreamWaitEvent\(stream, end\[i\]\)\);//
+overlap | FP32 | s/out \+ i, arrived \+ i, now/out + i, arrived, now/
 attention_forward | FP32 | s/NH \+ h \/ \(s\.NH \/ s\.NKV\)\)/NH + h % s.NKV)/
 attention_backward | FP32 | s/group = h \/ \(s\.NH \/ s\.NKV\);/group = h % s.NKV;/
 END
