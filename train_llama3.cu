@@ -66,7 +66,7 @@ typedef struct {
 } Ends;
 
 /* Activations that the forward pass of one block leaves for its backward pass. N = B*T rows, each padded (row_pitch). All
- * blocks share the buffers that the recompute level does not keep. */
+ * blocks that recompute a group of them share its buffers, also with the last block (recompute.h). */
 typedef struct {
     floatX* h;                 // (N, C) the residual stream as it enters; kept at every level
     floatX* norm1;             // (N, C)
@@ -121,7 +121,7 @@ typedef struct {
     bool documents;      // rows hold some
     bool fp8, fp8_head;  // the products of the blocks, and of the head, are in 8 bits
     int cache_len;       // positions of the KV cache; 0: no generation
-    Recompute level;
+    Recompute recompute;
     bool fp32_grads, fp32_head;  // gradients of all matrices, or of the head alone, are fp32, otherwise floatX
     MasterKind master;
     bool bf16_moments;
@@ -231,16 +231,6 @@ static Rows batch_rows(const Llama* m) {
     return {(size_t)s.B * s.T, s, m->feed.starts, m->rope, 0, m->layout.parts > 1 ? &m->sequence : NULL};
 }
 
-/* Groups of a block's activations: the groups that the backward pass recomputes, or the groups that it keeps. */
-typedef struct {
-    bool norms, gate_up, block;  // outputs of norms and SwiGLU; of gate and up; all the rest but the residual stream
-} Again;
-
-static Again again_of(Recompute level) {
-    const bool block = level == RECOMPUTE_BLOCK;
-    return {level != RECOMPUTE_NONE, block || level == RECOMPUTE_FFN, block};
-}
-
 /* Takes the wanted groups of a block's activations from an arena. */
 static void take_block(const Llama* m, BlockActivations* s, Arena* a, Again wanted) {
     const ModelConfig* c = &m->config;
@@ -261,15 +251,14 @@ static void take_block(const Llama* m, BlockActivations* s, Arena* a, Again want
     }
 }
 
-/* Lays out the activations of a batch in `a`; in the workspace `w` those that the recompute level does not keep. */
+/* Lays out the activations of a batch in `a`; in the workspace `w` those that blocks share. */
 static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     const ModelConfig* c = &m->config;
     const Layout* o = &m->layout;
     const size_t N = (size_t)o->B * o->T, L = c->num_layers, C = pitch_of(c->hidden_size);
-    const Again again = again_of(o->train ? o->level : RECOMPUTE_BLOCK), kept = {!again.norms, !again.gate_up, !again.block};
-    BlockActivations shared;  // buffers of all blocks; each block takes its own below
+    BlockActivations shared;
     memset(&shared, 0, sizeof shared);
-    take_block(m, &shared, w, again);
+    take_block(m, &shared, w, recompute_at(&o->recompute, 0));
     m->rope = take<float>(a, (size_t)o->T * o->parts * c->head_dim);
     floatX* ping_pong[2] = {NULL, NULL};  // without a backward pass, two residual streams are enough
     if (!o->train) {
@@ -277,9 +266,10 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
         ping_pong[1] = take<floatX>(a, N * C);
     }
     for (size_t l = 0; l < L; l++) {
-        BlockActivations s = shared;
+        BlockActivations s = shared;  // and its own of the groups that it does not share
+        const Again shares = recompute_at(&o->recompute, l + 1 < L ? (int)l : 0);
         s.h = o->train ? take<floatX>(a, N * C) : ping_pong[l % 2];
-        take_block(m, &s, a, kept);
+        take_block(m, &s, a, {!shares.norms, !shares.gate_up, !shares.block});
         for (int i = 0; i < BLOCK_LINEARS; i++) { s.t[i] = take<floatX>(a, N * pitch_of(lora_width(&c->lora, i))); }
         m->blocks[l] = s;
     }
@@ -353,6 +343,8 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
     m.config = *c;
     m.layout = *layout;
     m.layout.parts = m.sequence.parts = layout->parts > 1 ? layout->parts : 1;
+    if (!layout->train) { recompute_set(&m.layout.recompute, RECOMPUTE_BLOCK, ALL_BLOCKS); }  // nothing is kept
+    recompute_limit(&m.layout.recompute, c->num_layers - (layout->train ? 1 : 0));
     m.sequence.group = layout->sharers;
     m.queue.matmul = matmul;
     const int ranks = layout->ranks > 1 ? layout->ranks : 1;
@@ -467,7 +459,7 @@ static void llama_free(Llama* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // forward
 
-/* Computes norm_final (B, T, C) from the tokens feed.x and keeps what the recompute level keeps. */
+/* Computes norm_final (B, T, C) from the tokens feed.x, and the activations of the blocks. */
 static void llama_forward(const Llama* m) {
     const Queue* q = &m->queue;
     const Rows rows = batch_rows(m);
@@ -525,7 +517,7 @@ static void block_recompute(const Llama* m, int l, const Block* w) {
     const Queue* q = &m->queue;
     const Rows rows = batch_rows(m);
     const BlockActivations* s = &m->blocks[l];
-    const Again again = again_of(m->layout.level);
+    const Again again = recompute_at(&m->layout.recompute, l);
     if (!again.norms) { return; }
     norm(q, s->norm1, s->rstd1, &w->input_norm, s->h, rows.N, again.block ? &w->qkv : NULL);
     if (again.block) {
@@ -545,7 +537,6 @@ static void llama_backward(Llama* m, bool add, bool first, bool last) {
     const Rows rows = batch_rows(m);
     const size_t N = rows.N;
     const int C = m->config.hidden_size, L = m->config.num_layers;
-    const Again again = again_of(m->layout.level);
     const Ends ends = ends_at(m, true, BATCH);
     ProfileRange phase("backward");
 
@@ -557,6 +548,7 @@ static void llama_backward(Llama* m, bool add, bool first, bool last) {
         LayerRange layer(l);
         const Block w = block_at(m, l, BATCH);
         const BlockActivations* s = &m->blocks[l];
+        const Again again = recompute_at(&m->layout.recompute, l);
         block_recompute(m, l, &w);
         exchange_await_ring(&m->exchange, &m->grads, l);
         // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and SwiGLU may make its factors
@@ -733,7 +725,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.T = o->seq / share.parts;
     l.documents = session_documents(s);
     l.cache_len = session_context(s);
-    l.level = (Recompute)o->recompute;
+    l.recompute = o->recompute;
     l.master = master_kind_of((MasterKind)o->master);
     l.bf16_moments = o->moments == MOMENTS_BF16;
     l.fp8 = o->fp8 && l.B > 0;
@@ -861,10 +853,10 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
 static int kept_tensors(const Llama* m, int l, NamedTensor list[BLOCK_TENSORS]) {
     const BlockActivations* s = &m->blocks[l];
     const void* const data[BLOCK_TENSORS] = {s->h, s->qkv, s->att, s->mid, s->gate_up, s->act};
-    static const int kept[] = {6, 5, 4, 1};  // activations kept by recompute level; shared buffers hold the last block's
+    const Again again = recompute_at(&m->layout.recompute, l);
     block_tensors(list, &m->config, l, m->runner.num_losses, m->layout.parts, data);
     for (int i = 0; i < BLOCK_TENSORS; i++) { list[i].pitch = pitch_of(list[i].width); }
-    return kept[m->layout.level];
+    return again.block ? 1 : again.gate_up ? 4 : again.norms ? 5 : BLOCK_TENSORS;
 }
 
 /* Names the first tensor that is not finite after a step whose loss or norm is not: of the weights, of the forward pass of the

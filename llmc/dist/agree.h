@@ -82,6 +82,17 @@ static inline void agree_add(Team* team, double* values, size_t count) {
     free(all);
 }
 
+/* Replaces each of `count` values by the largest of all ranks. */
+static inline void agree_most(Team* team, int* values, size_t count) {
+    if (!team) { return; }
+    int* all = (int*)xmalloc((size_t)team->run.ranks * count * sizeof *all);
+    agree_gather(team, values, count * sizeof *all, all);
+    for (size_t i = 0; i < (size_t)team->run.ranks * count; i++) {
+        if (all[i] > values[i % count]) { values[i % count] = all[i]; }
+    }
+    free(all);
+}
+
 /* Returns ranks_hosts() of the run. */
 static inline int agree_hosts(Team* team) {
     const int ranks = team->run.ranks;

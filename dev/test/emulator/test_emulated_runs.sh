@@ -54,6 +54,31 @@ repeats() { # repeats NAME FLAGS...: the same bits in another order, without a g
         cu BF16 "${r}_parts" "$@" --stop-after 10 && cu BF16 "${r}_parts" --resume "$@" && same_bits "$r" "${r}_parts"
 }
 
+by_blocks() { # by_blocks NAME FLAGS...: the same bits when some blocks recompute, and when others do after the run was resumed
+    b=$1
+    shift
+    cu BF16 "$b" "$@" && cu BF16 "${b}_some" "$@" --recompute ffn:2 --stop-after 10 &&
+        cu BF16 "${b}_some" "$@" --resume --recompute norm+swiglu,block:3 && same_bits "$b" "${b}_some"
+}
+
+documents_by_blocks() { # rows hold documents
+    words=$(sed 's/.*/{"text": "&"}/' "$root/README.md" | tr -d '\\`\t' | grep '^{"text": "[^"]*"}$' | head -150) &&
+        echo "$words" >"$tmp/words.jsonl" && "$bin/tokenize" -o "$tmp/words.bin" "$tmp/words.jsonl" &&
+        by_blocks documents --model d3 --train "$tmp/words.bin" --documents mask
+}
+
+# --recompute auto takes what fits into the room, the table says what the run then holds, and with more room the resumed run
+# takes less: the same bits. The checkpoint keeps the flag, the log what it stood for.
+auto_chooses() {
+    large="--seq 256 --batch 8 --steps 2"
+    cu BF16 large $large && cu BF16 auto $large --recompute auto --max-memory 70M --stop-after 1 >"$tmp/auto.out" &&
+        grep -x "memory  --recompute auto takes ffn,block:3" "$tmp/auto.out" && grep "^memory  need  *70.0 MiB of 70.0 MiB$" "$tmp/auto.out" &&
+        grep "peak memory 70.0 MiB" "$tmp/auto.out" && grep '"recompute":"auto"' "$tmp/auto/step_00000001/trainer_state.json" || return 1
+    cu BF16 auto --resume --max-memory 76M >"$tmp/auto.out" && grep -x "memory  --recompute auto takes norm+swiglu,ffn:1" "$tmp/auto.out" &&
+        [ "$(sed -n 's/.*"recompute":"\([^"]*\)".*/\1/p' "$tmp/auto/log.jsonl" | tr '\n' ' ')" = "ffn,block:3 norm+swiglu,ffn:1 " ] &&
+        same_bits large auto 2
+}
+
 zeros_repeat() { # zeros_repeat NAME "ZEROS" FLAGS...: the same bits however two cards share the model
     z=$1 zeros=$2
     shift 2
@@ -171,6 +196,11 @@ one_card() {
     in_full "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
     check "no master weights, and fp32 and split ones: a run goes on as another" masters_change
     check "no master weights: saved in any dtype, the same bits; the CPU trainer goes on" weights_are_saved_as
+    check "some blocks recompute, and others after a resume: the same bits, two micro-batches" by_blocks blocks --total-batch 128
+    check "some blocks recompute ...: the same bits, adapters" by_blocks blocks_lora --lora 4
+    check "some blocks recompute ...: the same bits, documents" documents_by_blocks
+    in_full "some blocks recompute ...: the same bits, --fp8" by_blocks blocks_fp8 --fp8
+    check "--recompute auto takes what fits, and chooses anew: the same bits" auto_chooses
     check "SwiGLU and RoPE join the products before them: the same bits in any order, without a graph, recomputed" layers_join
     check "SwiGLU and RoPE apart from them: nearly the same losses; adapters and 8 bits keep them apart" layers_are_apart
 }
@@ -187,6 +217,8 @@ several_cards() {
     check "two cards, ZeRO 1, 2 and 3, no master weights, --fp8 with the head: the same bits" zeros_repeat zeros_none_fp8 "1 2 3" $none --fp8 --fp8-head
     check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
     check "two cards share rows: the same bits in any order ..., --fp8 with the head" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8 --fp8-head
+    check "two cards, ZeRO 3, some blocks recompute, and others after a resume: the same bits" by_blocks blocks_zero --gpus 2 --zero 3
+    check "two cards share rows, some blocks recompute ...: the same bits" by_blocks blocks_shared --gpus 2 --seq-parallel 2
     check "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
     check "a run goes on on one, four and two cards" goes_on_elsewhere
 }

@@ -101,15 +101,37 @@ built_for BF16 "$name" && check "$name" fits 79 --model llama3.1-8b --seq 8192 -
 # the forms of master weights: split ones before none, where they fit
 eight="--model llama3.1-8b --seq 8192 --batch 1"
 name="what does not fit is told --master split"
-built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute block --moments bf16 --master split" plan $eight --max-memory 81G
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute ffn,block:28 --moments bf16 --master split" plan $eight --max-memory 81G
 name="where that does not fit either it is told --master none"
-built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute ffn --moments bf16 --master none" plan $eight --max-memory 79G
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute norm+swiglu,ffn:16 --moments bf16 --master none" plan $eight --max-memory 79G
 eight_bytes() { # weights, gradients, m and v have 2 bytes a parameter, without master weights
     plan $eight --recompute ffn --master none --moments bf16 --max-memory 79G >table || return 1
     [ "$(grep -c '^memory  \(weights\|gradients\|m\|v\)  *14.96 GiB$' table)" -eq 4 ] && ! grep '^memory  master' table
 }
 name="8B T=8192 in 8 bytes a parameter fits into 79 GiB"
 built_for BF16 "$name" && check "$name" eight_bytes
+
+# --recompute by block: the smallest number that fits
+lean8="$eight --master none --moments bf16"
+fewest() { plan $lean8 --recompute norm+swiglu,ffn:16 --max-memory 79G && ! plan $lean8 --recompute norm+swiglu,ffn:15 --max-memory 79G; }
+name="one block less than the hint's does not fit"
+built_for BF16 "$name" && check "$name" fewest
+name="--recompute auto takes the value of the hint"
+built_for BF16 "$name" && expect "$name" 0 "memory  --recompute auto takes norm+swiglu,ffn:16" plan $lean8 --recompute auto --max-memory 79G
+name="and on 8 cards, which need less, a cheaper one"
+built_for BF16 "$name" && expect "$name" 0 "memory  --recompute auto takes norm+swiglu:11" plan $eight --gpus 8 --recompute auto --max-memory 79G
+expect "and nothing where all fits" 0 "memory  --recompute auto takes none" plan --model d2 --recompute auto --max-memory 80G
+name="if nothing is enough, the hint has other flags"
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --moments bf16" \
+    plan --model d12 --train "$words" --seq 256 --batch 8 --recompute auto --max-memory 2870M
+in_order() { # the order of cost needs less and less
+    for value in none norm+swiglu:1 norm+swiglu:30 norm+swiglu norm+swiglu,ffn:1 norm+swiglu,ffn:30 ffn ffn,block:1 ffn,block:30 block; do
+        plan $eight --recompute $value --max-memory 400G >table && gib table || return 1
+    done | awk 'NR > 1 && $1 >= last { bad++ } { print; last = $1 } END { exit bad > 0 || NR != 10 }'
+}
+check "the values of --recompute in the order of cost need less and less" in_order
+expect "more blocks than there are" 1 "--recompute: is ffn:33, but the model has 32 blocks" plan $eight --recompute ffn:33 --max-memory 80G
+expect "no block" 2 "--recompute: is \"ffn:0\", wanted none, auto, or levels such as ffn" plan $eight --recompute ffn:0 --max-memory 80G
 for kind in "split: a weight's upper half is its BF16 value" "none: rounded stochastically are BF16 weights"; do
     name="--master ${kind%%:*} needs a build for BF16"
     built_for "FP32 FP16" "$name" && expect "$name" 2 "error: --master $kind; this is a build for $precision, wanted PRECISION=BF16" \

@@ -38,6 +38,7 @@ static const char* good_value(int i, char* out, size_t cap) {
         case OPTION_SIZE: snprintf(out, cap, "3G"); break;
         case OPTION_SWITCH: snprintf(out, cap, "%s", strcmp(s->def, "on") == 0 ? "off" : "on"); break;
         case OPTION_CHOICE: choice_word(s->value, 1, out, cap); break;
+        case OPTION_RECOMPUTE: snprintf(out, cap, "norm+swiglu:9,block:3"); break;
         default: snprintf(out, cap, "some/path"); break;
     }
     return out;
@@ -118,8 +119,6 @@ static void defaults_lie_in_their_ranges_and_choices_follow_their_enums(void) {
     char word[OPTION_TEXT];
     choice_word(option_specs[OPT_schedule].value, SCHEDULE_WSD, word, sizeof word);
     CHECK(strcmp(word, "wsd") == 0, "schedule %s", word);
-    choice_word(option_specs[OPT_recompute].value, RECOMPUTE_BLOCK, word, sizeof word);
-    CHECK(strcmp(word, "block") == 0, "recompute %s", word);
     choice_word(option_specs[OPT_export_dtype].value, EXPORT_F16, word, sizeof word);
     CHECK(strcmp(word, "f16") == 0, "export %s", word);
     choice_word(option_specs[OPT_master].value, MASTER_SPLIT, word, sizeof word);
@@ -264,13 +263,66 @@ static void flags_of_the_gpu_are_refused_by_name_on_the_cpu(void) {
     CHECK(
         parse(&o, ON_CPU, "--master none", &e) == OPTIONS_WRONG && strstr(e.msg, "--master") && strstr(e.msg, "train_llama3cu"),
         "%s", e.msg);
-    CHECK(parse(&o, ON_GPU, "--recompute ffn", &e) == OPTIONS_OK && o.recompute == RECOMPUTE_FFN, "%s", e.msg);
-    CHECK(parse(&o, ON_GPU, "-r ffn", &e) == OPTIONS_OK && o.recompute == RECOMPUTE_FFN, "llm.c's letter: %s", e.msg);
-    CHECK(parse(&o, ON_GPU, "-r 2", &e) == OPTIONS_WRONG && strstr(e.msg, "wanted one of none|norm+swiglu|ffn|block"), "%s",
-          e.msg);
+    CHECK(parse(&o, ON_GPU, "--recompute ffn", &e) == OPTIONS_OK && recompute_at(&o.recompute, 99).gate_up, "%s", e.msg);
+    CHECK(parse(&o, ON_GPU, "-r ffn", &e) == OPTIONS_OK && recompute_at(&o.recompute, 99).gate_up, "llm.c's letter: %s", e.msg);
+    CHECK(parse(&o, ON_GPU, "-r 2", &e) == OPTIONS_WRONG &&
+              strstr(e.msg, "--recompute: is \"2\", wanted none, auto, or levels such as ffn"),
+          "%s", e.msg);
     CHECK(parse(&o, ON_GPU, "-f 1 --no-graph --max-memory 15G", &e) == OPTIONS_OK, "%s", e.msg);
     CHECK(o.tf32 && !o.graph && o.max_memory == (uint64_t)15 << 30, "%d %d %llu", o.tf32, o.graph,
           (unsigned long long)o.max_memory);
+}
+
+static void recompute_takes_levels_with_numbers_of_blocks(void) {
+    static const struct {
+        const char *value, *same;  // as the user types it; as it is printed, or NULL: refused
+        int norms, gate_up, block;
+    } cases[] = {
+        {"none", "none", 0, 0, 0},
+        {"auto", "auto", 0, 0, 0},
+        {"norm+swiglu", "norm+swiglu", ALL_BLOCKS, 0, 0},
+        {"ffn", "ffn", ALL_BLOCKS, ALL_BLOCKS, 0},
+        {"block", "block", ALL_BLOCKS, ALL_BLOCKS, ALL_BLOCKS},
+        {"ffn:18", "ffn:18", 18, 18, 0},
+        {"block:007", "block:7", 7, 7, 7},
+        {"norm+swiglu,ffn:7", "norm+swiglu,ffn:7", ALL_BLOCKS, 7, 0},
+        {"norm+swiglu:9,block:3", "norm+swiglu:9,block:3", 9, 3, 3},
+        {"norm+swiglu:2147483646,ffn:2147483645,block:2147483644", "norm+swiglu:2147483646,ffn:2147483645,block:2147483644",
+         2147483646, 2147483645, 2147483644},
+        {"ffn:0", NULL, 0, 0, 0},
+        {"ffn:-1", NULL, 0, 0, 0},
+        {"ffn:", NULL, 0, 0, 0},
+        {"ffn: 3", NULL, 0, 0, 0},
+        {"ffn:3x", NULL, 0, 0, 0},
+        {"ffn:3:3", NULL, 0, 0, 0},
+        {"ffn:2147483647", NULL, 0, 0, 0},
+        {"ffn:99999999999999999999", NULL, 0, 0, 0},
+        {"ffn,", NULL, 0, 0, 0},
+        {",ffn", NULL, 0, 0, 0},
+        {"ffn,ffn:3", NULL, 0, 0, 0},            // the same level twice
+        {"ffn,norm+swiglu:3", NULL, 0, 0, 0},    // a cheaper level later
+        {"norm+swiglu:5,ffn:7", NULL, 0, 0, 0},  // in more blocks
+        {"norm+swiglu,ffn", NULL, 0, 0, 0},      // in as many
+        {"none:3", NULL, 0, 0, 0},
+        {"auto,ffn", NULL, 0, 0, 0},
+        {"ff", NULL, 0, 0, 0},
+        {"ffnx", NULL, 0, 0, 0},
+        {":3", NULL, 0, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Recompute r;
+        char text[OPTION_TEXT];
+        memset(&r, -1, sizeof r);
+        CHECK(recompute_read(&r, cases[i].value) == (cases[i].same != NULL), "%s", cases[i].value);
+        if (!cases[i].same) {
+            CHECK(r.blocks[0] == -1, "%s changed what was there", cases[i].value);
+            continue;
+        }
+        CHECK(strcmp(recompute_text(&r, text, sizeof text), cases[i].same) == 0, "%s became %s", cases[i].value, text);
+        CHECK(r.blocks[0] == cases[i].norms && r.blocks[1] == cases[i].gate_up && r.blocks[2] == cases[i].block, "%s: %d %d %d",
+              cases[i].value, r.blocks[0], r.blocks[1], r.blocks[2]);
+    }
+    CHECK(!parses(ON_GPU, "--recompute="), "an empty value");
 }
 
 static void sizes_of_memory_are_powers_of_1024(void) {
@@ -427,7 +479,7 @@ static void options_come_back_from_json(void) {
     Options o, back;
     Error e;
     const char* line =
-        "--train a\"b\\c.bin --lr 1.1e-5 --seed 8999999999999999999 --schedule linear --steps 77 --recompute block";
+        "--train a\"b\\c.bin --lr 1.1e-5 --seed 8999999999999999999 --schedule linear --steps 77 --recompute norm+swiglu,ffn:7";
     CHECK(parse(&o, ON_GPU, line, &e) == OPTIONS_OK, "%s", e.msg);
     char* text = options_json_text(&o, NULL, NULL);
     Json j;
@@ -461,7 +513,7 @@ static void local_options_stay_out_of_checkpoints_and_are_not_taken_over(void) {
         free(kept);
 
         // a checkpoint that nevertheless holds the option, with a value other than the default
-        const bool bare = s->kind != OPTION_STRING && s->kind != OPTION_RESUME && s->kind != OPTION_CHOICE;
+        const bool bare = s->kind < OPTION_CHOICE && s->kind != OPTION_STRING;
         const char* good = good_value(i, text, sizeof text);
         if (s->kind == OPTION_SWITCH) { good = strcmp(good, "on") == 0 ? "true" : "false"; }
         if (s->kind == OPTION_SIZE) { good = "3000"; }
@@ -490,7 +542,8 @@ static void options_of_another_trainer_pass_through_a_checkpoint_unchanged(void)
     CHECK(json_parse(&back, text, length, "state", &e), "%s", e.msg);  // no member twice
     Options gpu;
     CHECK(parse(&gpu, ON_GPU, "", &e) == OPTIONS_OK && options_merge(&gpu, &back, json_root(&back), &e), "%s", e.msg);
-    CHECK(gpu.lr == 0.25 && gpu.recompute == RECOMPUTE_FFN && gpu.tf32, "lr %g, recompute %d", gpu.lr, gpu.recompute);
+    CHECK(gpu.lr == 0.25 && recompute_at(&gpu.recompute, 99).gate_up && gpu.tf32, "lr %g, recompute in %d", gpu.lr,
+          gpu.recompute.blocks[RECOMPUTE_FFN]);
     options_free(&gpu);
     json_free(&back);
     json_free(&j);
@@ -528,6 +581,7 @@ int main(void) {
     RUN(values_are_read_whole_and_in_range);
     RUN(resume_takes_a_path_or_none);
     RUN(flags_of_the_gpu_are_refused_by_name_on_the_cpu);
+    RUN(recompute_takes_levels_with_numbers_of_blocks);
     RUN(sizes_of_memory_are_powers_of_1024);
     RUN(an_unknown_flag_names_its_nearest);
     RUN(usage_errors_exit_2_and_help_exits_0_on_stdout);

@@ -578,11 +578,18 @@ static void the_plan_tells_of_an_index_that_costs_something(void) {
 #undef ROWS
 }
 
+enum { PRETEND_LAYERS = 8 };
+
 /* Pretends a need of 100 MiB + 1 MiB per row of 256 tokens, less with recomputation and smaller moments. */
 static uint64_t pretend_need(void* ctx, const Options* o) {
     const uint64_t mib = 1 << 20, fixed = *(uint64_t*)ctx;
+    uint64_t saved = 0;
     uint64_t row = (uint64_t)o->seq * mib / 256;
-    if (o->trainer == ON_GPU) { row = row * (uint64_t)(4 - o->recompute) / 4; }
+    for (int l = 0; o->trainer == ON_GPU && l < PRETEND_LAYERS - 1; l++) {  // each of the four groups takes a quarter
+        const Again again = recompute_at(&o->recompute, l);
+        saved += (uint64_t)(again.norms + again.gate_up + again.block);
+    }
+    row = row * (4 * PRETEND_LAYERS - saved) / (4 * PRETEND_LAYERS);
     return (o->moments == MOMENTS_BF16 ? fixed / 2 : fixed) + row * (uint64_t)o->batch;
 }
 
@@ -600,40 +607,79 @@ static void a_hint_is_measured_with_all_its_flags(void) {
     options_default(&o, ON_CPU);
     o.batch = 16;
     o.seq = 1;
-    CHECK(memory_find_fit(hint, sizeof hint, &o, 1, 8, sums_need, NULL), "8 rows in two micro-batches fit");
+    MemoryRoom room = {8, 1, 4, sums_need, NULL};
+    CHECK(memory_find_fit(hint, sizeof hint, &o, &room), "8 rows in two micro-batches fit");
     CHECK(strcmp(hint, "these flags fit: --batch 8 --total-batch 16") == 0, "%s", hint);
-    CHECK(!memory_find_fit(hint, sizeof hint, &o, 1, 7, sums_need, NULL), "4 micro-batches do not fit into 7: %s", hint);
+    room.have = 7;
+    CHECK(!memory_find_fit(hint, sizeof hint, &o, &room), "4 micro-batches do not fit into 7: %s", hint);
     options_free(&o);
 }
 
 static void what_does_not_fit_is_refused_with_flags_that_fit(void) {
     static const struct {
         OptionScope trainer;
-        int have;  // MiB
+        const char* recompute;  // as given
+        int have;               // MiB
         const char* hint;
     } cases[] = {
-        {ON_CPU, 108, NULL},
-        {ON_CPU, 107, "--batch 4 --total-batch 2048"},
-        {ON_CPU, 101, "--batch 1 --total-batch 2048"},
-        {ON_GPU, 107, "--recompute norm+swiglu"},
-        {ON_GPU, 103, "--recompute block"},
-        {ON_GPU, 101, "--recompute block --batch 4 --total-batch 2048"},
-        {ON_GPU, 58, "--moments bf16"},
-        {ON_CPU, 99, "too large"},
+        {ON_CPU, "none", 108, NULL},
+        {ON_CPU, "none", 107, "fit: --batch 4 --total-batch 2048"},
+        {ON_CPU, "none", 101, "fit: --batch 1 --total-batch 2048"},
+        {ON_GPU, "none", 107, "fit: --recompute norm+swiglu:4"},
+        {ON_GPU, "none", 106, "fit: --recompute norm+swiglu,ffn:1"},
+        {ON_GPU, "none", 103, "fit: --recompute ffn,block:6"},
+        {ON_GPU, "none", 101, "fit: --recompute ffn,block:2 --batch 2 --total-batch 2048"},
+        {ON_GPU, "ffn:2", 107, NULL},
+        {ON_GPU, "ffn:2", 106, "fit: --recompute norm+swiglu,ffn:1"},
+        {ON_GPU, "block", 101, "fit: --batch 2 --total-batch 2048"},
+        {ON_GPU, "none", 58, "fit: --moments bf16"},
+        {ON_CPU, "none", 99, "too large"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Options o;
         MemoryTable m;
         Error e = NO_ERROR;
         uint64_t fixed = (uint64_t)100 << 20;
+        MemoryRoom room = {(uint64_t)cases[i].have << 20, 1, PRETEND_LAYERS, pretend_need, &fixed};
         options_default(&o, cases[i].trainer);
         o.batch = 8;
+        CHECK(recompute_read(&o.recompute, cases[i].recompute), "%s", cases[i].recompute);
         memset(&m, 0, sizeof m);
         memory_add(&m, "everything", pretend_need(&fixed, &o));
-        bool fits = memory_check(&m, (uint64_t)cases[i].have << 20, "memory", &o, 1, pretend_need, &fixed, &e);
+        bool fits = memory_check(&m, &room, "memory", &o, &e);
+        const char* hint = cases[i].hint ? strstr(e.msg, cases[i].hint) : "";
         CHECK(fits == !cases[i].hint, "case %zu: %s", i, e.msg);
-        CHECK(!cases[i].hint || strstr(e.msg, cases[i].hint), "case %zu: %s", i, e.msg);
-        CHECK(memory_check(&m, 0, "memory", &o, 1, pretend_need, &fixed, &e), "an unknown size refuses nothing");
+        CHECK(hint && (fits || !hint[strlen(cases[i].hint)] || strstr(cases[i].hint, "large")), "case %zu: %s", i, e.msg);
+        room.have = 0;
+        CHECK(memory_check(&m, &room, "memory", &o, &e), "an unknown size refuses nothing");
+    }
+}
+
+/* Each choice but the last fits, and the one before it in the order of cost does not. */
+static void recompute_auto_takes_as_few_blocks_as_fit(void) {
+    static const struct {
+        int have;  // MiB; 0: unknown
+        const char* takes;
+    } cases[] = {{0, "none"},
+                 {108, "none"},
+                 {107, "norm+swiglu:4"},
+                 {106, "norm+swiglu,ffn:1"},
+                 {105, "norm+swiglu,ffn:5"},
+                 {104, "ffn,block:2"},
+                 {103, "ffn,block:6"},
+                 {102, "block"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Options o;
+        char text[OPTION_TEXT];
+        uint64_t fixed = (uint64_t)100 << 20;
+        const MemoryRoom room = {(uint64_t)cases[i].have << 20, 1, PRETEND_LAYERS, pretend_need, &fixed};
+        options_default(&o, ON_GPU);
+        o.batch = 8;
+        CHECK(recompute_read(&o.recompute, "auto"), "auto");
+        memory_choose_recompute(&room, &o);
+        CHECK(strcmp(option_text(&o, OPT_recompute, text), "auto") == 0, "checkpoints keep %s, not auto", text);
+        o.recompute.automatic = false;
+        CHECK(strcmp(option_text(&o, OPT_recompute, text), cases[i].takes) == 0, "in %d MiB: %s", cases[i].have, text);
     }
 }
 
@@ -1071,6 +1117,7 @@ int main(int argc, char** argv) {
     RUN(a_run_whose_steps_become_slower_ends_in_its_minutes);
     RUN(a_shortened_schedule_goes_on_from_its_rate_to_the_last);
     RUN(what_does_not_fit_is_refused_with_flags_that_fit);
+    RUN(recompute_auto_takes_as_few_blocks_as_fit);
     RUN(a_hint_is_measured_with_all_its_flags);
     RUN(a_container_has_the_cores_of_its_share);
 #ifdef _OPENMP

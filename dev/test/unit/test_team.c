@@ -342,6 +342,27 @@ static void what_is_sent_last_arrives_though_it_is_read_late(void) {
     waitpid(child, &status, 0);
 }
 
+/* Each value is the largest at another rank; the last is the same on all. */
+static void bring_values(Team* t, int odd) {
+    int values[] = {t->run.rank, -t->run.rank, t->run.rank == 1 ? 1 << 30 : 7, -3};
+    (void)odd;
+    agree_most(t, values, 4);
+    if (values[0] != t->run.ranks - 1 || values[1] != 0 || values[2] != 1 << 30 || values[3] != -3) {
+        die("%d %d %d %d", values[0], values[1], values[2], values[3]);
+    }
+}
+
+static void ranks_agree_on_the_largest_values(void) {
+    Group g;
+    group_init(&g, 3, bring_values);
+    start_all(&g);
+    for (int r = 0; r < 3; r++) { expect_success(&g.child[r]); }
+    group_end(&g);
+    int alone = 5;
+    agree_most(NULL, &alone, 1);
+    CHECK(alone == 5, "a process alone: %d", alone);
+}
+
 /* Texts of other processes may lack their NUL: nothing behind their bytes is read. */
 static void texts_without_an_end_are_compared_within_their_bytes(void) {
     enum { RANKS = 3, PAGE = 4096 };
@@ -1155,6 +1176,7 @@ int main(void) {
     RUN(one_rank_alone_opens_no_socket);
     RUN(all_ranks_get_the_bytes_of_all_in_order);
     RUN(what_is_sent_last_arrives_though_it_is_read_late);
+    RUN(ranks_agree_on_the_largest_values);
     RUN(texts_without_an_end_are_compared_within_their_bytes);
     RUN(a_part_that_is_too_large_is_refused);
     RUN(teams_open_and_close_again_and_again);

@@ -21,6 +21,7 @@
 #include "llmc/base/utils.h"         // defines: fail, die, die_usage
 #include "llmc/files/json.h"         // defines: json_get, json_text, json_wanted, json_write_text, json_write_double
 #include "llmc/run/cli/flag_file.h"  // defines: FlagFile, flag_file_open, flag_file_next, flag_write
+#include "llmc/run/cli/recompute.h"  // defines: Recompute, recompute_read, recompute_text
 #include "llmc/run/cli/synonyms.h"   // defines: flag_synonym
 #include "llmc/base/text.h"          // defines: edit_distance, print_names
 #include <math.h>
@@ -35,7 +36,6 @@ typedef enum { OPTION_SAVED, OPTION_LOCAL } OptionLife;  // stored in checkpoint
 typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16, EXPORT_Q8_0 } ExportDtype;  // AUTO: see the help
 typedef enum { LORA_ON_QKVO, LORA_ON_FFN, LORA_ON_ALL } LoraOn;
 typedef enum { ZERO_1, ZERO_2, ZERO_3 } Zero;
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_NORM_SWIGLU, RECOMPUTE_FFN, RECOMPUTE_BLOCK } Recompute;
 typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32, GRAD_DTYPE_AUTO } GradDtype;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16 } MomentsKind;
 
@@ -47,7 +47,8 @@ typedef enum {
     OPTION_SIZE,
     OPTION_SWITCH,
     OPTION_CHOICE,
-    OPTION_RESUME
+    OPTION_RESUME,
+    OPTION_RECOMPUTE
 } OptionKind;
 
 #define OPTION_CTYPE_STRING const char*
@@ -58,6 +59,7 @@ typedef enum {
 #define OPTION_CTYPE_SWITCH bool
 #define OPTION_CTYPE_CHOICE int
 #define OPTION_CTYPE_RESUME const char*
+#define OPTION_CTYPE_RECOMPUTE Recompute
 
 typedef enum {
 #define OPTION(kind, field, ...) OPT_##field,
@@ -184,6 +186,7 @@ static inline const char* option_text(const Options* o, int i, char* out /* OPTI
         case OPTION_SIZE: snprintf(out, OPTION_TEXT, "%llu", (unsigned long long)*(const uint64_t*)v); break;
         case OPTION_SWITCH: snprintf(out, OPTION_TEXT, "%s", *(const bool*)v ? "on" : "off"); break;
         case OPTION_CHOICE: choice_word(s->value, *(const int*)v, out, OPTION_TEXT); break;
+        case OPTION_RECOMPUTE: return recompute_text((const Recompute*)v, out, OPTION_TEXT);
         case OPTION_FLOAT: {
             // the shortest text that reads back as the same double
             double d = *(const double*)v;
@@ -210,6 +213,9 @@ static inline bool option_refuse(int i, const char* text, Error* e) {
         case OPTION_SIZE: return fail(e, "%s: is \"%.200s\", wanted a size of memory such as 15G or 512M", flag, text);
         case OPTION_SWITCH: return fail(e, "%s: is \"%.200s\", wanted on or off", flag, text);
         case OPTION_CHOICE: return fail(e, "%s: is \"%.200s\", wanted one of %s", flag, text, s->value);
+        case OPTION_RECOMPUTE:
+            return fail(e, "%s: is \"%.200s\", wanted none, auto, or levels such as ffn, ffn:18 or norm+swiglu,ffn:7", flag,
+                        text);
         default: return fail(e, "%s: has no value", flag);
     }
 }
@@ -256,6 +262,7 @@ static inline bool option_set(Options* o, int i, const char* text, Error* e) {
             *(int*)field = place;
             return true;
         }
+        case OPTION_RECOMPUTE: return recompute_read((Recompute*)field, text) || option_refuse(i, text, e);
     }
     return true;
 }
@@ -647,7 +654,8 @@ static inline void options_json(FILE* f, const Options* o, size_t* room) {
                     json_write_bytes(f, value);
                 }
                 break;
-            case OPTION_CHOICE: json_write_text(f, value); break;
+            case OPTION_CHOICE:
+            case OPTION_RECOMPUTE: json_write_text(f, value); break;
             case OPTION_SWITCH: fputs(*(const bool*)option_value(o, i) ? "true" : "false", f); break;
             case OPTION_FLOAT: json_write_double(f, *(const double*)option_value(o, i)); break;
             default: fputs(value, f); break;

@@ -48,19 +48,32 @@ static inline void job_memory_text(const Trainer* t, const Session* s, char* tex
     }
 }
 
+/* --recompute auto: takes the cheapest value that fits on every rank. They share passes through the layers, so all take the
+ * value of the rank with the least room. */
+static inline void job_choose_recompute(Session* s, const MemoryRoom* room, FILE* screen) {
+    Recompute* r = &s->options.recompute;
+    char text[OPTION_TEXT];
+    memory_choose_recompute(room, &s->options);
+    agree_most(s->team, r->blocks, RECOMPUTE_LEVELS);
+    Recompute chosen = *r;
+    chosen.automatic = false;
+    if (screen) { fprintf(screen, "memory  --recompute auto takes %s\n", recompute_text(&chosen, text, sizeof text)); }
+}
+
 /* Prints the memory table to `screen` (or NULL) and refuses a job that does not fit. */
-static inline void job_check_memory(const Trainer* t, const Session* s, FILE* screen) {
+static inline void job_check_memory(const Trainer* t, Session* s, FILE* screen) {
     const Options* o = &s->options;
-    const uint64_t have = t->available(t, o);
     MemoryQuestion question = {t, s};
+    const MemoryRoom room = {t->available(t, o), session_share(s).groups, s->config.num_layers, job_memory_need, &question};
     MemoryTable table;
     Error e = NO_ERROR;
+    if (o->recompute.automatic && job_trains(s->job)) { job_choose_recompute(s, &room, screen); }
     memset(&table, 0, sizeof table);
     t->measure(t, s, o, &table);
-    if (screen) { print_memory(screen, &table, have); }
+    if (screen) { print_memory(screen, &table, room.have); }
     char what[3 * PATH_CAP];
     job_memory_text(t, s, what, sizeof what);
-    must(memory_check(&table, have, what, o, session_share(s).groups, job_memory_need, &question, &e), &e);
+    must(memory_check(&table, &room, what, o, &e), &e);
 }
 
 /* Creates a model and gives it the weights of the session's folder, or new ones. */

@@ -1,14 +1,14 @@
 /* memory.h -- the memory table that a run prints before it allocates, and the search for flags that fit.
  *
  * A run that does not fit is refused. The message gives the shortfall and a change of flags that fits, found by calling the
- * trainer's own measure (MemoryNeed) for each candidate.
+ * trainer's own measure (MemoryNeed) for each candidate. The same search finds the blocks of --recompute auto.
  */
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H
 
 #include "llmc/base/utils.h"
 #include "llmc/quantise.h"         // defines: QUANTISE_WIDTH
-#include "llmc/run/cli/options.h"  // defines: Options, option_text, RECOMPUTE_BLOCK
+#include "llmc/run/cli/options.h"  // defines: Options, option_text, recompute_set
 #include "llmc/base/text.h"        // defines: text_bytes
 
 enum { MEMORY_ROWS = 20 };
@@ -52,13 +52,46 @@ static inline void print_memory(FILE* f, const MemoryTable* m, uint64_t have) {
 /* Returns the bytes that a run with these options needs; the trainer measures its arenas as for the real run. */
 typedef uint64_t (*MemoryNeed)(void* ctx, const Options* o);
 
-/* Writes to `hint` the first change of flags that fits into `have` bytes. Tries, in this order: on several GPUs to share out
- * more; on a GPU recomputation, which does not change the results; a smaller micro-batch with the same tokens per step; on a
- * GPU smaller optimizer state, without master weights last, because that changes how weights are rounded; shorter rows.
- * ranks: processes, or groups of --seq-parallel. Returns false if nothing fits. */
-static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, int ranks, uint64_t have, MemoryNeed need,
-                                   void* ctx) {
+/* What the search needs to know besides the options. */
+typedef struct {
+    uint64_t have;  // available bytes; 0: unknown
+    int ranks;      // processes, or groups of --seq-parallel
+    int layers;     // of the model
+    MemoryNeed need;
+    void* ctx;
+} MemoryRoom;
+
+static inline bool memory_fits(const MemoryRoom* room, const Options* o) { return room->need(room->ctx, o) <= room->have; }
+
+/* Finds the smallest number of blocks with which --recompute fits at a level, and at the levels before it in all blocks.
+ * Returns false if nothing fits; then *o recomputes in all blocks. */
+static inline bool memory_fit_level(const MemoryRoom* room, Options* o, int level) {
+    recompute_set(&o->recompute, (RecomputeLevel)level, ALL_BLOCKS);
+    if (!memory_fits(room, o)) { return false; }
+    Options fewer = *o;
+    for (int n = 1; n < room->layers - 1; n++) {  // one less than all blocks is all: the last never recomputes
+        recompute_set(&fewer.recompute, (RecomputeLevel)level, n);
+        if (!memory_fits(room, &fewer)) { continue; }
+        o->recompute = fewer.recompute;
+        break;
+    }
+    return true;
+}
+
+/* Sets o->recompute to the first value in the order of cost that fits, or to the last. */
+static inline void memory_choose_recompute(const MemoryRoom* room, Options* o) {
+    recompute_limit(&o->recompute, 0);
+    if (room->have == 0 || memory_fits(room, o)) { return; }
+    for (int level = 0; level < RECOMPUTE_LEVELS && !memory_fit_level(room, o, level); level++) {}
+}
+
+/* Writes to `hint` the first change of flags that fits. Tries, in this order: on several GPUs to share out more; on a GPU
+ * recomputation in as few blocks as possible, which does not change the results; a smaller micro-batch with the same tokens per
+ * step; on a GPU smaller optimizer state, without master weights last, because that changes how weights are rounded; shorter
+ * rows. Returns false if nothing fits. */
+static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, const MemoryRoom* room) {
     const bool gpu = options->trainer == ON_GPU;
+    const int ranks = room->ranks;
     const int64_t total = options->total_batch ? options->total_batch : (int64_t)options->batch * options->seq * ranks;
     for (int seq = options->seq; seq >= 1; seq /= 2) {
         for (int state = 0; state < (gpu ? 6 : 1); state++) {  // bit 0: bf16 moments; above it: a MasterKind
@@ -67,19 +100,18 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
                 if (options->seq_parallel > 1 && seq % options->seq_parallel != 0) { continue; }
                 const int parts = options->seq_parallel > 1 ? options->seq_parallel : 1;
                 if (options->fp8 && (int64_t)batch * seq / parts % QUANTISE_WIDTH != 0) { continue; }
-                const int levels = (gpu ? (int)RECOMPUTE_BLOCK : options->recompute) - options->recompute + 1;
+                const int levels = 1 + (gpu ? (int)RECOMPUTE_LEVELS : 0);  // first the value as it is
                 const int zeros = (gpu && ranks * options->seq_parallel > 1 ? (int)ZERO_3 : options->zero) - options->zero + 1;
                 for (int k = 0; k < levels * zeros; k++) {
-                    const int level = options->recompute + k / zeros;
+                    const int level = k / zeros - 1;
                     Options o = *options;
                     o.zero = options->zero + k % zeros;
                     o.seq = seq;
                     o.batch = batch;
                     if (batch != options->batch || seq != options->seq) { o.total_batch = total; }  // as the hint will say
-                    o.recompute = level;
                     if (state & 1) { o.moments = MOMENTS_BF16; }
                     if (state / 2 > o.master) { o.master = state / 2; }  // each is smaller than the one before
-                    if (need(ctx, &o) > have) { continue; }
+                    if (!(level < 0 ? memory_fits(room, &o) : memory_fit_level(room, &o, level))) { continue; }
                     int n = snprintf(hint, cap, "these flags fit:");
                     char word[OPTION_TEXT];
                     const int changed[] = {OPT_zero, OPT_recompute, OPT_batch, OPT_moments, OPT_master, OPT_seq};
@@ -100,14 +132,12 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
     return false;
 }
 
-/* Refuses a run that does not fit into `have` bytes. 0: unknown, refuses nothing. `what` says whose memory it is, and for
- * what. */
-static inline bool memory_check(const MemoryTable* m, uint64_t have, const char* what, const Options* o, int ranks,
-                                MemoryNeed need, void* ctx, Error* e) {
-    const uint64_t total = memory_total(m);
+/* Refuses a run that does not fit; with an unknown size refuses nothing. `what` says whose memory it is, and for what. */
+static inline bool memory_check(const MemoryTable* m, const MemoryRoom* room, const char* what, const Options* o, Error* e) {
+    const uint64_t total = memory_total(m), have = room->have;
     char a[32], b[32], c[32], hint[256];
     if (have == 0 || total <= have) { return true; }
-    if (!memory_find_fit(hint, sizeof hint, o, ranks, have, need, ctx)) {
+    if (!memory_find_fit(hint, sizeof hint, o, room)) {
         snprintf(hint, sizeof hint, "try a smaller --model; this one is too large at any --batch and --seq");
     }
     return fail(e, "%s needs %s, %s available (%s short)\n  hint: %s", what, text_bytes(total, a, sizeof a),

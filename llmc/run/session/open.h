@@ -105,6 +105,14 @@ static inline void session_check_share(Session* s) {
     if (o->total_batch == 0) { o->total_batch = (int64_t)o->batch * o->seq * session_share(s).groups; }
 }
 
+/* Refuses a number of blocks that the model does not have. */
+static inline void session_check_recompute(const Session* s) {
+    const int blocks = s->options.recompute.blocks[0];
+    char text[OPTION_TEXT];
+    if (blocks == ALL_BLOCKS || blocks <= s->config.num_layers) { return; }
+    die("--recompute: is %s, but the model has %d blocks", option_text(&s->options, OPT_recompute, text), s->config.num_layers);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
 
@@ -449,6 +457,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
         s->config.lora = lora;
     }
     session_check_share(s);
+    session_check_recompute(s);
     if (s->has_tokenizer && s->tokenizer.vocab_size > s->config.vocab_size) {
         die("%s: has %d tokens, but the model %s has only %d\n  hint: give the model's own with --tokenizer",
             s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer", s->tokenizer.vocab_size,

@@ -255,13 +255,15 @@ static inline bool session_open_log(Session* s, Error* e) {
     return logger_open_before(&s->log, s->options.out, (int64_t)state->step, again, e);
 }
 
-/* Opens the log in --out, which must be locked, and writes the configuration or the resumption. From then on this is the run
- * that wrote last. */
+/* Opens the log in --out, which must be locked, and writes the configuration or the resumption, with what --recompute auto
+ * chose. From then on this is the run that wrote last. */
 static inline void session_begin(Session* s, const char* precision) {
     Error e = NO_ERROR;
     const Options* o = &s->options;
     if (s->rank != 0) { return; }
-    char* options = options_log_text(o, LOG_TEXT_MAX);
+    Options logged = *o;
+    logged.recompute.automatic = false;
+    char* options = options_log_text(&logged, LOG_TEXT_MAX);
     const LoggedRun run = {trainer_name(o->trainer), precision, s->machine, options, s->argc, s->argv};
     must(s->resumed ? session_open_log(s, &e) : logger_open(&s->log, o->out, -1, &e), &e);
     if (s->resumed) {
