@@ -4,8 +4,9 @@
 # wait, and at most 4. The longest run first, so that all lanes end at about the same time. A test's output is shown when the
 # test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped by name. A test ends with "N passed, N failed, N
 # skipped"; a test that ends otherwise, such as by a crash, counts as one failure. A test that vanishes is a failure, too:
-# dev/test/counts.txt lists each test's number of passed + failed + skipped and its seconds. A file of Python tests may be
-# skipped whole, with a line "skip Python: ...". COUNTS=write writes the numbers of this run there.
+# dev/test/counts.txt lists each test's number of passed + failed + skipped and its seconds. COUNTS=write writes the numbers of
+# this run there. A file of Python tests may be skipped whole, with a line "skip Python: ...", or "skip TOOL: ..." if the reason
+# is "TOOL is not installed".
 set -u
 counts=dev/test/counts.txt
 
@@ -24,7 +25,9 @@ count() { # count NAME STATUS: adds the numbers of the summary line in $log to t
     p=${p:-0} f=$((${f:-0} + ${e:-0})) s=${s:-0}
     case $1:$2:$p$f$s in
         *.py:5:001) # pytest's status where it has found no test
-            echo "skip Python: all of $1, $(sed -n 's/^SKIPPED.*: //p' "$log" | tail -n 1)"
+            reason=$(sed -n 's/^SKIPPED.*: //p' "$log" | tail -n 1)
+            case $reason in *" is not installed") tool=${reason%% *} ;; *) tool=Python ;; esac
+            echo "skip $tool: all of $1, $reason"
             echo "0 0 1 $1 $seconds" >>"$RESULTS/all"
             return
             ;;
