@@ -1,0 +1,378 @@
+"""dev/serve/page.html in a real browser, served by ./serve beside a real run: Debian's chromium-headless-shell, driven through a
+pipe by the DevTools protocol (https://chromedevtools.github.io/devtools-protocol). SERVE and TRAINER name other programs. Shows
+that the page follows a run, asks its checkpoints, and neither runs nor loads anything that is not its own."""
+import contextlib
+import fcntl
+import json
+import os
+import re
+import select
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "dev/serve/page.html"
+SERVE = os.environ.get("SERVE", ROOT / "serve")
+TRAINER = os.environ.get("TRAINER", ROOT / "train_llama3")
+BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium"))), None)
+PROMPT = "Once upon a time"
+
+if not BROWSER:
+    pytest.skip("chromium-headless-shell is not installed", allow_module_level=True)
+if not os.path.exists(SERVE):
+    pytest.skip("libmicrohttpd is not installed", allow_module_level=True)
+
+
+class Browser:
+    """One page of a headless browser. Its pipe carries JSON messages, each ended by a NUL."""
+
+    def __init__(self, profile):
+        (take, self.out), (self.into, give) = os.pipe(), os.pipe()
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (take, give)]  # so that becoming 3 does not close the other
+        for fd in (take, give):
+            os.close(fd)
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        self.pid = os.posix_spawn(BROWSER, [BROWSER, *flags], os.environ, file_actions=[
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0), *((os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate(high, 3)),
+            *((os.POSIX_SPAWN_CLOSE, fd) for fd in high)])
+        for fd in high:
+            os.close(fd)
+        self.sent, self.got, self.complaints, self.session = 0, b"", [], {}
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(domain + ".enable")
+
+    def message(self):
+        while b"\0" not in self.got:
+            assert select.select([self.into], [], [], 30)[0], "the browser is silent for 30 s"
+            part = os.read(self.into, 1 << 16)
+            assert part, "the browser has died"
+            self.got += part
+        message, self.got = self.got.split(b"\0", 1)
+        return json.loads(message)
+
+    def call(self, method, **params):
+        self.sent += 1
+        os.write(self.out, json.dumps({"id": self.sent, "method": method, "params": params, **self.session}).encode() + b"\0")
+        while (m := self.message()).get("id") != self.sent:
+            if m["method"] in ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled"):
+                self.complaints.append(json.dumps(m["params"]))
+        assert "error" not in m, (method, m["error"])
+        return m["result"]
+
+    def js(self, code):
+        """The value of an expression; $ is the page's getElementById."""
+        got = self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in got, (code, got["exceptionDetails"])
+        return got["result"].get("value")
+
+    def text(self, name):
+        return self.js(f"$('{name}').textContent")
+
+    def wait(self, code, seconds=20):
+        end = time.monotonic() + seconds
+        while not (value := self.js(code)):
+            assert time.monotonic() < end, f"not within {seconds} s: {code}"
+            time.sleep(0.03)
+        return value
+
+    def open(self, url, **size):
+        size = {"width": 1200, "height": 900, "deviceScaleFactor": 1, "mobile": False, **size}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Page.navigate", url=url)
+        self.wait("document.readyState === 'complete' && typeof follow === 'function'")
+        self.complaints.clear()
+
+    def press(self, key, **more):
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, **(more if kind == "keyDown" else {}))
+
+    def mouse(self, *moves):
+        for kind, x, y in moves:
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
+    def ask(self, button, temperature=0, tokens=24):
+        self.js(f"$('prompt').value = {json.dumps(PROMPT)}, $('temperature').value = {temperature},"
+                f"$('max_tokens').value = {tokens}, $('{button}').click()")
+
+    def cards(self):
+        """What the cards show: head, prompt, text, foot."""
+        return self.js("[...$('texts').children].map(c => [c.children[0].textContent, ...[...c.querySelectorAll('span')]"
+                       ".map(s => s.textContent), c.lastChild.textContent])")
+
+    def close(self):
+        self.call("Browser.close")
+        os.waitpid(self.pid, 0)
+
+
+@contextlib.contextmanager
+def served(browser, out, *flags):
+    """Runs ./serve on a free port, and opens its page."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    server = subprocess.Popen([SERVE, out, "--port", str(port), "--trainer", TRAINER, *flags], stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        browser.open(f"http://127.0.0.1:{port}/")
+        yield f"http://127.0.0.1:{port}/"
+        browser.call("Page.navigate", url="about:blank")
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def quickstart(out):
+    """The command of a quickstart of 30 steps, which keeps three checkpoints."""
+    make = ["make", "-s", "-o", "train_llama3", "-o", "tokenize", "HAS_GPU=", "STEPS=30", f"QUICKSTART_OUT={out}"]
+    subprocess.run([*make, "dev/data/tinytales/tinytales_train.bin"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    shown = subprocess.run([*make, "-n", "quickstart"], cwd=ROOT, check=True, text=True, capture_output=True).stdout
+    flags = shlex.split(shown.splitlines()[-1])[1:]
+    return [TRAINER, *flags, *"--checkpoint-every 10 --val-every 10 --sample-every 10 --sample-tokens 20 --val-batches 2".split()]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    b = Browser(tmp_path_factory.mktemp("profile"))
+    yield b
+    b.close()
+
+
+@pytest.fixture(autouse=True)
+def quiet(browser):
+    """No test lets the browser complain: of an exception, a blocked source or a failed request."""
+    browser.complaints.clear()
+    yield
+    browser.js("0")
+    assert browser.complaints == []
+
+
+class Run:
+    """A quickstart that the page watches from before its first line."""
+
+    def __init__(self, url, out, browser):
+        self.url, self.out, self.delays, self.losses = url, out, {}, {}
+        written = {}  # step: its loss, and when its line was seen here
+        trainer = subprocess.Popen(quickstart(out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        ended = late = False
+        while not late and not (ended and len(written) == len(self.delays)):
+            ended = trainer.poll() is not None
+            for e in self.log():
+                if e["event"] == "step":
+                    written.setdefault(e["step"], (e["loss"], time.monotonic()))
+            step, loss = browser.js("[+$('step').textContent || 0, $('loss').textContent]")
+            now = time.monotonic()
+            for n, (_, seen) in written.items():
+                late |= now - seen > 10 and n not in self.delays
+                if n <= step:
+                    self.delays.setdefault(n, now - seen)
+            if step in written:
+                self.losses[step] = (loss, f"{written[step][0]:.4f}")
+        trainer.wait()
+
+    def log(self):
+        path = self.out / "log.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+@pytest.fixture(scope="module")
+def run(browser, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run")
+    with served(browser, out) as url:
+        yield Run(url, out, browser)
+
+
+def greedy(checkpoint, tokens=24):
+    return subprocess.run([TRAINER, "--model", checkpoint, "--generate", PROMPT, "--tokens", str(tokens), "--temperature", "0"],
+                          check=True, capture_output=True, encoding="utf-8").stdout.rstrip("\n")
+
+
+# --- the run
+
+def test_a_running_quickstart_is_shown_within_two_seconds_of_each_log_line(run):
+    assert len(run.delays) == 30 and max(run.delays.values()) < 2, run.delays
+    assert len(run.losses) >= 3 and all(shown == logged for shown, logged in run.losses.values()), run.losses
+
+
+def test_its_validation_samples_checkpoints_and_end_are_shown(run, browser):
+    browser.open(run.url)
+    browser.wait("$('status').textContent === 'done' && $('checkpoint').length === 4")
+    log = run.log()
+    assert browser.text("val") == f"{[e['loss'] for e in log if e['event'] == 'val'][-1]:.4f}"
+    assert browser.text("of") == "step of 30" and browser.text("about").startswith("d3 · ")
+    samples = browser.js("[...$('samples').children].map(a => [...a.children].map(c => c.textContent))")
+    assert samples == [[f"step {e['step']}", e["text"]] for e in log[::-1] if e["event"] == "sample"] and len(samples) == 3
+    assert browser.js("[...$('checkpoint')].map(o => o.value)") == ["", "step_00000030", "step_00000020", "step_00000010"]
+
+
+def test_a_run_that_was_set_back_loses_its_later_steps(browser, tmp_path):
+    def step(n, loss):
+        return json.dumps({"event": "step", "step": n, "loss": loss, "lr": 1e-3, "ms": 5, "tok_s": 100, "seconds": n}) + "\n"
+    log, kept = tmp_path / "log.jsonl", step(1, 8) + step(2, 7)
+    later = [{"event": "val", "step": 5, "loss": 4.5}, {"event": "sample", "step": 5, "text": "x"},
+             {"event": "end", "step": 5, "reason": "done", "seconds": 5}]
+    log.write_text(kept + step(5, 4) + "".join(json.dumps(e) + "\n" for e in later))
+    with served(browser, tmp_path):
+        browser.wait("$('loss').textContent === '4.0000' && $('samples').textContent && $('status').textContent === 'done'")
+        with log.open("r+") as f:
+            f.truncate(len(kept))
+        with log.open("a") as f:
+            f.write(step(3, 6.5))
+        browser.wait("$('loss').textContent === '6.5000'")
+        assert browser.js("run.steps.map(p => p.loss)") == [8, 7, 6.5] and browser.text("status") == "training"
+        assert browser.text("val") == "–" and browser.text("samples") == ""
+
+
+# --- questions
+
+def test_a_greedy_answer_equals_generate(run, browser):
+    browser.open(run.url)
+    browser.wait("$('checkpoint').length === 4")
+    browser.js("$('checkpoint').value = 'step_00000020'")
+    browser.ask("write", tokens=8)
+    browser.wait("$('texts').textContent && $('stop').disabled")
+    [[head, prompt, text, foot]] = browser.cards()
+    assert head.startswith("step 20 ") and foot == "8 tokens, as many as asked for"
+    assert (prompt + text).rstrip("\n") == greedy(run.out / "step_00000020", 8)
+
+
+def test_replay_shows_the_text_of_each_checkpoint(run, browser):
+    browser.open(run.url)
+    browser.ask("replay")
+    browser.wait("$('texts').childElementCount === 3 && $('stop').disabled", 40)
+    cards = browser.cards()
+    assert [head.split(" validation")[0] for head, *_ in cards] == ["step 10", "step 20", "step 30"]
+    assert [(p + t).rstrip("\n") for _, p, t, _ in cards] == [greedy(run.out / f"step_000000{n}") for n in (10, 20, 30)]
+    assert len({t for _, _, t, _ in cards}) == 3  # the checkpoints differ
+
+
+@pytest.mark.parametrize("how", ["button", "Escape", "another question"])
+def test_stop_stops(run, browser, how):
+    browser.open(run.url)
+    browser.ask("replay", tokens=8000)
+    browser.wait("$('texts').querySelector('span:last-child')?.textContent.length > 20")
+    if how == "another question":
+        browser.ask("write")
+        browser.wait("$('stop').disabled")
+        [[_, prompt, text, _]] = browser.cards()
+        assert (prompt + text).rstrip("\n") == greedy(run.out / "step_00000030")
+        return
+    browser.press("Escape") if how == "Escape" else browser.js("$('stop').click()")
+    browser.wait("$('stop').disabled", 2)
+    [[_, _, text, foot]] = browser.cards()  # a stopped replay asks no further checkpoint
+    time.sleep(0.5)
+    assert browser.cards()[0][2:] == [text, "stopped"] and foot == "stopped"
+    assert browser.js("document.querySelector('.writing')") is None
+
+
+def test_an_error_of_the_server_is_shown(run, browser):
+    browser.open(run.url)
+    browser.ask("write", tokens=10**12)
+    browser.wait("$('stop').disabled")
+    assert browser.cards()[0][-1].startswith("error: ")
+    assert all("Failed to load resource" in c for c in browser.complaints)
+    browser.complaints.clear()
+
+
+# --- chart, keyboard, narrow screens
+
+def test_the_chart_zooms_and_changes_its_scale(run, browser):
+    browser.open(run.url)
+    browser.wait("$('status').textContent === 'done'")
+    line = "$('chart').querySelector('.raw').getAttribute('d')"
+    labels = "[...$('chart').querySelectorAll('text')].map(t => t.textContent)"
+    before, (x, y, width) = browser.js(line), browser.js("(r => [r.x, r.y, r.width])($('chart').getBoundingClientRect())")
+    assert before.count("L") == 29
+    browser.press("l", text="l")
+    linear = browser.js(line)
+    assert linear != before
+    browser.js("$('logstep').click()")
+    assert browser.js(line) not in (before, linear)
+    browser.js("$('logstep').click()")
+    left, right = x + width / 4, x + width / 2
+    browser.mouse(("mousePressed", left, y + 90), ("mouseMoved", right, y + 90), ("mouseReleased", right, y + 90))
+    near = browser.js(line).count("L")
+    assert 5 <= near <= 9 and "8" in browser.js(labels) and "25" not in browser.js(labels)
+    assert re.match(r"step 1\d · loss \d", browser.text("readout"))
+    browser.js("$('chart').focus()")
+    browser.press("+")
+    assert browser.js(line).count("L") < near
+    browser.press("0")
+    assert browser.js(line) == linear and browser.js("$('whole').disabled")
+
+
+def test_the_page_is_used_by_keyboard_and_on_a_narrow_screen(run, browser):
+    browser.open(run.url, width=340, mobile=True)
+    browser.press("/")
+    assert browser.js("document.activeElement.id") == "prompt"
+    browser.js("$('prompt').value = 'd', $('max_tokens').value = 3")
+    browser.press("d")  # is text here
+    assert browser.js("document.documentElement.style.colorScheme") == ""
+    browser.press("Enter", modifiers=2)
+    browser.wait("$('texts').textContent && $('stop').disabled")
+    assert browser.cards()[0][3] == "3 tokens, as many as asked for"
+    assert browser.js("document.documentElement.scrollWidth") == 340
+    color = "getComputedStyle(document.body).backgroundColor"
+    light = browser.js(color)
+    browser.js("document.activeElement.blur()")
+    browser.press("d")
+    assert browser.js(color) != light
+
+
+# --- safety
+
+def test_the_page_asks_for_the_key(run, browser, tmp_path):
+    (tmp_path / "key").write_text("a-long-and-secret-key-0123456789\n")
+    with served(browser, run.out, "--host", "127.0.0.1", "--key-file", tmp_path / "key"):
+        for key in ("wrong", "a-long-and-secret-key-0123456789"):
+            browser.wait("!$('lock').hidden")
+            browser.js(f"$('key').value = '{key}', $('lock').requestSubmit()")
+        browser.wait("$('status').textContent === 'done' && $('lock').hidden && $('checkpoint').length === 4")
+        browser.ask("write")
+        browser.wait("$('texts').textContent && $('stop').disabled")
+        assert "tokens, " in browser.cards()[0][-1]
+    assert all("401" in c or "ERR_" in c for c in browser.complaints), browser.complaints
+    browser.complaints.clear()
+
+
+def test_the_browser_refuses_all_that_is_not_the_pages_own(run, browser):
+    browser.open(run.url)
+    browser.js("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.foreign = 1'}))")
+    browser.js("document.body.insertAdjacentHTML('beforeend', '<img src=/x onerror=\"foreign = 1\"><p style=\"color: red\">')")
+    browser.js("fetch('http://127.0.0.2:1/').catch(() => 0)")
+    browser.wait("1")
+    assert browser.js("window.foreign") is None
+    refused = " ".join(browser.complaints)
+    assert all(f"{kind}-src" in refused for kind in ("script", "img", "style", "connect")), browser.complaints
+    browser.complaints.clear()
+
+
+def test_a_text_of_the_run_is_no_markup(browser, tmp_path):
+    text = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    (tmp_path / "log.jsonl").write_text(json.dumps({"event": "sample", "step": 1, "text": text}) + "\n")
+    with served(browser, tmp_path):
+        browser.wait("$('samples').childElementCount === 1")
+        assert browser.js("$('samples').querySelector('div').textContent") == text
+        assert browser.js("document.querySelectorAll('img, #samples script').length") == 0
+
+
+def test_the_source_keeps_to_what_its_policy_can_name():
+    source = PAGE.read_text(encoding="utf-8")
+    assert source.count("<style>") == source.count("</style>") == source.count("<script>") == source.count("</script>") == 1
+    body = re.sub(r"<(script|style)>.*?</\1>", "", source, flags=re.S)
+    assert not re.search(r"<[^>]*\s(on\w+|style|src|href)\s*=", body)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", source)
+    assert set(re.findall(r"https?://[^']*", source)) == {"http://www.w3.org/2000/svg"}
+    assert source.count("\n") <= 270
