@@ -127,7 +127,7 @@ class Llama(nn.Module):
         self.cos = self.sin = None
         self.lora = None  # with adapters: their rank, alpha and matrices, see add_lora()
         self.project = F.linear  # the head's product: use_fp8() of dev/reference/fp8.py replaces it
-        self.recompute_every = 0  # every Nth block keeps only its input and is recomputed in backward; 0: none
+        self.recompute_blocks = 0  # these first blocks keep only their inputs and are recomputed in backward
 
     def set_context(self, T, device):
         """Computes the RoPE tables of T positions, always in fp32."""
@@ -144,7 +144,7 @@ class Llama(nn.Module):
         at = slice(x.shape[1]) if starts is None else torch.arange(x.shape[1], device=x.device) - starts
         cos, sin, mask = self.cos[at], self.sin[at], None if starts is None else document_mask(starts)
         for i, block in enumerate(blocks or self.blocks):
-            if self.recompute_every and torch.is_grad_enabled() and i % self.recompute_every == 0:
+            if i < self.recompute_blocks and torch.is_grad_enabled():
                 h = checkpoint(block, h, cos, sin, mask, use_reentrant=False)
             else:
                 h = block(h, cos, sin, mask)
@@ -543,7 +543,7 @@ class Training:
             add_lora(model, a.lora, a.lora_alpha or 2.0 * a.lora, LORA_ON[a.lora_on])
             init_adapters(model, a.seed)
         model.set_context(max(a.seq, min(a.sample_tokens + len(a.prompt) + 1, 2048)), device)
-        model.recompute_every = a.recompute_every
+        model.recompute_blocks = a.recompute_blocks
         self.engine = Engine(model, a, device)
 
     def restore(self, state):
@@ -674,7 +674,7 @@ CHANGED = {
 OWN = {
     "device": ("STRING", [], None, 0, 0, "cpu|cuda", "device; default: cuda if PyTorch finds a GPU"),
     "dtype": ("CHOICE", [], None, 0, 0, "fp32|autocast|master|bf16", "see Engine; default: autocast on CUDA, else fp32"),
-    "recompute-every": ("INT", [], "0", 0, 2e9, "N", "recompute every Nth block in backward; 0: none"),
+    "recompute-blocks": ("INT", [], "0", 0, 2e9, "N", "recompute the first N blocks in backward"),
     "write-state": ("STRING", [], None, 0, 0, "FILE",
                     "write the debug state of --model with --batch, --seq, --steps, --lr, ... to this file"),
     "write-model": ("STRING", [], None, 0, 0, "DIR", "write a random model (--model PRESET, or --config) to this folder"),

@@ -8,7 +8,8 @@
     python3 dev/bench/bench_gpu.py --gpus N [--torch-dist BASELINE.py]   compares N GPUs of this host with each of them alone
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
-chunks, fused AdamW. It keeps every activation; if memory runs out, it recomputes some blocks, and the table says so.
+chunks, fused AdamW. It keeps every activation. If memory runs out, it recomputes the number of blocks that is fastest, found by
+bisection, and the table says so.
 Ours also runs lean, with 10 bytes per parameter; PyTorch all in bf16 has 8. With --also="--master none --moments bf16" ours
 has 8 as well.
 
@@ -54,12 +55,9 @@ SHAPES = {
     "126M": ("d12", 32768, 64, 1024, "", "--preset tiny"),
     "1B-2k": ("llama3.2-1b", 128256, 16, 2048, "", "--preset 1b --seqlen 2048 --batch 16"),
     "1B-8k": ("llama3.2-1b", 128256, 4, 8192, "", "--preset 1b"),
-    "8B": ("llama3.1-8b", 128256, 1, 8192, "--master split --moments bf16", "--preset 8b"),
+    "8B": ("llama3.1-8b", 128256, 1, 8192, "--master split --moments bf16 --recompute auto", "--preset 8b"),
 }
 LEAN = ["--master", "split", "--moments", "bf16"]
-# flags that PyTorch tries in this order when it runs out of memory with every activation kept
-FALLBACKS = (["--recompute-every", "4"], ["--recompute-every", "2"], ["--recompute-every", "1"])
-
 
 # ways of --torch-dist
 TORCH_MODES = ("--mode ddp --params bf16", "--mode ddp", "--mode zero1", "--mode fsdp --keep", "--mode fsdp",
@@ -95,12 +93,12 @@ class Monitor:
 
 
 class Side:
-    """One contestant at one shape, with its measurements. `fallbacks`: flags to try in turn when memory runs out; earlier
+    """One contestant at one shape, with its measurements. `layers`: how many blocks may recompute when memory runs out; earlier
     measurements are then dropped."""
 
-    def __init__(self, name, command, state_bytes, note, fallbacks=()):
+    def __init__(self, name, command, state_bytes, note, layers=0):
         self.name, self.command, self.state_bytes, self.note = name, command, state_bytes, note
-        self.flags, self.fallbacks = [], list(fallbacks)
+        self.flags, self.blocks, self.layers = [], 0, layers
         self.ms, self.samples, self.error = [], [], None
 
     def turn(self, work, monitor, seconds, warm):
@@ -112,11 +110,27 @@ class Side:
                 print(f"  {self.name}: {len(ms)} steps, median {statistics.median(ms):.2f} ms", flush=True)
                 return
             print(f"  {self.name} {' '.join(self.flags)}: {error}")
-            if "out of memory" in error and self.fallbacks:
-                self.note += f", out of memory with {' '.join(self.flags) or 'nothing recomputed'}"
-                self.flags, self.ms, self.samples = self.fallbacks.pop(0), [], []
-            else:
+            if "out of memory" not in error or not self.recompute(work, monitor, warm):
                 self.error = error
+
+    def recompute(self, work, monitor, warm):
+        """Finds how many blocks to recompute, more than now: bisects for the smallest number that fits, and takes the fastest of
+        all that were tried, because a number that only just fits may wait for memory. Returns whether there is one."""
+        too_few, tried, fits = self.blocks, self.layers, {}  # fits: {blocks: ms}
+        while tried > too_few:
+            self.flags = ["--recompute-blocks", str(tried)]
+            ms, _, error = self.run(work, monitor, 0, warm)
+            print(f"  {self.name} {' '.join(self.flags)}: {error or f'{statistics.median(ms):.2f} ms'}", flush=True)
+            if not error:
+                fits[tried] = statistics.median(ms)
+            elif "out of memory" in error:
+                too_few = tried
+            else:
+                return False
+            tried = (too_few + min(fits, default=too_few)) // 2
+        self.blocks, self.ms, self.samples = min(fits, key=fits.get, default=0), [], []
+        self.flags = ["--recompute-blocks", str(self.blocks)]
+        return bool(fits)
 
     def run(self, work, monitor, seconds, warm):
         """Runs one turn. Returns the times of the counted steps, the monitor's samples during them, and an error or None."""
@@ -140,6 +154,7 @@ class Side:
                     os.killpg(p.pid, signal.SIGKILL)
                 p.wait()
             if ended is None:
+                self.note = self.note.replace("recompute auto", "recompute " + logged(out, "recompute"))
                 return ms[warm:], monitor.between(begin, end), None
             screen.seek(0)
             text = [line.strip() for line in screen.read().splitlines() if line.strip()]
@@ -159,6 +174,12 @@ def read_steps(out):
             return [json.loads(line)["ms"] for line in f if line.endswith("\n") and '"step"' in line[:20]]
     except FileNotFoundError:
         return []
+
+
+def logged(out, option):
+    """Returns the value of an option by the log, which holds what --recompute auto chose."""
+    with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
+        return json.loads(f.readline())["options"].get(option, "")
 
 
 def word(flags, name, default):
@@ -317,7 +338,7 @@ def compare(name, shape, a, monitor, work):
             sides.append(ours("ours, lean", a.trainer, flags, ours_flags + LEAN, a))
         script = [sys.executable, os.path.join(ROOT, "train_llama3.py"), *flags, "--compile", "--dtype", a.torch_dtype]
         sides.append(Side("PyTorch", script + shlex.split(a.torch_flags), TORCH_BYTES[a.torch_dtype],
-                          f"{a.torch_dtype}, compiled", FALLBACKS))
+                          f"{a.torch_dtype}, compiled", preset(model, vocab).num_hidden_layers))
     for side in (*sides, *reversed(sides)) * a.rounds:
         side.turn(work, monitor, a.seconds, a.warm)
     lines, speed = table(sides, batch * seq, preset(model, vocab).flops_per_token(seq), a.gpu)

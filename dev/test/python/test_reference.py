@@ -110,6 +110,20 @@ def test_defaults_of_config_json_are_transformers(tmp_path):
     assert_equals_transformers(again, tmp_path)
 
 
+def test_blocks_that_recompute_leave_the_same_gradients():
+    c, runs = small(num_hidden_layers=3), []
+    x, y = oracles.random_tokens(c, 2, 20, 7)
+    for blocks in (0, 2, 9):
+        model, passes = random_model(c).set_context(20, "cpu"), []
+        model.recompute_blocks = blocks
+        for i, block in enumerate(model.blocks):
+            block.register_forward_pre_hook(lambda *_, i=i, passes=passes: passes.append(i))
+        model(x, y).backward()
+        assert sorted(passes) == sorted([0, 1, 2, *range(3)[:blocks]])
+        runs.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run))
+
+
 def test_folders_that_transformers_writes_are_read(tmp_path):
     transformers = pytest.importorskip("transformers")
     for tied in (False, True):

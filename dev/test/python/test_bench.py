@@ -1,0 +1,48 @@
+"""Tests how dev/bench/bench_gpu.py measures a side that runs out of memory: it finds the number of blocks to recompute."""
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "dev/bench"))
+import bench_gpu  # noqa: E402
+
+# a trainer that needs `least` blocks recomputed, and with exactly so many waits for memory in each step
+STUB = """
+import os, sys, time
+flags = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+least, blocks = int(sys.argv[1]), int(flags.get("--recompute-blocks", 0))
+if blocks < least:
+    sys.exit("CUDA out of memory")
+os.makedirs(flags["--out"])
+with open(flags["--out"] + "/log.jsonl", "w") as log:
+    print('{"event":"config","options":{"recompute":"ffn:3"}}', file=log)
+    while True:
+        print('{"event":"step","ms":%d}' % (100 + blocks + 50 * (blocks == least > 0)), file=log, flush=True)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("least, blocks, tries", [(0, 0, []), (1, 2, [32, 16, 8, 4, 2, 1]), (11, 12, [32, 16, 8, 12, 10, 11]),
+                                                  (32, 32, [32, 16, 24, 28, 30, 31]), (33, None, [32])])
+def test_the_fastest_number_of_blocks_that_fits_is_found(tmp_path, capsys, least, blocks, tries):
+    side = bench_gpu.Side("PyTorch", [sys.executable, "-c", STUB, str(least)], 8, "bf16, recompute auto", 32)
+    monitor = bench_gpu.Monitor()
+    for _ in range(2):
+        side.turn(str(tmp_path), monitor, 0.5, 2)
+    monitor.close()
+    screen = capsys.readouterr().out
+    assert [n for n in range(33) if f"--recompute-blocks {n}: " in screen] == sorted(tries)
+    if blocks is None:
+        assert "out of memory" in side.error
+    else:
+        assert not side.error and side.blocks == blocks and len(side.ms) > 8 and side.note == "bf16, recompute ffn:3"
+        assert side.ms == [100 + blocks + 50 * (blocks == least > 0)] * len(side.ms)
+
+
+def test_another_error_ends_the_side(tmp_path):
+    side = bench_gpu.Side("PyTorch", [sys.executable, "-c", "raise SystemExit('no card')"], 8, "bf16", 32)
+    side.turn(str(tmp_path), bench_gpu.Monitor(), 0.5, 2)
+    assert "no card" in side.error and side.blocks == 0
