@@ -26,7 +26,7 @@ VALUES = {
     "sample-tokens": "0 1 6", "checkpoint-every": "0 1 2 3", "checkpoint-minutes": "0 1e-4 10", "keep": "0 1 2",
     "major-every": "0 2 3", "patience": "0 1 2", "temperature": "0 0.8 2", "top-k": "0 1 5", "top-p": "0.5 0.95 1",
     "system": "kind", "tokens": "9"}
-# of the CUDA trainer, such as an emulated one: LD_LIBRARY_PATH=build/emulated walk.py --trainer build/emulated/BF16_90/train_llama3cu
+# of the CUDA trainer: LD_LIBRARY_PATH=build/emulated walk.py --trainer build/emulated/BF16_90/train_llama3cu
 GPU_VALUES = {"recompute": "auto norm+swiglu ffn:1 ffn norm+swiglu:2,block:1 block ffn:3", "moments": "fp32 bf16"}
 SWITCHES = ("checkpoint-best",)
 GIVEN = ("model", "tokenizer", "train", "val", "tasks", "steps", "batch", "seq", "total-batch", "lora", "prompt")

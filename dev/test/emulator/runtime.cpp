@@ -5,7 +5,7 @@
  * when the program waits for something, or has queued nothing for a while. So work without an order, and host memory that is
  * used again too early, show. A graph is a list of such works; a launch copies them.
  *
- * Memory of the card is memory of the host, full of NaN. The program sees EMULATOR_GPUS (8) cards of EMULATOR_GIB (8) each.
+ * Memory of the card is memory of the host, full of NaN. The program sees EMULATOR_GPUS (8) cards of EMULATOR_MIB (8192) each.
  */
 #include "runtime.h"
 
@@ -375,7 +375,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 static cudaError_t take(std::map<void*, size_t>& from, void** p, size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex);
     const size_t all = (bytes / 512 + 1) * 512;
-    if (&from == &device_memory && bytes_used + all > (size_t)setting("EMULATOR_GIB", 8) << 30) {
+    if (&from == &device_memory && bytes_used + all > (size_t)setting("EMULATOR_MIB", 8192) << 20) {
         return result(cudaErrorMemoryAllocation);
     }
     *p = aligned_alloc(512, all);
@@ -411,7 +411,7 @@ cudaError_t cudaFree(void* p) { return give_back(device_memory, p); }
 cudaError_t cudaMallocHost(void** p, size_t bytes) { return take(pinned_memory, p, bytes); }
 cudaError_t cudaFreeHost(void* p) { return give_back(pinned_memory, p); }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
-    *total = (size_t)setting("EMULATOR_GIB", 8) << 30;
+    *total = (size_t)setting("EMULATOR_MIB", 8192) << 20;
     *free_bytes = *total - bytes_used;
     return cudaSuccess;
 }

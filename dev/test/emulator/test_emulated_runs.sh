@@ -61,6 +61,22 @@ by_blocks() { # by_blocks NAME FLAGS...: the same bits when some blocks recomput
         cu BF16 "${b}_some" "$@" --resume --recompute norm+swiglu,block:3 && same_bits "$b" "${b}_some"
 }
 
+blocks_are_counted() { # of norms, products gate and up, and attentions, a step takes so many. The last block never recomputes
+    while read -r value norms gate_up attentions; do
+        cu BF16 profiled --profile 1 --recompute "$value" >"$tmp/profile" </dev/null || return 1
+        for operation in "rmsnorm $norms" "gate up $gate_up" "attention $attentions"; do
+            grep -q "^${operation% *}  *${operation##* }  " "$tmp/profile" || { echo "$value: not $operation" && return 1; }
+        done
+    done <<'END'
+none 11 5 5
+norm+swiglu 19 5 5
+ffn:2 15 7 5
+norm+swiglu:3,ffn:2,block:1 17 7 6
+norm+swiglu,block:3 19 8 8
+block:5 19 9 9
+END
+}
+
 documents_by_blocks() { # rows hold documents
     words=$(sed 's/.*/{"text": "&"}/' "$root/README.md" | tr -d '\\`\t' | grep '^{"text": "[^"]*"}$' | head -150) &&
         echo "$words" >"$tmp/words.jsonl" && "$bin/tokenize" -o "$tmp/words.bin" "$tmp/words.jsonl" &&
@@ -77,6 +93,20 @@ auto_chooses() {
     cu BF16 auto --resume --max-memory 76M >"$tmp/auto.out" && grep -x "memory  --recompute auto takes norm+swiglu,ffn:1" "$tmp/auto.out" &&
         [ "$(sed -n 's/.*"recompute":"\([^"]*\)".*/\1/p' "$tmp/auto/log.jsonl" | tr '\n' ' ')" = "ffn,block:3 norm+swiglu,ffn:1 " ] &&
         same_bits large auto 2
+}
+
+# Two cards of one host, of which the second has less room: both take what fits there.
+cards_agree() {
+    narrow="--seq 256 --batch 4 --steps 1" port=$((20000 + $$ % 10000))
+    cu BF16 agreed $narrow --gpus 2 || return 1
+    for rank in 0 1; do
+        EMULATOR_MIB=$((8192 - 7220 * rank)) RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            LD_LIBRARY_PATH=$emulated timeout 300 "$emulated/BF16_90/train_llama3cu" $flags $narrow --recompute auto --out "$tmp/agreeing" \
+            >"$tmp/rank$rank.out" 2>&1 &
+    done
+    wait
+    cat "$tmp"/rank?.out
+    grep -x "memory  --recompute auto takes norm+swiglu,ffn:1" "$tmp/rank0.out" && same_bits agreed agreeing 1
 }
 
 zeros_repeat() { # zeros_repeat NAME "ZEROS" FLAGS...: the same bits however two cards share the model
@@ -196,6 +226,7 @@ one_card() {
     in_full "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
     check "no master weights, and fp32 and split ones: a run goes on as another" masters_change
     check "no master weights: saved in any dtype, the same bits; the CPU trainer goes on" weights_are_saved_as
+    check "as many blocks recompute as --recompute says" blocks_are_counted
     check "some blocks recompute, and others after a resume: the same bits, two micro-batches" by_blocks blocks --total-batch 128
     check "some blocks recompute ...: the same bits, adapters" by_blocks blocks_lora --lora 4
     check "some blocks recompute ...: the same bits, documents" documents_by_blocks
@@ -219,6 +250,7 @@ several_cards() {
     check "two cards share rows: the same bits in any order ..., --fp8 with the head" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8 --fp8-head
     check "two cards, ZeRO 3, some blocks recompute, and others after a resume: the same bits" by_blocks blocks_zero --gpus 2 --zero 3
     check "two cards share rows, some blocks recompute ...: the same bits" by_blocks blocks_shared --gpus 2 --seq-parallel 2
+    check "two cards, of which one has less room, agree on --recompute auto: the same bits" cards_agree
     check "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
     check "a run goes on on one, four and two cards" goes_on_elsewhere
 }
