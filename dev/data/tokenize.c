@@ -2,7 +2,7 @@
  *
  *   tokenize --tokenizer DIR|FILE -o OUT.bin FILE...            text files and .jsonl files to one token file (tokenfile.h)
  *   zcat FILE | tokenize --tokenizer DIR|FILE -o OUT.bin -      the same for a stream: -, /dev/stdin, /dev/fd/N
- *   tokenize --tokenizer DIR --chat -o OUT.bin FILE.jsonl...    conversations, whose answers are trained (chat_data.h)
+ *   tokenize --tokenizer DIR --chat -o OUT.bin FILE.jsonl...    conversations, whose answers are trained (conversation.h)
  *   tokenize --tokenizer DIR|FILE --show N FILE.bin             prints a document of a token file (show_document.h)
  *   tokenize --train-bpe N -o tokenizer.json FILE...            text to a tokenizer of N tokens (bpe.h)
  *   tokenize --tokenizer DIR|FILE --jsonl                       {"text": ...} lines on stdin to {"ids": [...]} lines on stdout

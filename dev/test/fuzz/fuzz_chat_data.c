@@ -3,7 +3,7 @@
  * roles, two for each header's newlines, one a special token. Trained tokens are the answers' texts and their <|eot_id|>. */
 #include "fuzz.h"
 
-#include "dev/data/chat_data.h"
+#include "llmc/text/conversation.h"
 #include "dev/test/byte_tokens.h"
 
 static void check(const ChatMessages* m, const ChatFormat* c, const Tokenizer* t) {

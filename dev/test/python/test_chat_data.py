@@ -476,14 +476,14 @@ def test_a_run_on_conversations_proposes_to_chat(tmp_path):
 # planted faults
 
 FAULTS = [
-    ("the header is trained", "dev/data/chat_data.h", "chat_text_start(l, c, t, from)", "from"),
-    ("<|eot_id|> is not trained", "dev/data/chat_data.h", "chat_mask_extend(mask, l->count, true);",
+    ("the header is trained", "llmc/text/conversation.h", "chat_text_start(l, c, t, from)", "from"),
+    ("<|eot_id|> is not trained", "llmc/text/conversation.h", "chat_mask_extend(mask, l->count, true);",
      "chat_mask_extend(mask, l->count - message->trained, true); chat_mask_extend(mask, l->count, false);"),
     ("the mask is shifted by one", "dev/data/token_writer.h", "at = w->count - n + i;", "at = w->count - n + i - (i > 0);"),
-    ("the user's words are trained, too", "dev/data/chat_data.h", 'strcmp(role, "assistant") == 0',
+    ("the user's words are trained, too", "llmc/text/conversation.h", 'strcmp(role, "assistant") == 0',
      'strcmp(role, "system") != 0'),
     ("texts are not stripped at their end", "llmc/text/chat.h", "(size_t)(last - first)", "(size_t)(end - first)"),
-    ("a system message is one of its own", "dev/data/chat_data.h", "const bool system = c->date &&",
+    ("a system message is one of its own", "llmc/text/conversation.h", "const bool system = c->date &&",
      "const bool system = false &&"),
 ]
 
@@ -493,7 +493,7 @@ def test_planted_faults_show(transformers, tmp_path):
     fast = transformers.AutoTokenizer.from_pretrained(str(folder))
     conversations = random_conversations(8, 40)
     want = expected(fast, "3.1", conversations, date_string="26 Jul 2024")
-    for name, file, before, after in [("none", "dev/data/chat_data.h", "", "")] + FAULTS:
+    for name, file, before, after in [("none", "llmc/text/conversation.h", "", "")] + FAULTS:
         copy = tmp_path / re.sub(r"\W", "", name)
         for part in ("llmc", "dev/data"):
             unused = shutil.ignore_patterns("tiny*", "__pycache__", "*.cuh")

@@ -1,4 +1,4 @@
-/* chat_data.h -- conversations for ./tokenize --chat: reads one from a line of JSON, and writes its tokens and their mask.
+/* conversation.h -- reads a conversation from JSON, and writes its tokens; for ./tokenize --chat also their mask.
  *
  *   {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
  *   {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}       ShareGPT's
@@ -11,8 +11,8 @@
  * text/chat.h makes the ids; a name of a special token in a text is text. The text of each answer is trained, with its
  * <|eot_id|>. The header of an answer is not: it is given when the model is asked.
  */
-#ifndef DATA_CHAT_DATA_H
-#define DATA_CHAT_DATA_H
+#ifndef LLMC_CONVERSATION_H
+#define LLMC_CONVERSATION_H
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
@@ -126,28 +126,36 @@ static inline bool chat_read_message(ChatMessages* m, const Json* j, const JsonN
            chat_read_text(m, j, object, s->text, role, weight > 0, e);
 }
 
-/* Reads the conversation of a line. Errors begin with the Json's path: file and line. */
+/* Reads the messages of the list that the root has under one of its names. */
+static inline bool chat_read_list(ChatMessages* m, const Json* j, const ChatSpelling* s, Error* e) {
+    const JsonNode* list = json_get(j, json_root(j), s->list);
+    if (!list || list->type != JSON_ARRAY) { return json_wanted(j, json_root(j), s->list, e, "an array"); }
+    for (const JsonNode* n = json_first(j, list); n; n = json_next(j, n)) {
+        if (!chat_read_message(m, j, n, s, e)) { return false; }
+    }
+    return true;
+}
+
+/* Reads a conversation to train on from a line. Errors begin with the Json's path: file and line. */
 static inline bool chat_read(ChatMessages* m, const Json* j, Error* e) {
     static const char* const refused[] = {"tools", "functions", "images", "image", "videos", "audios", "system", NULL};
     const JsonNode* root = json_root(j);
     const ChatSpelling* s = chat_spellings;
     if (root->type != JSON_OBJECT) { return fail(e, "%s: the line is not an object, wanted {\"messages\": [...]}", j->path); }
     if (!json_get(j, root, "messages") && json_get(j, root, "conversations")) { s++; }
-    const JsonNode* list = json_get(j, root, s->list);
-    bool ok = chat_check_absent(j, root, refused, e);
-    if (ok && !list && json_get(j, root, "prompt")) {
+    if (!chat_check_absent(j, root, refused, e)) { return false; }
+    if (!json_get(j, root, s->list)) {
+        if (!json_get(j, root, "prompt")) {
+            return json_wanted(j, root, s->list, e, "it, or conversations, or prompt and completion");
+        }
         return chat_read_text(m, j, root, "prompt", "user", false, e) &&
                chat_read_text(m, j, root, "completion", "assistant", true, e);
     }
-    if (ok && (!list || list->type != JSON_ARRAY)) {
-        return json_wanted(j, root, s->list, e, list ? "an array" : "it, or conversations, or prompt and completion");
+    if (!chat_read_list(m, j, s, e)) { return false; }
+    for (size_t i = 0; i < m->count; i++) {
+        if (m->items[i].trained) { return true; }
     }
-    bool answers = false;
-    for (const JsonNode* n = ok ? json_first(j, list) : NULL; ok && n; n = json_next(j, n)) {
-        ok = chat_read_message(m, j, n, s, e);
-        answers = answers || (ok && m->items[m->count - 1].trained);
-    }
-    return ok && (answers || fail(e, "%s: no message is of the assistant, wanted one: nothing would be trained", j->path));
+    return fail(e, "%s: no message is of the assistant, wanted one: nothing would be trained", j->path);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -169,7 +177,7 @@ static inline void chat_mask_extend(ChatMask* m, size_t count, bool trained) {
     m->count = count;
 }
 
-/* Appends the tokens of a conversation. */
+/* Appends the tokens of a conversation; `mask` may be NULL. */
 static inline void chat_write(TokenList* l, ChatMask* mask, const ChatMessages* m, const ChatFormat* c, const Tokenizer* t) {
     // Llama 3.1's format begins with a system message of its own, which takes in a system message at the start
     const bool system = c->date && strcmp(m->items[0].role, "system") == 0;
@@ -178,6 +186,7 @@ static inline void chat_write(TokenList* l, ChatMask* mask, const ChatMessages* 
         const ChatMessage* message = &m->items[i];
         const size_t from = l->count;
         chat_message(l, c, t, message->role, message->text, message->len);
+        if (!mask) { continue; }
         chat_mask_extend(mask, message->trained ? chat_text_start(l, c, t, from) : l->count, false);
         chat_mask_extend(mask, l->count, true);
     }
