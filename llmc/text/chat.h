@@ -44,20 +44,20 @@ typedef struct {
 static inline bool chat_tokens(ChatFormat* c, const Tokenizer* t, int vocab_size, Error* e) {
     static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
     int* ids[] = {&c->begin, &c->start_header, &c->end_header, &c->eot};
-    if (!t) { return fail(e, "--chat: the model has no tokenizer, wanted one with Llama 3's chat tokens"); }
+    if (!t) { return fail(e, "the model has no tokenizer, wanted one with Llama 3's chat tokens"); }
     for (int i = 0; i < 4; i++) {
         *ids[i] = tokenizer_find(t, names[i]);
         if (*ids[i] < 0) {
             return fail(e,
-                        "--chat: the tokenizer has no token %s, wanted Llama 3's chat tokens\n"
+                        "the tokenizer has no token %s, wanted Llama 3's chat tokens\n"
                         "  hint: ./tokenize --train-bpe N --chat makes a tokenizer with them, and dev/data/tinytales has one",
                         names[i]);
         }
         if (!(t->flags[*ids[i]] & TOKEN_SPECIAL)) {
-            return fail(e, "--chat: the tokenizer's %s is no special token: a text could hold it", names[i]);
+            return fail(e, "the tokenizer's %s is no special token: a text could hold it", names[i]);
         }
         if (*ids[i] >= vocab_size) {
-            return fail(e, "--chat: %s is token %d, but the model's vocabulary has only %d", names[i], *ids[i], vocab_size);
+            return fail(e, "%s is token %d, but the model's vocabulary has only %d", names[i], *ids[i], vocab_size);
         }
     }
     return true;
@@ -114,6 +114,15 @@ static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
     const bool ok = text ? chat_template_form(text, path, dated, e) : !jinja;
     free(text);
     return ok;
+}
+
+/* Reads the form of the template beside the tokenizer's file: *date is the date to write, `wanted` unless it is NULL; NULL in
+ * the form of Llama 3, which refuses one. */
+static inline bool chat_read_date(const Tokenizer* t, const char* wanted, const char** date, Error* e) {
+    bool dated = false;
+    if (!chat_read_form(t, &dated, e)) { return false; }
+    *date = !dated ? NULL : wanted ? wanted : CHAT_DATE;
+    return dated || !wanted || fail(e, "--date: the chat template is Llama 3's, which has no date, wanted none or Llama 3.1's");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

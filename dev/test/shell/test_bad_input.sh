@@ -59,6 +59,17 @@ for kind in kinds/*; do
     refused "$kind" "$bin/tokenize" --tokenizer "$kind" -o out.bin text.txt
 done
 verdict "each kind of file given as each argument is refused"
+
+# as the questions of --answer: every line gets an error
+for kind in kinds/*; do
+    [ -f "$kind" ] || continue
+    runs=$((runs + 1))
+    ($limit && exec "$bin/train_llama3" --threads 1 --model $checkpoint --answer <"$kind") >stdout 2>stderr &&
+        [ "$(grep -c '^{"error": "question.*"}$' stdout)" -eq "$(($(wc -l <"$kind")))" ] && continue
+    wrong=$((wrong + 1))
+    echo "    $kind as questions: $(head -n 1 stdout | cut -c 1-100) $(tail -n 1 stderr | cut -c 1-200)"
+done
+verdict "every kind of file is an error a line as the questions of --answer"
 check "and nothing was written" test ! -e out -a ! -e out.bin
 
 # in place of each file of a model folder, of a checkpoint, of a debug state

@@ -1,4 +1,5 @@
-/* test_generate.c -- tests generation and chat with a scripted model. */
+/* test_generate.c -- tests generation, chat and --answer with a scripted model. */
+#include "llmc/run/jobs/answer.h"
 #include "llmc/run/jobs/chat.h"
 #include "llmc/run/jobs/generate.h"
 #include "llmc/run/session/signals.h"
@@ -15,7 +16,10 @@ typedef struct {
     float* logits;
     const int* script;
     int script_len, step;
-    int interrupt_at;       // step at which Ctrl-C comes; 0: never
+    int interrupt_at;     // step at which Ctrl-C comes; 0: never
+    int more_at, end_at;  // steps at which the questions' pipe gets `more`, and is closed; 0: never
+    const char* more;
+    int to_pipe;
     int fed[512], num_fed;  // tokens by position
     bool wrong;             // a position was not the next one
 } Scripted;
@@ -32,6 +36,8 @@ static const float* scripted_next(void* model, const int32_t* tokens, int count,
     int choice = s->step < s->script_len ? s->script[s->step] : 'z';
     s->step++;
     if (s->step == s->interrupt_at) { run_signal = SIGINT; }
+    if (s->step == s->more_at && write(s->to_pipe, s->more, strlen(s->more)) < 0) { s->wrong = true; }
+    if (s->step == s->end_at) { close(s->to_pipe); }
     for (int i = 0; i < s->V; i++) { s->logits[i] = choice == -2 ? NAN : i == choice ? 5.0f : 0.0f; }
     return s->logits;
 }
@@ -381,6 +387,110 @@ static void chat_refuses_a_tokenizer_without_its_tokens_by_name(void) {
     free(json);
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// --answer
+
+/* Answers the questions, and checks what is written. At step `end_at` of the model the input ends. */
+static void check_answers(Bench* b, const char* questions, int end_at, const char* want) {
+    const Question silent = {0, 1, 0, 1, 50, {NULL, 0, 0}, false};
+    const Asked asked = question_asks(&b->config, b->g.tokenizer, NULL);
+    int ends[2];
+    CHECK(pipe(ends) == 0 && write(ends[1], questions, strlen(questions)) > 0, "no pipe");
+    b->model.to_pipe = ends[1];
+    b->model.end_at = end_at;
+    if (end_at == 0) { close(ends[1]); }
+    answer(&b->g, &asked, &silent, ends[0]);
+    close(ends[0]);
+    CHECK(strcmp(b->out, want) == 0, "%s", b->out);
+}
+
+static void answers_are_lines_of_json_each_for_itself(void) {
+    static const int script[] = {'l', 'o', 0xC3, 0xC3, 0xA9, 259, 256, 'Y', '"', 259};
+    char* json = chat_tokenizer(true);
+    Bench b;
+    bench_open(&b, json, true, script, 10, 500);
+    check_answers(
+        &b,
+        "{\"prompt\": \"hel\", \"max_tokens\": 3}\n"
+        "{\"prompt\": \"a\", \"temperature\": 0.01, \"top_k\": 3, \"top_p\": 0.5, \"seed\": 9}\n"
+        "{\"messages\": [{\"role\": \"user\", \"content\": \" hi <|eot_id|>\"}], \"other\": 1}\n",
+        10,
+        "{\"text\": \"l\"}\n{\"text\": \"o\"}\n{\"text\": \"\xEF\xBF\xBD\"}\n{\"tokens\": 3, \"reason\": \"length\"}\n"
+        "{\"text\": \"\xC3\xA9\"}\n{\"text\": \"<|eot_id|>\"}\n{\"tokens\": 3, \"reason\": \"end\"}\n"
+        "{\"text\": \"Y\"}\n{\"text\": \"\\\"\"}\n{\"tokens\": 2, \"reason\": \"end\"}\n");
+    CHECK(strcmp(fed_text(&b.model), "B{user}\n\nhi <|eot_id|>E{assistant}\n\nY\"") == 0, "%s", fed_text(&b.model));
+    CHECK(b.sampler.temperature == 0 && b.sampler.top_k == 0 && b.sampler.top_p == 1 && b.sampler.seed == 1,
+          "the sampling of another question stays");
+    bench_close(&b);
+    free(json);
+}
+
+static void a_stop_or_the_end_of_the_input_ends_an_answer(void) {
+    Bench b;
+    bench_open(&b, NULL, true, NULL, 0, 64);
+    b.model.more_at = 3;
+    b.model.more = "{\"stop\": true}\n{\"prompt\": \"b\", \"max_tokens\": 1}\n{\"prompt\": \"c\"}\n";
+    check_answers(&b, "{\"stop\": true}\n{\"prompt\": \"a\"}\n", 6,
+                  "{\"text\": \"z\"}\n{\"text\": \"z\"}\n{\"text\": \"z\"}\n{\"tokens\": 3, \"reason\": \"stop\"}\n"
+                  "{\"text\": \"z\"}\n{\"tokens\": 1, \"reason\": \"length\"}\n"
+                  "{\"text\": \"z\"}\n{\"text\": \"z\"}\n{\"tokens\": 2, \"reason\": \"stop\"}\n");
+    bench_close(&b);
+    bench_open(&b, NULL, true, NULL, 0, 64);
+    check_answers(&b, "{\"prompt\": \"a\"}\n{\"prompt\": \"half", 0, "{\"tokens\": 0, \"reason\": \"stop\"}\n");
+    CHECK(b.model.step == 0, "the model worked for nobody");
+    bench_close(&b);
+}
+
+static void a_line_that_has_no_answer_gets_an_error(void) {
+    static const struct {
+        const char *line, *error;
+    } cases[] = {
+        {"", "question:1: the text ends here, wanted a value"},
+        {"{\"prompt\": \"a\"", "question:15: the text ends here, wanted ',' or '}'"},
+        {"[\"prompt\"]", "question: has no prompt or messages, wanted one of them"},
+        {"{\"stop\": 1}", "question: has no prompt or messages, wanted one of them"},
+        {"{\"prompt\": \"a\", \"messages\": []}", "question: has prompt and messages, wanted one of them"},
+        {"{\"prompt\": \"a\\u0000\"}", "question: prompt is \\\"a?\\\", wanted a string"},
+        {"{\"prompt\": \"a\", \"temperature\": -1}", "question: temperature is -1, wanted a number from 0 to 100"},
+        {"{\"prompt\": \"a\", \"top_p\": 2}", "question: top_p is 2, wanted a number from 0 to 1"},
+        {"{\"prompt\": \"a\", \"top_k\": 1e3}", "question: top_k is 1e3, wanted an integer from 0 to 2147483647"},
+        {"{\"prompt\": \"a\", \"seed\": \"x\"}",
+         "question: seed is \\\"x\\\", wanted an integer from 0 to 9223372036854775807"},
+        {"{\"prompt\": \"a\", \"max_tokens\": 0}", "question: max_tokens is 0, wanted an integer from 1 to 2147483647"},
+        {"{\"prompt\": \"hello\"}", "6 tokens at position 0 do not fit into the context of 5"},
+        {"{\"messages\": []}", "question: messages is an array, wanted a message in it"},
+        {"{\"messages\": [{\"role\": \"x\"}]}",
+         "question: messages.0.role is \\\"x\\\", wanted \\\"system\\\", \\\"user\\\" or \\\"assistant\\\""},
+    };
+    char* json = chat_tokenizer(true);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Bench b;
+        char lines[256], want[512];
+        snprintf(lines, sizeof lines, "%s\n{\"prompt\": \"a\", \"max_tokens\": 9}\n", cases[i].line);
+        snprintf(want, sizeof want, "{\"error\": \"%s\"}\n%s%s", cases[i].error,
+                 "{\"text\": \"z\"}\n{\"text\": \"z\"}\n{\"text\": \"z\"}\n",
+                 "{\"text\": \"z\"}\n{\"tokens\": 4, \"reason\": \"context\"}\n");
+        bench_open(&b, json, true, NULL, 0, 5);
+        check_answers(&b, lines, 4, want);
+        bench_close(&b);
+    }
+    free(json);
+
+    // a model that breaks within a character, and one that cannot chat
+    static const int broken[] = {0xC3, -2, 'x'};
+    Bench b;
+    bench_open(&b, NULL, true, broken, 3, 64);
+    check_answers(&b,
+                  "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n"
+                  "{\"prompt\": \"a\"}\n{\"prompt\": \"a\", \"max_tokens\": 1}\n",
+                  3,
+                  "{\"error\": \"question: messages: the tokenizer has no token <|start_header_id|>, wanted Llama 3's "
+                  "chat tokens\"}\n"
+                  "{\"error\": \"the logits at position 2 are all nan: the model's weights are broken\"}\n"
+                  "{\"text\": \"x\"}\n{\"tokens\": 1, \"reason\": \"length\"}\n");
+    bench_close(&b);
+}
+
 int main(void) {
     RUN(generation_feeds_each_token_once_and_stops);
     RUN(each_of_several_eos_ids_ends_a_text);
@@ -392,5 +502,8 @@ int main(void) {
     RUN(ctrl_c_ends_an_answer_and_leaves_a_whole_conversation);
     RUN(chat_says_when_the_context_is_full);
     RUN(chat_refuses_a_tokenizer_without_its_tokens_by_name);
+    RUN(answers_are_lines_of_json_each_for_itself);
+    RUN(a_stop_or_the_end_of_the_input_ends_an_answer);
+    RUN(a_line_that_has_no_answer_gets_an_error);
     return test_summary();
 }

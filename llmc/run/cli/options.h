@@ -367,8 +367,8 @@ static inline bool options_export_gguf(const Options* o) {
 
 /* Checks what involves several options: two jobs at once, flags that exclude each other. */
 static inline bool options_check(const Options* o, Error* e) {
-    static const int jobs[] = {OPT_generate, OPT_chat, OPT_eval, OPT_export_, OPT_dry_run, OPT_verify};
-    const bool chosen[] = {o->generate != NULL, o->chat, o->eval, o->export_ != NULL, o->dry_run, o->verify != NULL};
+    static const int jobs[] = {OPT_generate, OPT_chat, OPT_answer, OPT_eval, OPT_export_, OPT_dry_run, OPT_verify};
+    const bool chosen[] = {o->generate != NULL, o->chat, o->answer, o->eval, o->export_ != NULL, o->dry_run, o->verify != NULL};
     int first = -1;
     char a[OPTION_TEXT], b[OPTION_TEXT];
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {

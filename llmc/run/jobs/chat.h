@@ -13,7 +13,7 @@
 #define LLMC_RUN_CHAT_H
 
 #include "llmc/base/utils.h"           // defines: warn
-#include "llmc/run/jobs/generate.h"    // defines: Generator, generate_from, generator_stop_at, generator_stops
+#include "llmc/run/jobs/generate.h"    // defines: Generator, generate_from, generator_stop_at_turn, generator_stops
 #include "llmc/run/jobs/line_input.h"  // defines: LineInput, LINE_WHY_PLAIN, line_open, line_is_edited, line_read, line_close
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested, run_stop_done
 #include "llmc/text/chat.h"            // defines: ChatFormat, chat_tokens, chat_begin, chat_header, chat_message
@@ -150,8 +150,7 @@ static inline bool chat(Generator* g, const ChatOptions* options, FILE* file, Er
     c.last = -1;
     if (!chat_tokens(&c.format, g->tokenizer, g->config->vocab_size, e)) { return false; }
     c.format.date = options->date;
-    generator_stop_at(g, c.format.eot);
-    generator_stop_at(g, tokenizer_find(g->tokenizer, "<|eom_id|>"));
+    generator_stop_at_turn(g);
     line_open(&in, file, g->out);
     if (in.terminal) { chat_greet(g->out, options->date, line_is_edited(&in)); }
     bool ok = true;

@@ -15,6 +15,7 @@
 
 #include "llmc/base/utils.h"           // defines: fail, xrealloc
 #include "llmc/config.h"               // defines: ModelConfig, MAX_EOS
+#include "llmc/files/json.h"           // defines: json_write_string
 #include "llmc/text/prompt.h"          // defines: prompt_tokens
 #include "llmc/run/jobs/sampler.h"     // defines: Sampler, sampler_next
 #include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
@@ -35,6 +36,7 @@ typedef struct {
     FILE* out;        // gets the text as it is generated; NULL: no output
     FILE* screen;     // shows the progress of reading a long prompt; NULL: none
     bool terminal;    // `out` is a terminal: no text may drive it
+    bool json;        // each piece of text becomes a line {"text": "..."}
     bool ellipsis;    // generate() shows where max_tokens cut the text, on `out` alone
     char* text;       // the whole text, NUL-terminated, for the log
     size_t text_len, text_cap;
@@ -45,6 +47,12 @@ typedef struct {
 
 static inline void generator_stop_at(Generator* g, int id) {
     if (id >= 0 && g->num_stops < (int)(sizeof g->stops / sizeof *g->stops)) { g->stops[g->num_stops++] = id; }
+}
+
+/* Ends texts where Llama 3 ends its turn in a conversation. */
+static inline void generator_stop_at_turn(Generator* g) {
+    generator_stop_at(g, tokenizer_find(g->tokenizer, "<|eot_id|>"));
+    generator_stop_at(g, tokenizer_find(g->tokenizer, "<|eom_id|>"));
 }
 
 /* Sets up a generator. `tokenizer` may be NULL. The caller owns the sampler, whose V must equal the model's vocabulary. */
@@ -84,7 +92,11 @@ static inline bool generator_stops(const Generator* g, int id) {
 /* Prints `len` bytes of text and appends them to g->text. */
 static inline void generator_emit(Generator* g, const char* text, size_t len) {
     if (g->out && len > 0) {
-        if (g->terminal) {
+        if (g->json) {
+            fputs("{\"text\": ", g->out);
+            json_write_string(g->out, text, len);
+            fputs("}\n", g->out);
+        } else if (g->terminal) {
             print_escaped(g->out, text, len);
         } else {
             fwrite(text, 1, len, g->out);

@@ -1,10 +1,12 @@
-/* jobs.h -- the jobs besides training, shared by both trainers: checking memory, loading a model, the validation loss and the
- * answers to --tasks, --eval, --generate and --chat. export.h has --export, training.h the parts of the training loop.
+/* jobs.h -- the jobs besides training, shared by both trainers: checking memory, loading a model, the validation loss and
+ * the answers to --tasks, --eval, --generate, --chat and --answer. export.h has --export, training.h the parts of the training
+ * loop.
  */
 #ifndef LLMC_JOBS_H
 #define LLMC_JOBS_H
 
 #include "llmc/base/utils.h"
+#include "llmc/run/jobs/answer.h"
 #include "llmc/run/jobs/chat.h"
 #include "llmc/run/jobs/export.h"
 #include "llmc/run/jobs/generate.h"
@@ -320,19 +322,14 @@ static inline void job_eval(const Trainer* t, Session* s) {
 /* Returns how --chat talks: in the form of the folder's template. */
 static inline ChatOptions job_chat_options(const Session* s) {
     const Options* o = &s->options;
-    bool dated = false;
     Error e = NO_ERROR;
     const bool chats = s->job == JOB_CHAT && s->has_tokenizer;
-    must(!chats || chat_read_form(&s->tokenizer, &dated, &e), &e);
     ChatOptions c = {o->system, NULL, o->tokens};
-    if (dated) { c.date = o->date ? o->date : CHAT_DATE; }
-    if (chats && o->date && !dated) {
-        die("--date: the chat template is Llama 3's, which has no date, wanted none or Llama 3.1's");
-    }
+    must(!chats || chat_read_date(&s->tokenizer, o->date, &c.date, &e), &e);
     return c;
 }
 
-/* Runs --generate or --chat. stdout carries only the text, and at a terminal what --chat says. */
+/* Runs --generate, --chat or --answer. stdout carries only the text, and at a terminal what --chat says. */
 static inline void job_talk(const Trainer* t, Session* s) {
     const Options* o = &s->options;
     Sampler sampler;
@@ -344,7 +341,13 @@ static inline void job_talk(const Trainer* t, Session* s) {
     if (t->prepare) { t->prepare(model, NULL, s); }
     job_open_generator(t, s, model, &g, &sampler);
     g.screen = session_screen(s);
-    must(s->job == JOB_CHAT ? chat(&g, &talk, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
+    if (s->job == JOB_ANSWER) {
+        const Question silent = {o->temperature, o->top_p, o->top_k, o->seed, o->tokens, {NULL, 0, 0}, false};
+        const Asked asked = question_asks(&s->config, g.tokenizer, o->date);
+        answer(&g, &asked, &silent, STDIN_FILENO);
+    } else {
+        must(s->job == JOB_CHAT ? chat(&g, &talk, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
+    }
     generator_free(&g);
     sampler_free(&sampler);
     t->destroy(model);
@@ -357,7 +360,8 @@ static inline void run_job(const Trainer* t, Session* s, void (*train)(const Tra
         case JOB_DRY_RUN: train(t, s); break;
         case JOB_EVAL: job_eval(t, s); break;
         case JOB_GENERATE:
-        case JOB_CHAT: job_talk(t, s); break;
+        case JOB_CHAT:
+        case JOB_ANSWER: job_talk(t, s); break;
         case JOB_EXPORT: job_export(s); break;
         case JOB_VERIFY: verify(s->options.verify, s->options.lora_base); break;
     }

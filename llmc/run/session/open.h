@@ -46,6 +46,7 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     s->argv = argv;
     options_or_exit(&s->options, argc, argv, trainer);
     s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
+    if (o->answer) { s->job = JOB_ANSWER; }
     if (o->export_) { s->job = JOB_EXPORT; }
     if (o->verify) { s->job = JOB_VERIFY; }
     if (!*o->out) { die_usage("--out: is empty, wanted the name of a folder"); }
@@ -355,7 +356,7 @@ static inline void session_new_config(Session* s) {
     }
 }
 
-/* Takes the sampling of --generate and --chat from the model's generation_config.json, unless flags give it. */
+/* Takes the sampling of a job that speaks from the model's generation_config.json, unless flags give it. */
 static inline void session_read_sampling(Session* s) {
     Options* o = &s->options;
     char path[PATH_CAP];
@@ -447,7 +448,7 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     session_find_model(s, &found);
     if (session_writes(s) && !out_is_locked(o->out)) { session_check_out(s); }  // session_lock() says who has locked it
     session_check_share(s);
-    if (s->job == JOB_GENERATE || s->job == JOB_CHAT) { session_read_sampling(s); }
+    if (job_speaks(s->job)) { session_read_sampling(s); }
     if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
     session_find_tokenizer(s);
     session_open_data(s);

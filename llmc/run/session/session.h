@@ -29,10 +29,13 @@
 #include "llmc/run/screen/watched.h"  // defines: Watched, watch, watched_take
 #include "llmc/text/tokenizer.h"
 
-typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_EXPORT, JOB_VERIFY } Job;
+typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_ANSWER, JOB_EXPORT, JOB_VERIFY } Job;
 
 /* Returns whether a job sets up training; a dry run does so without training. The other jobs need a trained model. */
 static inline bool job_trains(Job job) { return job == JOB_TRAIN || job == JOB_DRY_RUN; }
+
+/* Returns whether a job's output is text of the model. */
+static inline bool job_speaks(Job job) { return job == JOB_GENERATE || job == JOB_CHAT || job == JOB_ANSWER; }
 
 typedef struct {
     // the command line
@@ -185,7 +188,7 @@ static inline int session_context(const Session* s) {
     const Options* o = &s->options;
     const bool samples = job_trains(s->job);
     if (s->job == JOB_EVAL || (samples && o->sample_tokens == 0)) { return 0; }
-    if (s->job == JOB_CHAT) { return s->config.max_positions < CHAT_CONTEXT ? s->config.max_positions : CHAT_CONTEXT; }
+    if (s->job == JOB_CHAT || s->job == JOB_ANSWER) { return (int)size_min((size_t)s->config.max_positions, CHAT_CONTEXT); }
     TokenList prompt;
     Error e = NO_ERROR;
     memset(&prompt, 0, sizeof prompt);
@@ -224,8 +227,7 @@ static inline uint64_t session_owned(const Session* s) {
 /* Returns where rank 0 shows progress: on stdout. If a job writes its text there, only a terminal shows progress, because
  * the line can be wiped. NULL: nowhere */
 static inline FILE* session_screen(const Session* s) {
-    const bool speaks = s->job == JOB_GENERATE || s->job == JOB_CHAT;
-    return s->rank == 0 && (!speaks || isatty(fileno(stdout))) ? stdout : NULL;
+    return s->rank == 0 && (!job_speaks(s->job) || isatty(fileno(stdout))) ? stdout : NULL;
 }
 
 /* Loads the weights of base_dir into the trainer's sink. With LoRA, checks as far as possible that the adapters were trained

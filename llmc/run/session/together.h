@@ -112,7 +112,7 @@ static inline bool together_is_for_one(int argc, char** argv, OptionScope traine
     Options o;
     Error ignored = NO_ERROR;
     const OptionsResult result = options_parse(&o, argc, argv, trainer, &ignored);
-    const bool is = o.generate || o.chat || o.export_ || o.verify;
+    const bool is = o.generate || o.chat || o.answer || o.export_ || o.verify;
     options_free(&o);
     return result == OPTIONS_HELP || result == OPTIONS_SHOW_VERSION || (result == OPTIONS_OK && is);
 }

@@ -1,0 +1,92 @@
+"""--answer: its texts are those of --generate and --chat, byte for byte; a program talks to it line by line. TRAINER names the
+trainer."""
+import json
+import os
+import subprocess
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+TRAINER = os.environ.get("TRAINER", os.path.join(ROOT, "train_llama3"))
+TOKENIZE = os.path.join(ROOT, "tokenize")
+TOKENIZER = os.path.join(ROOT, "dev", "data", "tinytales", "tokenizer.json")
+
+
+def run(*command, **options):
+    done = subprocess.run([*map(str, command)], capture_output=True, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A model of eight steps: with less, it would write the same token again and again."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "text").write_text("A cat saw a dog. The dog said: hello, little cat, come to my house \U0001f431.\n" * 200)
+    run(TOKENIZE, "--tokenizer", TOKENIZER, "-o", folder / "a.bin", folder / "text")
+    run(TRAINER, "--model", "d1", "--tokenizer", TOKENIZER, "--train", folder / "a.bin", "--steps", 8, "--lr", "1e-2",
+        "--batch", 2, "--seq", 64, "--sample-tokens", 0, "--out", folder / "out")
+    return folder / "out"
+
+
+class Asked:
+    """The program, which waits for questions."""
+
+    def __init__(self, model, *flags):
+        self.process = subprocess.Popen([TRAINER, "--model", str(model), "--answer", *flags], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE)
+
+    def send(self, **question):
+        self.process.stdin.write(json.dumps(question).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def line(self):
+        return json.loads(self.process.stdout.readline())
+
+    def answer(self):
+        """Returns the text of an answer and its last line."""
+        text, line = "", self.line()
+        while "text" in line:
+            text, line = text + line["text"], self.line()
+        return text, line
+
+    def ask(self, **question):
+        self.send(**question)
+        return self.answer()
+
+    def end(self):
+        self.process.stdin.close()
+        return self.process.stdout.read(), self.process.wait()
+
+
+def test_texts_are_those_of_generate_and_chat(model):
+    asked = Asked(model, "--tokens", "30")
+    for prompt in ("A cat", "", "the \U0001f431"):
+        for flags in ({"temperature": 0}, {"temperature": 1.5, "seed": 7}, {"top_k": 3, "max_tokens": 5}, {"top_p": 0.5}):
+            words = [w for name, value in flags.items() for w in ("--" + name.replace("_", "-"), value)]
+            text, last = asked.ask(prompt=prompt, **flags)
+            want = run(TRAINER, "--model", model, "--generate", prompt, "--tokens", 30, *words).decode()
+            assert (prompt + text).rstrip("\n") == want.rstrip("\n"), flags
+            assert last["reason"] == ("end" if last["tokens"] < flags.get("max_tokens", 30) else "length")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    text, last = asked.ask(messages=messages, temperature=0)
+    chat = run(TRAINER, "--model", model, "--chat", "--system", "Be brief.", "--tokens", 30, "--temperature", 0, input=b"Hi\n")
+    assert text.rstrip("\n") == chat.decode().rstrip("\n")
+    assert asked.end() == (b"", 0)
+
+
+def test_a_program_stops_an_answer_and_asks_on(model):
+    asked = Asked(model)
+    text, last = asked.ask(prompt="A cat", seed=3, temperature=2, max_tokens=20)
+    for _ in range(5):
+        asked.send(prompt="A cat", seed=3, temperature=100, top_p=1, max_tokens=1000000)
+        assert "text" in asked.line()
+        asked.send(stop=True)
+        assert asked.answer()[1]["reason"] in ("stop", "end")
+        assert asked.ask(prompt="A cat", seed=3, temperature=2, max_tokens=20) == (text, last)
+    asked.process.stdin.write(b"no question\n")
+    assert "question:1: found 'n'" in asked.ask(stop=False)[1]["error"]
+    assert "has no prompt" in asked.line()["error"]
+    asked.send(prompt="A cat", temperature=100, top_p=1, max_tokens=1000000)
+    rest, status = asked.end()
+    assert json.loads(rest.splitlines()[-1])["reason"] in ("stop", "end") and status == 0

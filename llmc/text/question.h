@@ -1,0 +1,92 @@
+/* question.h -- reads a question to a model from JSON, for --answer (run/jobs/answer.h):
+ *
+ *   {"prompt": "Once upon", "temperature": 0.5, "top_k": 40, "top_p": 0.9, "seed": 7, "max_tokens": 100}
+ *   {"messages": [{"role": "user", "content": "Hi"}]}
+ *
+ * A prompt's tokens are those of --generate, messages become those of --chat. Other members are ignored.
+ */
+#ifndef LLMC_QUESTION_H
+#define LLMC_QUESTION_H
+
+#include "llmc/base/utils.h"         // first, since it asks for the functions beyond C11
+#include "llmc/files/json.h"         // defines: json_get, json_text, json_double_or, json_int_or, json_wanted
+#include "llmc/text/conversation.h"  // defines: ChatMessages, chat_read_list, chat_write
+#include "llmc/text/prompt.h"        // defines: prompt_tokens
+#include <limits.h>
+
+typedef struct {
+    double temperature, top_p;
+    int64_t top_k, seed, max_tokens;
+    TokenList tokens;
+    bool chats;  // it has messages: the end of a turn ends the answer
+} Question;
+
+/* The model that is asked. */
+typedef struct {
+    const ModelConfig* config;
+    const Tokenizer* tokenizer;  // NULL: none
+    ChatFormat format;
+    Error no_chat;  // why it takes no messages; empty: it does
+} Asked;
+
+/* Finds the form of the model's messages; `date`: see chat_read_date(). */
+static inline Asked question_asks(const ModelConfig* c, const Tokenizer* t, const char* date) {
+    Asked a = {c, t, {0}, NO_ERROR};
+    if (chat_tokens(&a.format, t, c->vocab_size, &a.no_chat)) { chat_read_date(t, date, &a.format.date, &a.no_chat); }
+    return a;
+}
+
+/* Reads how to answer. A member that is missing leaves its value as it is. */
+static inline bool question_read_sampling(Question* q, const Json* j, Error* e) {
+    const JsonNode* root = json_root(j);
+    return json_double_or(j, root, "temperature", 0, 100, q->temperature, &q->temperature, e) &&
+           json_double_or(j, root, "top_p", 0, 1, q->top_p, &q->top_p, e) &&
+           json_int_or(j, root, "top_k", 0, INT_MAX, q->top_k, &q->top_k, e) &&
+           json_int_or(j, root, "seed", 0, INT64_MAX, q->seed, &q->seed, e) &&
+           json_int_or(j, root, "max_tokens", 1, INT_MAX, q->max_tokens, &q->max_tokens, e);
+}
+
+/* Appends the tokens of the question's messages and the header of the answer. */
+static inline bool question_read_messages(Question* q, const Json* j, const Asked* a, Error* e) {
+    ChatMessages m = {NULL, 0, 0};
+    const bool ok = chat_read_list(&m, j, chat_spellings, e) &&
+                    (m.count > 0 || json_wanted(j, json_root(j), "messages", e, "a message in it"));
+    if (ok) {
+        chat_write(&q->tokens, NULL, &m, &a->format, a->tokenizer);
+        chat_header(&q->tokens, &a->format, a->tokenizer, "assistant");
+    }
+    chat_messages_free(&m);
+    return ok;
+}
+
+/* Reads a question. *q holds what counts where the question is silent, and no tokens. The caller frees the tokens, also after
+ * an error. */
+static inline bool question_read(Question* q, const Json* j, const Asked* a, Error* e) {
+    const JsonNode* root = json_root(j);
+    const char* prompt = NULL;
+    q->chats = json_get(j, root, "messages") != NULL;
+    if (q->chats == (json_get(j, root, "prompt") != NULL)) {
+        return fail(e, "%s: has %s, wanted one of them", j->path, q->chats ? "prompt and messages" : "no prompt or messages");
+    }
+    if (!question_read_sampling(q, j, e)) { return false; }
+    if (!q->chats) {
+        return json_text(j, root, "prompt", &prompt, e) && prompt_tokens(&q->tokens, prompt, a->config, a->tokenizer, e);
+    }
+    if (a->no_chat.msg[0]) {
+        return fail(e, "%s: messages: %.*s", j->path, (int)strcspn(a->no_chat.msg, "\n"), a->no_chat.msg);
+    }
+    return question_read_messages(q, j, a, e);
+}
+
+/* Returns whether a line, of `len` bytes with its newline, is {"stop": true}, which is no question. */
+static inline bool question_is_stop(const char* line, size_t len) {
+    Json j;
+    Error not_json = NO_ERROR;
+    if (!json_parse_line(&j, line, len - 1, "question", &not_json)) { return false; }
+    const JsonNode* stop = json_get(&j, json_root(&j), "stop");
+    const bool is = stop && stop->type == JSON_TRUE;
+    json_free(&j);
+    return is;
+}
+
+#endif
