@@ -81,14 +81,29 @@ static inline void attention_launch(void (*kernel)(Params...), dim3 grid, int th
     CUDA_CHECK_LAUNCH("an attention kernel");
 }
 
-constexpr int MAX_GRID_YZ = 65535;  // blocks of a grid's second and third dimension
+/* Launches such a kernel whose blocks wait for each other. The driver then refuses a grid that is not resident at once, where
+ * a plain launch would hang. Returns its answer. */
+template <typename... Params, typename... Args>
+static inline cudaError_t attention_launch_resident(void (*kernel)(Params...), dim3 grid, int threads, int smem,
+                                                    cudaStream_t stream, Args... args) {
+    cudaLaunchAttribute together = {};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t launch = {};
+    launch.gridDim = grid;
+    launch.blockDim = dim3((unsigned)threads);
+    launch.dynamicSmemBytes = (size_t)smem;
+    launch.stream = stream;
+    launch.attrs = &together;
+    launch.numAttrs = 1;
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+    return cudaLaunchKernelEx(&launch, kernel, args...);
+}
 
 /* Returns a grid with a block for each tile of `rows` rows of each head of B <= MAX_GRID_YZ sequences. Heads vary fastest.
  * The heads of a group read the same K and V, and what the heads of one sequence read at a time fits in the L2. */
 static inline dim3 attention_grid(int B, int heads, int T, int rows) {
-    const size_t tiles = ceil_div((size_t)T, (size_t)rows);
-    if (tiles > MAX_GRID_YZ) { die("attention: T is %d, wanted at most %d with this head_dim", T, MAX_GRID_YZ * rows); }
-    return dim3((unsigned)heads, (unsigned)tiles, (unsigned)B);
+    return dim3((unsigned)heads, grid_tiles("attention: T with this head_dim", (size_t)T, rows), (unsigned)B);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

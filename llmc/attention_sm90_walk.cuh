@@ -24,8 +24,9 @@
  *
  * A part waits only for pieces before its own in the list of work, and a block takes its pieces in the order of the list. So
  * the earliest unfinished piece can always proceed, provided that all blocks are resident at once. The grid is therefore never
- * larger than the number of multiprocessors. A kernel that still holds a multiprocessor must be able to end without this
- * kernel.
+ * larger than the number of multiprocessors, and the launch is cooperative: blocks start when there is room for all of them,
+ * and the driver refuses a grid for which there never is. A kernel that still holds a multiprocessor must be able to end
+ * without this kernel.
  *
  * A turn of a consumer's loop adds a tile to dv, dk and dq and computes p and ds of the next one. With registers for all
  * (APART), S^T comes first, and the other products run under the exponentials:
@@ -483,10 +484,11 @@ static inline void attention_walk_tiles(floatX* dqkv, float* sums, const float2*
     CUDA_CHECK(cudaMemsetAsync(where.flags, 0, all_tiles * sizeof *where.flags, stream));
     const size_t width = (size_t)(s.NH + 2 * s.NKV) * HD;
     const dim3 blocks((order.step * order.together));
-    attention_launch(attention_walk_kernel<Tiles>, blocks, Tiles::THREADS, Tiles::SMEM, stream, dqkv, where, stats,
-                     tensor_map(qkv, B, s.T, width, s.qkv_pitch, Tiles::BM, HD),
-                     tensor_map(qkv, B, s.T, width, s.qkv_pitch, Tiles::BN, HD),
-                     tensor_map(dout, B, s.T, (size_t)s.NH * HD, s.out_pitch, Tiles::BM, HD), s, order);
+    const cudaError_t status = attention_launch_resident(
+        attention_walk_kernel<Tiles>, blocks, Tiles::THREADS, Tiles::SMEM, stream, dqkv, where, stats,
+        tensor_map(qkv, B, s.T, width, s.qkv_pitch, Tiles::BM, HD), tensor_map(qkv, B, s.T, width, s.qkv_pitch, Tiles::BN, HD),
+        tensor_map(dout, B, s.T, (size_t)s.NH * HD, s.out_pitch, Tiles::BM, HD), s, order);
+    cuda_check(status, "launch of attention_walk_kernel, all blocks at once", __FILE__, __LINE__);
     attention_launch(attention_walk_dq_kernel<HD>, dim3((unsigned)(tiles * s.NH), (unsigned)B), 128, 0, stream, dqkv, where, s);
 }
 

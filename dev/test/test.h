@@ -5,6 +5,9 @@
 
 #include "llmc/base/utils.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 static int tests_passed, tests_failed, tests_skipped, checks_failed;
 
 /* A failed check prints its place and its message, and the test continues: one run shows every failure. */
@@ -36,6 +39,20 @@ static inline void test_run(const char* name, void (*test)(void)) {
 static inline int test_summary(void) {
     printf("%d passed, %d failed, %d skipped\n", tests_passed, tests_failed, tests_skipped);
     return tests_failed ? 1 : 0;
+}
+
+/* Runs a function in a child process, without its messages. Returns its exit status: 0 if it returns; -1 if it crashes. */
+static inline int test_exit_status(void (*run)(const void*), const void* argument) {
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) { _exit(3); }
+        run(argument);
+        _exit(0);
+    }
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) { return -1; }
+    return WEXITSTATUS(status);
 }
 
 /* A fresh folder for a test's files, below $TEST_TMP or /tmp. The caller removes it. */

@@ -108,6 +108,15 @@ static size_t blocks_at_once(Kernel kernel, int threads, size_t shared) {
     return (size_t)device_attribute(cudaDevAttrMultiProcessorCount) * size_max(1, (size_t)per_sm);
 }
 
+constexpr int MAX_GRID_YZ = 65535;  // blocks of a grid's second and third dimension
+
+/* Returns how many tiles of `rows` rows N rows have, for one of these dimensions; too many end the program. what: N's name */
+static inline unsigned grid_tiles(const char* what, size_t N, int rows) {
+    const size_t tiles = ceil_div(N, (size_t)rows);
+    if (tiles > (size_t)MAX_GRID_YZ) { die("%s is %zu, wanted at most %zu", what, N, (size_t)MAX_GRID_YZ * (size_t)rows); }
+    return (unsigned)tiles;
+}
+
 /* Shows a named range in Nsight's timeline for the lifetime of the object. */
 struct ProfileRange {
     explicit ProfileRange(const char* name) { nvtxRangePushA(name); }

@@ -10,9 +10,6 @@
  * of each of out, lse, dq, dk and dv: it shows a wrong scale, a wrong head and a missing tile. Outputs, and the gaps between
  * their rows, are filled with NaN before each run: this shows what a kernel leaves out or writes outside its rows.
  */
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <initializer_list>
 
 #include "llmc/attention.cuh"
@@ -639,23 +636,36 @@ static void more_sequences_than_a_grid_has_room_for(void) {
     }
 }
 
-/* Calls attention_grid in a child process; returns 0, or its exit status. */
-static int grid_status(int T, int rows) {
-    const pid_t child = fork();
-    if (child == 0) {
-        if (!freopen("/dev/null", "w", stderr)) { _exit(3); }
-        _exit(attention_grid(1, 2, T, rows).y == 65535 ? 0 : 2);
+static void more_tiles_than_a_grid_has_room_for_are_refused(void) {
+    struct Tiles {
+        int T, rows;
+    };
+    const auto ask = [](const void* p) {
+        const Tiles& t = *(const Tiles*)p;
+        if (attention_grid(1, 2, t.T, t.rows).y != 65535) { _exit(2); }
+    };
+    for (int rows : {8, 64}) {
+        const Tiles most = {65535 * rows, rows}, more = {most.T + 1, rows};
+        CHECK(test_exit_status(ask, &most) == 0, "T %d in tiles of %d", most.T, rows);
+        CHECK(test_exit_status(ask, &more) == 1, "T %d in tiles of %d is accepted", more.T, rows);
     }
-    int status = 0;
-    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) { return -1; }
-    return WEXITSTATUS(status);
 }
 
-static void more_tiles_than_a_grid_has_room_for_are_refused(void) {
-    for (int rows : {8, 64}) {
-        CHECK(grid_status(65535 * rows, rows) == 0, "T %d in tiles of %d", 65535 * rows, rows);
-        CHECK(grid_status(65535 * rows + 1, rows) == 1, "T %d in tiles of %d is accepted", 65535 * rows + 1, rows);
-    }
+__global__ static void empty_kernel(int) {}
+
+/* A walk's blocks wait for each other. A grid of which some blocks cannot start would hang, so the driver refuses it. */
+static void more_blocks_than_are_resident_are_refused(void) {
+    const int threads = 384, bytes = (int)shared_limit(empty_kernel);
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)empty_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    const unsigned most = (unsigned)blocks_at_once(empty_kernel, threads, (size_t)bytes);
+    const auto launch = [&](unsigned blocks) {
+        const cudaError_t status = attention_launch_resident(empty_kernel, dim3(blocks), threads, bytes, 0, 0);
+        cudaGetLastError();  // a refused launch leaves its error there, too
+        return status;
+    };
+    CHECK(launch(most) == cudaSuccess, "%u blocks", most);
+    CHECK(launch(most + 1) == cudaErrorCooperativeLaunchTooLarge, "%u blocks are launched, %u are resident", most + 1, most);
+    CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 /* Several heads share a piece of work, and blocks take several pieces one after the other. */
@@ -704,6 +714,7 @@ int main(int argc, char** argv) {
     printf("%s, code for sm_%d;", PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
     for (int HD : {64, 128}) { printf(" head_dim %d runs %s", HD, kernel_names[attention_choose(ATTENTION_AUTO, HD)]); }
     printf("\n");
+    RUN_NAMED(more_blocks_than_are_resident_are_refused);
     RUN_NAMED(every_head_dim_at_short_and_odd_lengths);
     RUN_NAMED(every_group_on_the_tensor_core_head_dims);
     RUN_NAMED(lengths_around_every_tile_edge);

@@ -243,13 +243,28 @@ struct LaunchOf {
 template <typename Kernel, typename... Arguments>
 inline void operator%(Kernel kernel, const EmulatedLaunch<Arguments...>& launch) {
     const std::tuple<Arguments...> arguments = launch.arguments;
-    emulator_launch(launch.grid, launch.block, launch.shared, launch.stream,
+    emulator_launch(launch.grid, launch.block, launch.shared, launch.stream, false,
                     [kernel, arguments] { std::apply(kernel, arguments); });
 }
 
+/* Stands for cudaLaunchKernelEx, a launch with attributes. The card knows one of them: cooperative. */
+template <typename... Parameters, typename... Arguments>
+inline cudaError_t emulated_launch(const cudaLaunchConfig_t* launch, void (*kernel)(Parameters...), Arguments&&... given) {
+    bool together = false;
+    for (unsigned i = 0; i < launch->numAttrs; i++) {
+        const cudaLaunchAttribute& a = launch->attrs[i];
+        if (a.id != cudaLaunchAttributeCooperative) { emulator_die("launch attribute %d is not known", (int)a.id); }
+        together = a.val.cooperative != 0;
+    }
+    const std::tuple<std::decay_t<Parameters>...> arguments(given...);
+    return emulator_launch(launch->gridDim, launch->blockDim, launch->dynamicSmemBytes, launch->stream, together,
+                           [kernel, arguments] { std::apply(kernel, arguments); });
+}
+#define cudaLaunchKernelEx emulated_launch
+
 template <typename Kernel>
-inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int threads, size_t) {
-    *blocks = 2048 / threads < 4 ? 2048 / threads : 4;
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int threads, size_t shared) {
+    *blocks = emulator_resident(threads, shared);
     return cudaSuccess;
 }
 template <typename T>

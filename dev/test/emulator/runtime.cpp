@@ -6,6 +6,7 @@
  * used again too early, show. A graph is a list of such works; a launch copies them.
  *
  * Memory of the card is memory of the host, full of NaN. The program sees EMULATOR_GPUS (8) cards of EMULATOR_MIB (8192) each.
+ * With EMULATOR_CAPABILITY=120 they are newer than the code: cards of compute capability 12.0, with their shared memory.
  */
 #include "runtime.h"
 
@@ -70,12 +71,44 @@ static int device;
 static thread_local cudaError_t last_error;
 // static shared memory that every kernel says it has: by 4 KiB the program knows code for sm_90a (has_wgmma)
 static const unsigned STATIC_SHARED = EMULATED_ARCH == 900 ? 4096 : 0;
-static const unsigned MOST_SHARED = ((EMULATED_ARCH == 900 ? 227 : EMULATED_ARCH == 800 ? 163 : 64) << 10) + STATIC_SHARED;
 
 static int setting(const char* name, int otherwise) {
     const char* text = getenv(name);
     return text ? atoi(text) : otherwise;
 }
+
+/* Returns the card's compute capability as 75 or 120. A card runs the code of older ones, except sm_90a's. */
+static int capability(void) {
+    static const int code = EMULATED_ARCH / 10, card = setting("EMULATOR_CAPABILITY", code);
+    if (card < code || (code == 90 && card != 90)) { emulator_die("a card of %d does not run code for sm_%d", card, code); }
+    return card;
+}
+
+/* Returns the bytes of shared memory of a multiprocessor; and what of them the driver keeps for itself of each block. */
+static unsigned multiprocessor_shared(void) {
+    switch (capability()) {
+        case 75: return 64 << 10;
+        case 80:
+        case 87: return 164 << 10;
+        case 86:
+        case 89:
+        case 120:
+        case 121: return 100 << 10;
+        default: return 228 << 10;
+    }
+}
+static unsigned reserved_shared(void) { return capability() == 75 ? 0 : 1 << 10; }
+
+/* Returns the most shared memory of a block: dynamic, and static. */
+static unsigned most_shared(void) { return multiprocessor_shared() - reserved_shared() + STATIC_SHARED; }
+
+int emulator_resident(int threads, size_t shared) {
+    const size_t by_threads = 2048 / threads,
+                 by_shared = multiprocessor_shared() / std::max((size_t)1, shared + reserved_shared());
+    return (int)std::min({by_threads, by_shared, (size_t)4});
+}
+
+static int processors(void) { return setting("EMULATOR_PROCESSORS", 4); }
 
 static double now(void) {
     struct timespec t;
@@ -185,16 +218,19 @@ void emulator_queue(cudaStream_t stream, std::function<void()> work) {
     append(stream_of(stream), work);
 }
 
-void emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> body) {
-    const size_t threads = (size_t)block.x * block.y * block.z;
+cudaError_t emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, bool together,
+                            std::function<void()> body) {
+    const size_t threads = (size_t)block.x * block.y * block.z, blocks = (size_t)grid.x * grid.y * grid.z;
     if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 || threads == 0 || threads > 1024 ||
         block.z > 64) {
-        result(cudaErrorInvalidConfiguration);
-    } else if (shared > MOST_SHARED) {
-        result(cudaErrorInvalidValue);
-    } else {
-        emulator_queue(stream, [=] { emulator_run_grid(grid, block, shared, body); });
+        return result(cudaErrorInvalidConfiguration);
     }
+    if (shared > most_shared()) { return result(cudaErrorInvalidValue); }
+    if (together && blocks > (size_t)processors() * emulator_resident((int)threads, shared)) {
+        return result(cudaErrorCooperativeLaunchTooLarge);
+    }
+    emulator_queue(stream, [=] { emulator_run_grid(grid, block, shared, body); });
+    return cudaSuccess;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -465,18 +501,18 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int d) {
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     memset(p, 0, sizeof *p);
-    snprintf(p->name, sizeof p->name, "emulated card, sm_%d", EMULATED_ARCH / 10);
-    p->major = EMULATED_ARCH / 100, p->minor = EMULATED_ARCH / 10 % 10;
+    snprintf(p->name, sizeof p->name, "emulated card, sm_%d", capability());
+    p->major = capability() / 10, p->minor = capability() % 10;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
-        case cudaDevAttrComputeCapabilityMajor: *value = EMULATED_ARCH / 100; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = EMULATED_ARCH / 10 % 10; break;
-        case cudaDevAttrMultiProcessorCount: *value = setting("EMULATOR_PROCESSORS", 4); break;
+        case cudaDevAttrComputeCapabilityMajor: *value = capability() / 10; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = capability() % 10; break;
+        case cudaDevAttrMultiProcessorCount: *value = processors(); break;
         case cudaDevAttrClockRate: *value = 1000000; break;
         case cudaDevAttrL2CacheSize: *value = 60 << 20; break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)MOST_SHARED; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)most_shared(); break;
         default: emulator_die("cudaDeviceGetAttribute: %d is not known", (int)attribute);
     }
     return cudaSuccess;
@@ -489,7 +525,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) {
     return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
-    const bool known = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value <= (int)MOST_SHARED;
+    const bool known = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value <= (int)most_shared();
     return known ? cudaSuccess : result(cudaErrorInvalidValue);
 }
 cudaError_t cudaGetLastError(void) {

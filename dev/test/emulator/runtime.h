@@ -11,9 +11,14 @@
  * launch runs it. The work runs later, on a thread of the emulator. */
 void emulator_queue(cudaStream_t stream, std::function<void()> work);
 
-/* Queues a kernel as emulator_queue() does if its launch is possible; else leaves the error that CUDA would leave. body: one
- * thread of it */
-void emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> body);
+/* Queues a kernel as emulator_queue() does if its launch is possible; else leaves and returns the error that CUDA would.
+ * together: all blocks must be resident at once (a cooperative launch)   body: one thread of it */
+cudaError_t emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, bool together,
+                            std::function<void()> body);
+
+/* Returns how many blocks of so many threads and so much shared memory a multiprocessor holds, at most 4: the card knows no
+ * registers. */
+int emulator_resident(int threads, size_t shared);
 
 /* Runs all blocks of a grid, one after the other; body() is run by each thread. */
 void emulator_run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()>& body);

@@ -41,6 +41,17 @@ for test in scores_in_the_hundreds lengths_around_every_tile_edge gradients_turn
         "$emulated/BF16_90/test_attention_cu" walk $test
 done
 
+emulated BF16_90 test_attention_cu walk more_blocks_than_are_resident
+
+# a card takes the kernels of the code that it loaded: without sm_90a's code, a card of 90 or newer has no wgmma
+chosen() { # chosen CARD KERNEL
+    EMULATOR_CAPABILITY=$1 timeout 60 $emulated/BF16_80/test_attention_cu mma more_blocks |
+        grep "^BF16, code for sm_80; head_dim 64 runs $2 head_dim 128 runs $2$"
+}
+for card in 80 90 100 120; do check "a card of $card with code for sm_80 runs mma, BF16_80" chosen $card mma; done
+check "test_attention_cu mma scores_in_the_hundreds on a card of 120, BF16_80" env EMULATOR_CAPABILITY=120 \
+    timeout "${LIMIT:-300}" $emulated/BF16_80/test_attention_cu mma scores_in_the_hundreds
+
 # the program's own passes against PyTorch's debug state, at each level of recomputation
 for pair in FP32_90:mha_odd FP32_90:gqa2_untied_rope8 FP32_90:documents FP32_90:lora_all \
             BF16_90:tied_gqa4_rope32 BF16_90:lora_some BF16_90:fp8 BF16_90:fp8_head; do

@@ -15,6 +15,7 @@ case $mode.$JOBS in run.[1-9]* | compile.[1-9]* | plant.[1-9]*) ;; *) echo "usag
 pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all fp8=dev/test/pairs/fp8 head=dev/test/pairs/fp8_head
 faults() {
     cat <<END
+a walk is launched as if its blocks were alone | BF16 | test_attention_cu walk more_blocks | llmc/attention_common.cuh | s/together\.val\.cooperative = 1;//
 kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/kv_head = h \/ (s.NH \/ s.NKV);/kv_head = h % s.NKV;/
 a block adds up partial sums before they are written | BF16 | test_kernels_cu norm_and_loss_sums_agree | llmc/cuda/cuda_common.cuh | /if (lane == 0) { shared\[warp\] = x; }/ { n; s/__syncthreads();// }
 D of another row, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/ds\[i\]\[j\] - stat\.y/ds[i][j] - stats[q0].y/
