@@ -183,6 +183,16 @@ static void quantise_rows_cuda(QuantisedRows q, const T* x, size_t N, int C, siz
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// tiles
+
+/* Returns a grid with a block for each tile of `count` matrices (rows, columns). */
+static inline dim3 quantise_grid(size_t rows, int columns, int tile_rows, int tile_columns, int count = 1) {
+    return dim3((unsigned)ceil_div((size_t)columns, (size_t)tile_columns),
+                grid_tiles("--fp8: the number of rows", rows, tile_rows),
+                grid_tiles("--fp8: the number of blocks", (size_t)count, 1));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // transposes
 
 /* T: the type of the rows, floatX or 8 bits in the format F. scales: the scales of 8-bit rows, otherwise NULL. Counts the
@@ -233,7 +243,7 @@ static void quantise_transpose_launch(QuantisedTranspose q, const T* x, const fl
                                       int C, size_t x_pitch, QuantiseCounts* counts, cudaStream_t stream) {
     if (N == 0) { return; }
     assert(N % QUANTISE_WIDTH == 0 && C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
-    const dim3 grid((unsigned)ceil_div((size_t)C, TRANSPOSE_TILE), (unsigned)ceil_div(N, TRANSPOSE_TILE));
+    const dim3 grid = quantise_grid(N, C, TRANSPOSE_TILE, TRANSPOSE_TILE);
     quantise_transpose_kernel<F><<<grid, QUANTISE_THREADS, 0, stream>>>(q, x, scales, largest, N, C, x_pitch, counts);
     CUDA_CHECK_LAUNCH("quantise_transpose_kernel");
 }
@@ -354,9 +364,7 @@ static void quantise_weights_cuda(QuantisedWeights q, const T* w, size_t stride,
                                   cudaStream_t stream) {
     assert(q.R % QUANTISE_WIDTH == 0 && q.C % QUANTISE_WIDTH == 0);
     const size_t scales = (size_t)blocks * (size_t)(q.R + q.C);
-    const auto grid = [&](int rows, int columns) {
-        return dim3((unsigned)ceil_div((size_t)q.C, columns), (unsigned)ceil_div((size_t)q.R, rows), (unsigned)blocks);
-    };
+    const auto grid = [&](int rows, int columns) { return quantise_grid((size_t)q.R, q.C, rows, columns, blocks); };
     CUDA_CHECK(cudaMemsetAsync(q.scales, 0, scales * sizeof(float), stream));
     quantise_maxima_kernel<<<grid(QUANTISE_MAX_ROWS, QUANTISE_MAX_COLUMNS), QUANTISE_THREADS, 0, stream>>>(q, w, stride);
     CUDA_CHECK_LAUNCH("quantise_maxima_kernel");

@@ -51,6 +51,7 @@ __device__ __forceinline__ float row_sum(float x, float* shared) {
     for (int w = 0; w < (int)blockDim.y; w++) { sum += row[w]; }
     return sum;
 }
+static_assert(RMSNORM_THREADS / (2 * 32) <= 15, "a block has 15 barriers for rows of two warps or more");
 
 /* Does the rows of a block; calls each() with every vector that this thread has written. */
 template <int W, int K, typename Each>

@@ -184,7 +184,8 @@ __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t
 }
 
 /* Arrives at the barrier at the same place in the shared memory of a block of the cluster. Only for what this thread has read:
- * what it wrote need not be visible there. */
+ * what it wrote need not be visible there. So the arrival has the scope of a block, as CUTLASS has it. By the letter of the
+ * PTX ISA, order between blocks needs .release.cluster here and .acquire.cluster at the wait; their cost is not known. */
 __device__ __forceinline__ void barrier_arrive_in(uint32_t barrier, uint32_t block) {
 #if PTX_HAS_SM90A
     asm volatile(

@@ -29,7 +29,10 @@ struct WarpgroupSplit {
 
 constexpr uint32_t NO_BARRIER = 1;  // stands for "no buffer is held"
 
-/* Releases a buffer that the calling consumer warp has finished reading. */
+/* Releases a buffer that the calling consumer warp has finished reading. TMA may then write the buffer, and no proxy fence
+ * orders ordinary reads (statistics, ldmatrix) before TMA's writes. None is needed, because callers compute with what they
+ * have read before they release: no read is in flight. Products have read their operands when wgmma_wait returns. What
+ * threads write themselves, such as a piece's note, the barrier orders. */
 __device__ __forceinline__ void ring_release(uint32_t empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) { barrier_arrive(empty); }

@@ -31,6 +31,8 @@ static const struct {
     { #test, test, false }
 #define ENTRY(test) \
     { #test, test, true }
+    // first, since it starts other processes
+    HOST_ENTRY(more_rows_than_a_grid_has_room_for_are_refused),
     HOST_ENTRY(split_weights_are_exact),
     HOST_ENTRY(stochastic_rounding_is_to_a_neighbour),
     ENTRY(embedding_copies_and_sums_rows),

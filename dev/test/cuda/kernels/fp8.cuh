@@ -169,6 +169,15 @@ static void swiglu_quantises_what_it_writes() {
     device_free_all();
 }
 
+static void more_rows_than_a_grid_has_room_for_are_refused() {
+    const auto ask = [](const void* rows) {
+        if (quantise_grid(*(const size_t*)rows, 512, TRANSPOSE_TILE, TRANSPOSE_TILE).y != 65535) { _exit(2); }
+    };
+    const size_t most = (size_t)65535 * TRANSPOSE_TILE, more = most + 1;
+    CHECK(test_exit_status(ask, &most) == 0, "%zu rows", most);
+    CHECK(test_exit_status(ask, &more) == 1, "%zu rows are accepted", more);
+}
+
 /* Several blocks' matrices with a gap between them; both copies. The sample is the first row of each tile on the diagonal. */
 static void quantised_weights_are_the_oracle_s() {
     const size_t shapes[][3] = {{16, 16, 1}, {48, 80, 3}, {64, 64, 2}, {160, 48, 2}, {272, 528, 2}, {768, 2048, 1}};
