@@ -17,54 +17,16 @@ import os
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, ROOT)
+sys.path[:0] = [ROOT, os.path.dirname(os.path.abspath(__file__))]
 import dev.errors  # noqa: E402, F401  first: see there
-import numpy as np  # noqa: E402
 import train_llama3 as ref  # noqa: E402
 from dev.reference.config import preset  # noqa: E402
-
-
-def write_tokens(path, count, vocab):
-    """Writes a token file of uniformly random tokens."""
-    write_token_file(path, np.random.default_rng(0).integers(0, vocab, count), vocab)
-
-
-def write_token_file(path, tokens, vocab):
-    """Writes a token file, without a mask, of an array of tokens."""
-    wide, count = vocab > 1 << 16, len(tokens)
-    head = np.zeros(256, dtype="<i4")
-    head[:4] = (20240801, 7, count, vocab) if wide else (20240520, 1, count, vocab)
-    with open(path, "wb") as f:
-        f.write(head.tobytes() + tokens.astype("<u4" if wide else "<u2").tobytes())
-
-
-def largest_size(pid):
-    """Returns the peak resident size of a process in bytes (the figure of wait() includes the size of the parent)."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii") as f:
-            return next((int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM")), 0)
-    except OSError:
-        return 0
-
-
-def run(command, env=None):
-    """Runs a command to its end. Returns (output, peak resident size in bytes)."""
-    with tempfile.TemporaryFile("w+") as screen:
-        p, size = subprocess.Popen(command, stdout=screen, stderr=subprocess.STDOUT, env=env), 0
-        while p.poll() is None:
-            size = max(size, largest_size(p.pid))
-            time.sleep(0.02)
-        screen.seek(0)
-        output = screen.read()
-    if p.returncode != 0:
-        sys.exit(f"error: {' '.join(command)} ended with exit code {p.returncode}\n{output}")
-    return output, size
+from bench_common import run, write_tokens  # noqa: E402
 
 
 def step_times(out):

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """bench_gpu.py -- compares ./train_llama3cu with compiled PyTorch on one GPU and writes build/<gpu>.md.
 
+    python3 dev/bench/bench_gpu.py --minutes 10    one page about this card, to be sent: builds, measures, and ends in time
     make train_llama3cu && python3 dev/bench/bench_gpu.py [--torch-step OTHER_BASELINE.py] [--shapes 126M 1B-2k 1B-8k 8B]
     python3 dev/bench/bench_gpu.py --trainer-before OLD/train_llama3cu    compares two builds of ours; --torch: PyTorch, too
     python3 dev/bench/bench_gpu.py --ours-b="FLAGS"                      compares ours with ours and more flags
@@ -18,6 +19,9 @@ each. A turn is killed when it has enough steps, so that it writes no checkpoint
 without the first --warm steps. nvidia-smi gives clock, power and memory ten times a second while the counted steps run;
 memory counts the whole GPU. --eval times the forward pass alone (with loss, no gradients, B=4, T=1024, 12 layers), over few and
 over many batches: the difference of both times excludes the start-up.
+
+--minutes: builds the trainer for this card, asks it for flags with which d12 fits, and runs ours and PyTorch in turns until the
+time is over. PyTorch is left out where it is not installed, and on cards without bfloat16. The page ends with our --profile.
 
 --gpus: first each card trains alone, all at the same time; then the cards train together, each rank with the batch of a single
 card. The figures are a card's, and the bar is the slowest card. --together adds a way to train together: flags, after
@@ -44,12 +48,17 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [ROOT, os.path.dirname(os.path.abspath(__file__))]
-import dev.errors  # noqa: E402, F401  first: see there
-import train_llama3 as ref  # noqa: E402
-from dev.reference import oracles, tables  # noqa: E402
+from dev.errors import fail  # noqa: E402  first: see there
+from dev.reference import tables  # noqa: E402
 from dev.reference.config import preset  # noqa: E402
-from bench_cpu import run, write_tokens  # noqa: E402
+from bench_common import run, write_tokens  # noqa: E402
+try:
+    import train_llama3 as ref  # noqa: E402
+    from dev.reference import oracles  # noqa: E402
+except ModuleNotFoundError as error:  # --minutes does without PyTorch
+    ref, lacks = None, error
 
+TRAINER = os.path.join(ROOT, "train_llama3cu")
 # name: model, vocabulary, batch, seq, our flags, arguments of --torch-step
 SHAPES = {
     "126M": ("d12", 32768, 64, 1024, "", "--preset tiny"),
@@ -57,6 +66,7 @@ SHAPES = {
     "1B-8k": ("llama3.2-1b", 128256, 4, 8192, "", "--preset 1b"),
     "8B": ("llama3.1-8b", 128256, 1, 8192, "--master split --moments bf16 --recompute auto", "--preset 8b"),
 }
+SMALL = "d12:32768:16:1024"  # the shape of --minutes: its steps are short on a small card
 LEAN = ["--master", "split", "--moments", "bf16"]
 
 # ways of --torch-dist
@@ -99,27 +109,33 @@ class Side:
     def __init__(self, name, command, state_bytes, note, layers=0):
         self.name, self.command, self.state_bytes, self.note = name, command, state_bytes, note
         self.flags, self.blocks, self.layers = [], 0, layers
-        self.ms, self.samples, self.error = [], [], None
+        self.ms, self.samples, self.error, self.took = [], [], None, 0
 
-    def turn(self, work, monitor, seconds, warm):
+    def turn(self, work, monitor, seconds, warm, until=math.inf):
+        """Runs until it has steps of so many seconds. Another turn must be able to end by the time `until`."""
+        begin = time.monotonic()
+        if self.ms and begin + self.took > until:
+            print(f"  {self.name}: no time for another turn", flush=True)
+            return
         while not self.error:
-            ms, samples, error = self.run(work, monitor, seconds, warm)
+            ms, samples, error = self.run(work, monitor, seconds, warm, until)
+            self.took = time.monotonic() - begin
             if not error:
                 self.ms += ms
                 self.samples += samples
                 print(f"  {self.name}: {len(ms)} steps, median {statistics.median(ms):.2f} ms", flush=True)
                 return
             print(f"  {self.name} {' '.join(self.flags)}: {error}")
-            if "out of memory" not in error or not self.recompute(work, monitor, warm):
+            if "out of memory" not in error or not self.recompute(work, monitor, warm, until):
                 self.error = error
 
-    def recompute(self, work, monitor, warm):
+    def recompute(self, work, monitor, warm, until):
         """Finds how many blocks to recompute, more than now: bisects for the smallest number that fits, and takes the fastest of
         all that were tried, because a number that only just fits may wait for memory. Returns whether there is one."""
         too_few, tried, fits = self.blocks, self.layers, {}  # fits: {blocks: ms}
         while tried > too_few:
             self.flags = ["--recompute-blocks", str(tried)]
-            ms, _, error = self.run(work, monitor, 0, warm)
+            ms, _, error = self.run(work, monitor, 0, warm, until)
             print(f"  {self.name} {' '.join(self.flags)}: {error or f'{statistics.median(ms):.2f} ms'}", flush=True)
             if not error:
                 fits[tried] = statistics.median(ms)
@@ -132,7 +148,7 @@ class Side:
         self.flags = ["--recompute-blocks", str(self.blocks)]
         return bool(fits)
 
-    def run(self, work, monitor, seconds, warm):
+    def run(self, work, monitor, seconds, warm, until=math.inf):
         """Runs one turn. Returns the times of the counted steps, the monitor's samples during them, and an error or None."""
         out = os.path.join(work, re.sub(r"[^\w.=-]+", "_", self.name))
         shutil.rmtree(out, ignore_errors=True)
@@ -146,13 +162,15 @@ class Side:
                     ms = read_steps(out)
                     if begin is None and len(ms) > warm:
                         begin = time.monotonic()
-                    if len(ms) > warm + 4 and sum(ms[warm:]) >= seconds * 1e3:
+                    if time.monotonic() > until or len(ms) > warm + 4 and sum(ms[warm:]) >= seconds * 1e3:
                         break
             finally:  # an interrupted benchmark leaves no trainer running
                 end, ended = time.monotonic(), p.poll()
                 if ended is None:
                     os.killpg(p.pid, signal.SIGKILL)
                 p.wait()
+            if ended is None and len(ms) <= warm:
+                return [], [], f"the time was over after {len(ms)} steps"
             if ended is None:
                 self.note = self.note.replace("recompute auto", "recompute " + logged(out, "recompute"))
                 return ms[warm:], monitor.between(begin, end), None
@@ -334,19 +352,19 @@ def compare(name, shape, a, monitor, work):
         also.append(ours("ours b", a.trainer, flags, ours_flags + shlex.split(a.ours_b), a))
     sides = [ours("ours", a.trainer, flags, ours_flags, a), *also]
     if a.torch:
-        if a.precision == "BF16" and ours_flags[:len(LEAN)] != LEAN and not also:
+        if a.precision == "BF16" and ours_flags[:len(LEAN)] != LEAN and not also and not a.minutes:
             sides.append(ours("ours, lean", a.trainer, flags, ours_flags + LEAN, a))
         script = [sys.executable, os.path.join(ROOT, "train_llama3.py"), *flags, "--compile", "--dtype", a.torch_dtype]
         sides.append(Side("PyTorch", script + shlex.split(a.torch_flags), TORCH_BYTES[a.torch_dtype],
                           f"{a.torch_dtype}, compiled", preset(model, vocab).num_hidden_layers))
     for side in (*sides, *reversed(sides)) * a.rounds:
-        side.turn(work, monitor, a.seconds, a.warm)
+        side.turn(work, monitor, a.seconds, a.warm, a.until)
     lines, speed = table(sides, batch * seq, preset(model, vocab).flops_per_token(seq), a.gpu)
     other = sides[-1].name
     ratio = speed["ours"] / speed[other] if "ours" in speed and other in speed else math.nan
     counts = ", ".join(f"{side.name} {len(side.ms)}" for side in sides)
-    lines = [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch}", "", *lines, "",
-             f"**Ratio {ratio:.3f}** (ours ÷ {other}; steps counted: {counts})", ""]
+    of_other = f"**Ratio {ratio:.3f}** (ours ÷ {other}; steps counted: {counts})" if len(sides) > 1 else f"Steps counted: {counts}"
+    lines = [f"### {name}: {model}, vocabulary {vocab}, T={seq}, B={batch}", "", *lines, "", of_other, ""]
     if "ours, lean" in speed and other in speed:
         lines[-2] += f"; lean {speed['ours, lean'] / speed[other]:.3f}"
     for side in sides[1:-1]:
@@ -427,13 +445,80 @@ def page_head(gpu, device, how):
     return [f"# {gpu}", "", f"- {datetime.date.today()}, commit {text_of(['git', 'rev-parse', '--short', 'HEAD'])}"
             + ("" if not text_of(["git", "status", "--porcelain", "-uno"]) else " with changes"),
             f"- `python3 {' '.join(map(shlex.quote, sys.argv))}`",
-            f"- PyTorch {ref.torch.__version__}, CUDA {ref.torch.version.cuda}, driver {driver}", f"- {how}", ""]
+            f"- {f'PyTorch {ref.torch.__version__}, CUDA {ref.torch.version.cuda}' if ref else 'PyTorch is not installed'}, "
+            f"driver {driver}", f"- {how}", ""]
+
+
+def asked(field):
+    """Returns what nvidia-smi says of this card, such as its name."""
+    return text_of(["nvidia-smi", "-i", visible_card(0), f"--query-gpu={field}", "--format=csv,noheader"])
+
+
+def flags_that_fit(trainer, flags):
+    """Returns the flags that the trainer itself names if a run does not fit into the card, and the trainer's precision."""
+    more = []
+    for _ in range(2):
+        r = subprocess.run([trainer, *flags, *more, "--dry-run"], capture_output=True, text=True, check=False)
+        hint = re.search("^  hint: these flags fit: (.*)$", r.stderr, re.M)
+        if r.returncode == 0:
+            return more, re.search(r"^model .*, (\w+)$", r.stdout, re.M)[1]
+        more += shlex.split(hint[1]) if hint else []
+    fail((r.stderr.strip().splitlines() or ["no message"])[0].removeprefix("error: "))
+
+
+def profile(trainer, flags):
+    """Returns the lines of a page for the trainer's --profile; none if there is no such table."""
+    r = subprocess.run([trainer, *flags, "--profile", "3"], capture_output=True, text=True, check=False)
+    at = r.stdout.find("profile of one step")
+    return ["```", r.stdout[at:].rstrip(), "```", ""] if at >= 0 else []
+
+
+def one_page(a):
+    """--minutes: one page about this card. The profile has the last tenth of the time."""
+    a.until, cuda = time.monotonic() + 54 * a.minutes, a.device == "cuda"
+    if cuda and not shutil.which("nvidia-smi"):
+        fail("no GPU: nvidia-smi is not installed")
+    a.gpu, capability = (asked("name"), asked("compute_cap")) if cuda else ("CPU", "none")
+    if a.trainer == TRAINER:
+        print("make train_llama3cu, which takes some minutes", flush=True)
+        if subprocess.run(["make", "train_llama3cu"], cwd=ROOT, check=False).returncode:
+            fail("make train_llama3cu failed", "its lines above say why; see dev/doc/installing.md")
+    a.torch = ref is not None and not capability.startswith("7.")
+    name = (a.shapes or [SMALL])[0]
+    model, vocab, batch, seq = name.split(":")
+    shape, work, monitor = (model, int(vocab), int(batch), int(seq), "", ""), tempfile.mkdtemp(), Monitor(visible_card(0))
+    try:
+        flags = same_run(*shape[:4], 1, work)
+        more, a.precision = flags_that_fit(a.trainer, flags)
+        a.ours[name] = shlex.join(more)
+        lines = page_head(a.gpu, a.device, "random tokens and weights, optimizer step included, turns A B B A")
+        lines[-1:] = [f"- compute capability {capability}" + (", which PyTorch's side is left out for: it needs bfloat16"
+                      if ref and not a.torch else ""), ""]
+        lines += compare(name, shape, a, monitor, work)[0]
+        lines += profile(a.trainer, [*flags, *more])
+    finally:
+        monitor.close()
+        shutil.rmtree(work, ignore_errors=True)
+    write_page(page_path(a), lines)
+    print("Send this page to the project, please: it has no figures of this card yet.")
+
+
+def page_path(a, suffix=""):
+    return a.out or os.path.join(ROOT, "build", re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + suffix + ".md")
+
+
+def write_page(path, lines):
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("\n".join(lines))
+    print(f"wrote {path}", flush=True)
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--shapes", nargs="+", default=list(SHAPES), help=f"among {', '.join(SHAPES)}, or MODEL:VOCAB:BATCH:SEQ")
-    p.add_argument("--trainer", default=os.path.join(ROOT, "train_llama3cu"))
+    p.add_argument("--minutes", type=float, help="one page about this card, in at most so many minutes")
+    p.add_argument("--shapes", nargs="+", help=f"among {', '.join(SHAPES)}, or MODEL:VOCAB:BATCH:SEQ")
+    p.add_argument("--trainer", default=TRAINER)
     p.add_argument("--trainer-before", metavar="PATH", help="an older build to compare with, instead of PyTorch")
     p.add_argument("--trainer-fp32", help="an FP32 build, for the forward pass in TF32")
     p.add_argument("--precision", default="BF16", help="precision of --trainer (BF16)")
@@ -462,14 +547,19 @@ def main():
     a.torch_dist = a.torch_dist and os.path.abspath(a.torch_dist)
     a.torchrun = [shutil.which("torchrun")] if shutil.which("torchrun") else [sys.executable, "-m", "torch.distributed.run"]
     a.ours = dict(entry.split("=", 1) for entry in a.ours)
+    a.torch_flags += f" --device {a.device}"
+    if a.minutes:
+        one_page(a)
+        return
+    if ref is None:
+        raise lacks
     if a.device == "cuda" and not ref.torch.cuda.is_available():
         sys.exit("error: PyTorch finds no GPU")
     for trainer in filter(None, (a.trainer, a.trainer_before)):
         if not os.path.exists(trainer):
             sys.exit(f"error: {trainer}: not found\n  hint: make train_llama3cu")
     a.torch |= not a.trainer_before and a.ours_b is None
-    a.gpu = ref.torch.cuda.get_device_name() if a.device == "cuda" else "CPU"
-    a.torch_flags += f" --device {a.device}"
+    a.gpu, a.until = ref.torch.cuda.get_device_name() if a.device == "cuda" else "CPU", math.inf
     lines = page_head(a.gpu, a.device, "random tokens and weights, optimizer step included, turns A B B A; MFU by 6·(matmul "
                       "weights) + 6·L·H·hd·T against the dense bf16 peak")
     summary, work = [], tempfile.mkdtemp()
@@ -477,11 +567,9 @@ def main():
     other = f"slowest card alone, {a.gpus} cards" if a.gpus else "PyTorch" if a.torch else \
         "ours b" if a.ours_b is not None else "ours before"
     suffix = f"-x{a.gpus}" if a.gpus else {"ours before": "-before", "ours b": "-b"}.get(other, "")
-    gpu = re.sub(r"[^a-z0-9]+", "-", a.gpu.lower()).strip("-") + suffix
-    path = a.out or os.path.join(ROOT, "build", gpu + ".md")
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    path = page_path(a, suffix)
     try:
-        for name in a.shapes:
+        for name in a.shapes or SHAPES:
             shape = SHAPES.get(name)
             if not shape:
                 model, vocab, batch, seq = name.split(":")
@@ -489,17 +577,15 @@ def main():
             part, ratio = compare_gpus(name, shape, a, monitors, work) if a.gpus else compare(name, shape, a, monitors[0], work)
             summary.append(f"{name} {ratio:.3f}")
             lines += part
-            with open(path, "w", encoding="utf-8") as f:  # after each shape, so that an interrupted run keeps its results
-                f.write("\n".join(lines))
+            write_page(path, lines)  # after each shape, so that an interrupted run keeps its results
         if a.forward_steps and other == "PyTorch":
             lines += forward_alone(a, work)
-        with open(path, "w", encoding="utf-8") as f:
-            f.write("\n".join(lines))
+            write_page(path, lines)
     finally:
         for monitor in monitors:
             monitor.close()
         shutil.rmtree(work, ignore_errors=True)
-    print(f"ours / {other}: {', '.join(summary)}\nwrote {path}")
+    print(f"ours / {other}: {', '.join(summary)}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ import os
 import sys
 import time
 
-import torch
-
 
 def die(message, code=1):
     sys.stdout.flush()
@@ -56,6 +54,7 @@ class Log:
 
 def peak_memory(device):
     if device.type == "cuda":
+        import torch  # here and below, so that scripts without PyTorch have the errors above
         return torch.cuda.max_memory_allocated()
     with open("/proc/self/status", encoding="ascii") as f:
         return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM"))
@@ -65,6 +64,7 @@ def mark(device):
     """Returns a point in time for milliseconds(). On a GPU the point comes after all work queued so far."""
     if device.type != "cuda":
         return time.perf_counter()
+    import torch
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

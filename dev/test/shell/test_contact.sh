@@ -271,13 +271,42 @@ if command -v python3 >/dev/null; then
     check "no script ends in a traceback" test ! -s tracebacks.txt
     installs "torch numpy safetensors" train_llama3.py
     installs "torch numpy safetensors" dev/bench/bench_cpu.py
+    installs "torch numpy safetensors" dev/bench/bench_gpu.py
     installs "datasets zstandard" dev/data/hf.py owner/name -o hub
     installs "datasets" dev/data/tasks.py piqa
     installs "huggingface_hub" dev/data/model.py owner/name
     installs "tensorboard" dev/track.py first --tensorboard board
     installs "matplotlib" dev/plot.py first
     expect "a folder that cannot be made" 1 "error: /proc/none: No such file" bare "$root/dev/data/conversations.py" -o /proc/none
+
+    # --- one page about a card, where PyTorch is not installed
+
+    page() { # page TRAINER MINUTES [DEVICE]
+        rm -f page.md
+        bare "$root/dev/bench/bench_gpu.py" --minutes "$2" --device "${3:-cpu}" --shapes d1:512:2:32 --seconds 0.1 --out page.md --trainer "$1"
+    }
+    cat >needy <<END
+#!/bin/sh
+case " \$* " in *" --weight-decay 0.2 "*) exec "$bin/train_llama3" "\$@" ;; esac
+echo "error: --max-memory: too little" >&2
+echo "  hint: these flags fit: --weight-decay 0.2" >&2
+exit 1
+END
+    chmod +x needy
+    expect "one page about a card needs no PyTorch" 0 "wrote page.md" page "$bin/train_llama3" 0.5
+    check "and says so" grep -q "^- PyTorch is not installed" page.md
+    check "it has our speed" grep -qE '^\| ours \| [0-9,]+ \| [0-9.]+ ' page.md
+    check "and no ratio" sh -c '! grep -q Ratio page.md'
+    expect "a run that does not fit takes the flags of the hint" 0 "wrote page.md" page ./needy 0.5
+    check "in its turns as well" grep -qE '^\| ours \| [0-9,]+ \| [0-9.]+ ' page.md
+    expect "where the time is over, the page says so" 0 "wrote page.md" page "$bin/train_llama3" 0.001
+    check "in the row" grep -q '^| ours | failed | the time was over after ' page.md
+    printf '#!/bin/sh\nexit 1\n' >mute && chmod +x mute
+    expect "a trainer that cannot run" 1 "error: no message" page ./mute 0.5
+    printf '#!/bin/sh\ncase " $* " in *query-gpu=name*) echo Tesla T4 ;; *compute_cap*) echo 7.5 ;; *) echo 560.35 ;; esac\n' >cards/nvidia-smi
+    (PATH=$tmp/cards:$PATH && page "$bin/train_llama3" 0.5 cuda) >/dev/null 2>&1
+    check "the page names the card" sh -c 'grep -qx "# Tesla T4" page.md && grep -q "^- compute capability 7.5" page.md'
 else
-    skip "scripts of Python" "python3 is not installed" 16
+    skip "scripts of Python" "python3 is not installed" 28
 fi
 summary
