@@ -66,7 +66,7 @@ build:
 # --- GPU ---------------------------------------------------------------------------------------------------------------
 # GPU_ARCH: the architectures of this machine's GPUs by nvidia-smi; 80 if there is none. A GPU newer than nvcc counts as the
 # highest architecture that nvcc knows. Each gets its machine code (90: sm_90a); the highest also its PTX, which newer GPUs
-# compile. GPUs older than 75 (T4) are ignored.
+# compile. GPUs older than 75 (T4) are ignored. dev/doc/cards.md says what each card gets.
 # NCCL (several GPUs) is opened at run time; nccl.h is in CUDA_HOME, the system's headers or NCCL_HOME/include.
 # PTX_ONLY=75 builds only the PTX of that architecture, to test the code for an older GPU on a newer one.
 
@@ -170,8 +170,8 @@ build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)
 	done
 	@cp $(EMULATOR)/ptx.h $@.tmp/$(wildcard llmc/*/ptx.cuh) && rm -rf $@ && mv $@.tmp $@
 
-$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) | $(EMULATED) require-nvcc
-	$(CXX) $(EMULATED_FLAGS) -Wall -Wextra -c $< -o $@
+$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh | $(EMULATED) require-nvcc
+	$(CXX) $(EMULATED_FLAGS) -I. -Wall -Wextra -c $< -o $@
 $(EMULATED)/%llama3cu: build/emulated/sources build/test_llama3_cpu.o $(EMULATED_CARD)
 	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include device.h $</$*llama3.cu -x none $(filter %.o,$(if $(filter test_,$*),$^,$(EMULATED_CARD))) \
 	    -no-pie -rdynamic -o $@ -ldl -lpthread

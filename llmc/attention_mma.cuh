@@ -9,6 +9,7 @@
 #define LLMC_ATTENTION_MMA_CUH
 
 #include "llmc/attention_common.cuh"
+#include "llmc/cuda/occupancy.cuh"  // defines: multiprocessor_of, resident_blocks
 
 #ifndef PRECISION_FP32
 
@@ -543,7 +544,8 @@ static inline void attention_mma_backward_q(floatX* dqkv, const float2* stats, c
 }
 
 // Tiles by architecture and head dimension: HD, tile of the side walked over, columns at a time (backward), MT, WARPS, BLOCKS,
-// ASYNC. sm_80: two blocks a multiprocessor, within the 99 KB a block may have on sm_86 and sm_89. sm_75: within 64 KB.
+// ASYNC. sm_80: a block fits into the 99 KB that it may have on sm_86, sm_89 and sm_120. sm_75: within 64 KB. A multiprocessor
+// with 228 KB holds BLOCKS blocks; with less shared memory, backward kernels have one (dev/doc/cards.md).
 template <int HD>
 struct MmaTiles;
 template <>
@@ -564,6 +566,20 @@ struct MmaTiles<128> {
     typedef MmaKVTiles<128, 32, 32, 1, 4, 1, false> BackwardKV75;
     typedef MmaQTiles<128, 32, 32, 1, 4, 1, false> BackwardQ75;
 };
+
+/* Returns the blocks that a multiprocessor of such a card holds, if ptxas takes all registers that it may. */
+template <typename Tiles>
+constexpr int mma_blocks(int capability) {
+    const int registers = least_of(MOST_REGISTERS, 4 * REGISTERS_OF_PART / (Tiles::THREADS * Tiles::BLOCKS));
+    return resident_blocks(multiprocessor_of(capability), Tiles::THREADS, registers, Tiles::SMEM);
+}
+template <typename... Tiles>
+constexpr bool mma_blocks_fit() {
+    return ((mma_blocks<Tiles>(90) >= Tiles::BLOCKS) && ...);
+}
+static_assert(mma_blocks_fit<MmaTiles<64>::Forward, MmaTiles<64>::BackwardKV, MmaTiles<64>::BackwardQ, MmaTiles<128>::Forward,
+                             MmaTiles<128>::BackwardKV, MmaTiles<128>::BackwardQ>(),
+              "launch bounds ask for more blocks than any card holds");
 
 template <int HD>
 static inline void attention_mma_forward(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,

@@ -10,6 +10,8 @@
  */
 #include "runtime.h"
 
+#include "llmc/cuda/occupancy.cuh"  // defines: multiprocessor_of, resident_blocks
+
 #include <cuda.h>
 
 #include <stdlib.h>
@@ -84,28 +86,13 @@ static int capability(void) {
     return card;
 }
 
-/* Returns the bytes of shared memory of a multiprocessor; and what of them the driver keeps for itself of each block. */
-static unsigned multiprocessor_shared(void) {
-    switch (capability()) {
-        case 75: return 64 << 10;
-        case 80:
-        case 87: return 164 << 10;
-        case 86:
-        case 89:
-        case 120:
-        case 121: return 100 << 10;
-        default: return 228 << 10;
-    }
-}
-static unsigned reserved_shared(void) { return capability() == 75 ? 0 : 1 << 10; }
+static Multiprocessor multiprocessor(void) { return multiprocessor_of(capability()); }
 
 /* Returns the most shared memory of a block: dynamic, and static. */
-static unsigned most_shared(void) { return multiprocessor_shared() - reserved_shared() + STATIC_SHARED; }
+static unsigned most_shared(void) { return (unsigned)(multiprocessor().shared - multiprocessor().reserved) + STATIC_SHARED; }
 
 int emulator_resident(int threads, size_t shared) {
-    const size_t by_threads = 2048 / threads,
-                 by_shared = multiprocessor_shared() / std::max((size_t)1, shared + reserved_shared());
-    return (int)std::min({by_threads, by_shared, (size_t)4});
+    return std::min(4, resident_blocks(multiprocessor(), threads, 1, (int)shared));
 }
 
 static int processors(void) { return setting("EMULATOR_PROCESSORS", 4); }

@@ -43,6 +43,8 @@ done
 
 emulated BF16_90 test_attention_cu walk more_blocks_than_are_resident
 
+for test in resident_blocks_are attention_has_these_warps; do emulated BF16_80 test_attention_cu mma $test; done
+
 # a card takes the kernels of the code that it loaded: without sm_90a's code, a card of 90 or newer has no wgmma
 chosen() { # chosen CARD KERNEL
     EMULATOR_CAPABILITY=$1 timeout 60 $emulated/BF16_80/test_attention_cu mma more_blocks |
