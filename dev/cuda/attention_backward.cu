@@ -178,7 +178,6 @@ static void trainer(Args a, cudaStream_t stream) {
                           attention_args(a.s, a.pitch, a.out_pitch), stream);
 }
 
-static double mma_rate() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 ? 0.62 : 0.95; }
 // 3: seven products on the ordinary units, with about two loads from shared memory for four additions.
 static Work predict_backward3(const Case& c) { return {c.bytes / 32, 0, 1.4 * c.flops / 2 * 2.2, 0, 3}; }
 // 4: seven products; exponentials and the exchange of tiles hide half as well as in the forward pass.
@@ -206,8 +205,8 @@ static void make(Case& c) {
     const AttentionShape s = shape_of(c);
     const size_t N = (size_t)s.B * s.T, most = size_max(N * s.T * sizeof(floatX), attention_backward_scratch_cuda(s, true)),
                  small = size_max(2 * Heads::bytes(s), N * 2 * s.NKV * s.HD * sizeof(float));
-    // 2, 4, 5 and 6 round P and dS to 16 bits before they multiply them, and 2 rounds dk and dv of each head before it adds
-    // them up, so an element may be as wrong as its largest terms are rounded
+    // 2, 4, 5 and 6 round P and dS to 16 bits before they multiply them. 2 also rounds dk and dv of each head before it adds
+    // them up. So an element may be as wrong as its largest terms are rounded.
     c.rows("dqkv", WRITE, N, qkv_width(s), 1, INFINITY);
     c.tensor<char>("scratch", SCRATCH, 1, s.T > 2048 ? most : size_max(most, small));
     c.rows("dout", READ, N, out_width(s));

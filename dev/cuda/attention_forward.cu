@@ -17,8 +17,8 @@ enum { QKV, OUT, LSE, SPARE };
 static double scores(const Case& c) { return (double)c.n[0] * (double)c.n[2] * (double)c.n[1] * (double)c.n[1]; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1: three kernels, as the formulas stand, with S in memory. A thread a score, a thread a row, a thread an output element. One
-// sequence at a time, so that S fits.
+// 1: three kernels, as the formulas stand, with S in memory. A thread a score, a warp a row of the softmax (softmax.cu has its
+// steps), a thread an output element. One sequence at a time, so that S fits.
 
 __global__ void scores1_kernel(float* S, const floatX* qkv, AttentionShape s, size_t pitch) {
     const int u = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y, h = blockIdx.z;
@@ -29,16 +29,26 @@ __global__ void scores1_kernel(float* S, const floatX* qkv, AttentionShape s, si
     S[((size_t)h * s.T + t) * s.T + u] = sum / sqrtf((float)s.HD);
 }
 
-__global__ void softmax1_kernel(float* S, float* lse, AttentionShape s) {
-    const size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+/* A warp a row: p = softmax(S) up to the diagonal, zero above it. p may be S. */
+template <typename P>
+__global__ void softmax_kernel(P* p, float* lse, const float* S, AttentionShape s) {
+    const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= (size_t)s.NH * s.T) { return; }
     const int t = (int)(row % s.T);
     float m = -INFINITY, l = 0;
-    S += row * s.T;
-    for (int u = 0; u <= t; u++) { m = fmaxf(m, S[u]); }
-    for (int u = 0; u <= t; u++) { l += expf(S[u] - m); }
-    for (int u = 0; u <= t; u++) { S[u] = expf(S[u] - m) / l; }
-    lse[row] = m + logf(l);
+    S += row * s.T, p += row * s.T;
+    for (int u = threadIdx.x; u <= t; u += 32) { m = fmaxf(m, S[u]); }
+    m = warp_max(m);
+    for (int u = threadIdx.x; u <= t; u += 32) { l += expf(S[u] - m); }
+    l = warp_sum(l);
+    for (int u = threadIdx.x; u < s.T; u += 32) { p[u] = from_float<P>(u <= t ? expf(S[u] - m) / l : 0); }
+    if (threadIdx.x == 0) { lse[row] = m + logf(l); }
+}
+
+template <typename P>
+static void softmax(P* p, float* lse, const float* S, AttentionShape s, cudaStream_t stream) {
+    softmax_kernel<<<(unsigned)ceil_div((size_t)s.NH * s.T, 8), dim3(32, 8), 0, stream>>>(p, lse, S, s);
+    CUDA_CHECK_LAUNCH("softmax_kernel");
 }
 
 __global__ void values1_kernel(floatX* out, const float* P, const floatX* qkv, AttentionShape s, size_t pitch,
@@ -57,38 +67,23 @@ static void forward1(floatX* out, float* lse, floatX* qkv, void* spare, Attentio
         const dim3 grid((unsigned)ceil_div(s.T, 128), (unsigned)s.T, (unsigned)s.NH);
         scores1_kernel<<<grid, 128, 0, stream>>>(S, qkv, s, pitch);
         CUDA_CHECK_LAUNCH("scores1_kernel");
-        softmax1_kernel<<<(unsigned)ceil_div((size_t)s.NH * s.T, 64), 64, 0, stream>>>(S, lse, s);
-        CUDA_CHECK_LAUNCH("softmax1_kernel");
+        softmax(S, lse, S, s, stream);
         values1_kernel<<<dim3((unsigned)s.T, (unsigned)s.NH), s.HD, 0, stream>>>(out, S, qkv, s, pitch, out_pitch);
         CUDA_CHECK_LAUNCH("values1_kernel");
     }
 }
 
 // A score's loads of k touch a sector for each thread, which the L1 cache takes a clock for, as long as 128 instructions; the
-// next elements come from the same sectors. A row of the softmax is read three times by one thread, a sector for each element.
+// next elements come from the same sectors. Half of S is written, read three times and written whole, then half is read again.
 static Work predict_forward1(const Case& c) {
     const double S = scores(c) / 2;
-    return {6 * S, 0, S * (double)c.n[4] * (128 + 12), 0, 3.0 * (double)c.n[0]};
+    return {7 * S * sizeof(float) / 32, 0, S * (double)c.n[4] * (128 + 12), 0, 3.0 * (double)c.n[0]};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 2: the classic way. Tensor cores want matrices, so q, k and v become matrices of a head each, k and v copied for every head
-// of a group. One call of cuBLASLt makes the scores of all heads of a sequence, one the outputs; between them a softmax, a warp
-// a row. Both products compute the half above the diagonal, too.
-
-__global__ void softmax2_kernel(floatX* p, float* lse, const float* S, AttentionShape s) {
-    const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-    if (row >= (size_t)s.NH * s.T) { return; }
-    const int t = (int)(row % s.T);
-    float m = -INFINITY, l = 0;
-    S += row * s.T, p += row * s.T;
-    for (int u = threadIdx.x; u <= t; u += 32) { m = fmaxf(m, S[u]); }
-    m = warp_max(m);
-    for (int u = threadIdx.x; u <= t; u += 32) { l += expf(S[u] - m); }
-    l = warp_sum(l);
-    for (int u = threadIdx.x; u < s.T; u += 32) { p[u] = from_float<floatX>(u <= t ? expf(S[u] - m) / l : 0); }
-    if (threadIdx.x == 0) { lse[row] = m + logf(l); }
-}
+// of a group. One call of cuBLASLt makes the scores of all heads of a sequence, one the outputs; between them the same softmax.
+// Both products compute the half above the diagonal, too.
 
 static void forward2(floatX* out, float* lse, floatX* qkv, void* spare, AttentionShape s, size_t pitch, size_t out_pitch,
                      cudaStream_t stream) {
@@ -96,8 +91,7 @@ static void forward2(floatX* out, float* lse, floatX* qkv, void* spare, Attentio
     for (int b = 0; b < s.B; b++, qkv += s.T * pitch, out += s.T * out_pitch, lse += s.NH * s.T) {
         split_heads(h, qkv, s, pitch, stream);
         batched(matrices(h.scores), matrices(h.q), matrices(h.k, true), s.T, s.T, s.HD, s.NH, 1 / sqrtf((float)s.HD), stream);
-        softmax2_kernel<<<(unsigned)ceil_div((size_t)s.NH * s.T, 8), dim3(32, 8), 0, stream>>>(h.p, lse, h.scores, s);
-        CUDA_CHECK_LAUNCH("softmax2_kernel");
+        softmax(h.p, lse, h.scores, s, stream);
         batched(matrices(h.out), matrices(h.p), matrices(h.v), s.T, s.HD, s.T, s.NH, 1, stream);
         permute<true>(out, h.out, s, 0, 1, out_pitch, stream);
     }
@@ -124,12 +118,9 @@ static void trainer(floatX* out, float* lse, floatX* qkv, void*, AttentionShape 
 
 // 3: two additions of products in fp32 for each score and element, and about two loads from shared memory for four of them.
 static Work predict_forward3(const Case& c) { return {c.bytes / 32, 0, c.flops / 2 * 2.2}; }
-// 4: mma has 62 % of Hopper's rate, and a score's exponential takes a special unit a quarter of a clock of a lane: as long as
-// 2 HD operations of the tensor cores take at HD 64. Half of it hides.
-static Work predict_forward4(const Case& c) {
-    const double rate = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 ? 0.62 : 0.95;
-    return {c.bytes / 32, c.flops / rate / (c.n[4] < 128 ? 0.6 : 0.75)};
-}
+// 4: a score's exponential takes a special unit a quarter of a clock of a lane: as long as 2 HD operations of the tensor cores
+// take at HD 64. Half of it hides.
+static Work predict_forward4(const Case& c) { return {c.bytes / 32, c.flops / mma_rate() / (c.n[4] < 128 ? 0.6 : 0.75)}; }
 // 5: two warpgroups take turns, one multiplies while the other computes exponentials.
 static Work predict_forward5(const Case& c) { return {c.bytes / 32, c.flops / (c.n[4] < 128 ? 0.7 : 0.85)}; }
 

@@ -62,17 +62,18 @@ __device__ RowSum two_passes(const floatX* row, int V) {
     return {largest, block_sum(sum, shared[1])};
 }
 
-__global__ void forward1_kernel(float* losses, const floatX* logits, const int32_t* targets, Rows rows) {
+template <RowSum ROW(const floatX*, int)>
+__global__ void __launch_bounds__(512) forward_kernel(float* losses, const floatX* logits, const int32_t* targets, Rows rows) {
     const size_t n = blockIdx.x;
-    const RowSum s = two_passes(logits + n * rows.pitch, rows.V);
+    const RowSum s = ROW(logits + n * rows.pitch, rows.V);
     const int target = targets[n];
     if (threadIdx.x == 0) { losses[n] = loss_of_row(s, target, to_float(logits[n * rows.pitch + max(target, 0)])); }
 }
 
 static void forward1(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch,
                      cudaStream_t stream) {
-    forward1_kernel<<<(unsigned)N, 256, 0, stream>>>(losses, logits, targets, Rows{N, V, pitch});
-    CUDA_CHECK_LAUNCH("forward1_kernel");
+    forward_kernel<two_passes><<<(unsigned)N, 256, 0, stream>>>(losses, logits, targets, Rows{N, V, pitch});
+    CUDA_CHECK_LAUNCH("forward_kernel");
 }
 
 // 8 blocks of an SM have a row each in progress, far more than the cache holds. e^x is 9 instructions, the rest as many.
@@ -108,17 +109,10 @@ __device__ RowSum one_pass(const floatX* row, int V) {
     return {largest, block_sum(s.sum * expf(s.max - largest), shared[1])};
 }
 
-__global__ void __launch_bounds__(512) forward2_kernel(float* losses, const floatX* logits, const int32_t* targets, Rows rows) {
-    const size_t n = blockIdx.x;
-    const RowSum s = one_pass(logits + n * rows.pitch, rows.V);
-    const int target = targets[n];
-    if (threadIdx.x == 0) { losses[n] = loss_of_row(s, target, to_float(logits[n * rows.pitch + max(target, 0)])); }
-}
-
 static void forward2(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch,
                      cudaStream_t stream) {
-    forward2_kernel<<<(unsigned)N, 512, 0, stream>>>(losses, logits, targets, Rows{N, V, pitch});
-    CUDA_CHECK_LAUNCH("forward2_kernel");
+    forward_kernel<one_pass><<<(unsigned)N, 512, 0, stream>>>(losses, logits, targets, Rows{N, V, pitch});
+    CUDA_CHECK_LAUNCH("forward_kernel");
 }
 
 // Each logit is read once. Half an SM's warps are enough to keep memory at work: each of their threads has 64 bytes in flight.
@@ -176,41 +170,16 @@ static Work predict_backward1(const Case& c) {
 // backward 2: one kernel. A block that knows its row's sum writes loss and gradient at once, the gradient over the logits. No
 // other tensor exists.
 
-__global__ void backward2_kernel(float* losses, floatX* logits, const int32_t* targets, const float* dloss, Rows rows) {
-    const size_t n = blockIdx.x;
-    floatX* row = logits + n * rows.pitch;
-    const int target = targets[n];
-    const float target_logit = to_float(row[max(target, 0)]);  // before a thread overwrites it
-    const RowSum s = two_passes(row, rows.V);
-    const float d = target < 0 ? 0 : *dloss, factor = d / s.sum;
-    for (int v = threadIdx.x; v < rows.V; v += blockDim.x) {
-        row[v] = from_float<floatX>(expf(to_float(row[v]) - s.max) * factor - (v == target ? d : 0));
-    }
-    if (threadIdx.x == 0) { losses[n] = loss_of_row(s, target, target_logit); }
-}
-
-static void backward2(float* losses, floatX* logits, const int32_t* targets, float, const float* dloss, size_t N, int V,
-                      size_t pitch, cudaStream_t stream) {
-    backward2_kernel<<<(unsigned)N, 256, 0, stream>>>(losses, logits, targets, dloss, Rows{N, V, pitch});
-    CUDA_CHECK_LAUNCH("backward2_kernel");
-}
-
-static Work predict_backward2(const Case& c) {
-    return {sectors(c, (2 + 2 * again(c, 8)) * ELEMENT), 0, 35 * elements(c), trips(c, 8, 256, 3)};
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// backward 3: maximum and sum in one pass (forward 2), then the gradient, by 16 bytes: two reads instead of three
-
+/* ROW: the pass or passes that find a row's sum. The gradient goes W logits at a time, past the last W one by one. */
+template <RowSum ROW(const floatX*, int), int W>
 __global__ void __launch_bounds__(512)
-    backward3_kernel(float* losses, floatX* logits, const int32_t* targets, const float* dloss, Rows rows) {
-    constexpr int W = VECTOR<floatX>;
+    backward_kernel(float* losses, floatX* logits, const int32_t* targets, const float* dloss, Rows rows) {
     const size_t n = blockIdx.x;
     const int full = rows.V / W * W, tail = full + threadIdx.x;
     floatX* row = logits + n * rows.pitch;
     const int target = targets[n];
-    const float target_logit = to_float(row[max(target, 0)]);
-    const RowSum s = one_pass(row, rows.V);
+    const float target_logit = to_float(row[max(target, 0)]);  // before a thread overwrites it
+    const RowSum s = ROW(row, rows.V);
     const float d = target < 0 ? 0 : *dloss, factor = d / s.sum;
     auto gradient = [&](floatX x, int v) {
         return from_float<floatX>(expf(to_float(x) - s.max) * factor - (v == target ? d : 0));
@@ -225,15 +194,25 @@ __global__ void __launch_bounds__(512)
     if (threadIdx.x == 0) { losses[n] = loss_of_row(s, target, target_logit); }
 }
 
-static void backward3(float* losses, floatX* logits, const int32_t* targets, float, const float* dloss, size_t N, int V,
-                      size_t pitch, cudaStream_t stream) {
-    backward3_kernel<<<(unsigned)N, 512, 0, stream>>>(losses, logits, targets, dloss, Rows{N, V, pitch});
-    CUDA_CHECK_LAUNCH("backward3_kernel");
+template <RowSum ROW(const floatX*, int), int W, int THREADS>
+static void backward_rows(float* losses, floatX* logits, const int32_t* targets, float, const float* dloss, size_t N, int V,
+                          size_t pitch, cudaStream_t stream) {
+    backward_kernel<ROW, W><<<(unsigned)N, THREADS, 0, stream>>>(losses, logits, targets, dloss, Rows{N, V, pitch});
+    CUDA_CHECK_LAUNCH("backward_kernel");
 }
+static constexpr auto backward2 = backward_rows<two_passes, 1, 256>;
+
+static Work predict_backward2(const Case& c) {
+    return {sectors(c, (2 + 2 * again(c, 8)) * ELEMENT), 0, 35 * elements(c), trips(c, 8, 256, 3)};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// backward 3: maximum and sum in one pass (forward 2), then the gradient, by 16 bytes: two reads instead of three
+static constexpr auto backward3 = backward_rows<one_pass, VECTOR<floatX>, 512>;
 
 // As many rows are in progress as blocks fit. The first instructions are forward 2's.
 static double moved3(const Case& c) {
-    const double blocks = (double)blocks_at_once(backward3_kernel, 512, 0) / sms();
+    const double blocks = (double)blocks_at_once(backward_kernel<one_pass, VECTOR<floatX>>, 512, 0) / sms();
     return sectors(c, (2 + again(c, blocks)) * ELEMENT);
 }
 static Work predict_backward3(const Case& c) { return {moved3(c), 0, 30 * elements(c)}; }

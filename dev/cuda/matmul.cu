@@ -300,12 +300,9 @@ static void forward6(floatX* out, const floatX* x, const floatX* w, Sizes s, cud
     CUDA_CHECK_LAUNCH("forward6_kernel");
 }
 
-// On Hopper this instruction has about 62 % of the rate of wgmma, which cuBLASLt uses there. Two blocks of an SM take turns at
-// loading and multiplying; a part takes a block a trip to the L2 cache, a third of a trip to memory, besides.
-static Work predict_forward6(const Case& c) {
-    const double rate = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 ? 0.62 : 0.95;
-    return {c.bytes / 32, c.flops / (0.6 * rate)};
-}
+// Two blocks of an SM take turns at loading and multiplying; a part takes a block a trip to the L2 cache, a third of a trip to
+// memory, besides.
+static Work predict_forward6(const Case& c) { return {c.bytes / 32, c.flops / (0.6 * mma_rate())}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 7: copies that pass no register: cp.async fills four buffers while the warps multiply from the oldest. A swizzle takes the
@@ -355,10 +352,7 @@ static void forward7(floatX* out, const floatX* x, const floatX* w, Sizes s, cud
 }
 
 // The warps never wait for memory; they wait for each other once in 32 elements, and a tile's end is bare of products.
-static Work predict_forward7(const Case& c) {
-    const double rate = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 ? 0.62 : 0.95;
-    return {c.bytes / 32, c.flops / (0.9 * rate)};
-}
+static Work predict_forward7(const Case& c) { return {c.bytes / 32, c.flops / (0.9 * mma_rate())}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 8: the trainer's, for Hopper: one thread copies by TMA, two warpgroups multiply from shared memory by wgmma

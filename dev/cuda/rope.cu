@@ -88,18 +88,26 @@ static void rotate1(floatX* qkv, const int32_t*, const float*, int, AttentionSha
 static Work predict_rotate1(const Case& c) { return {pairs(c) * 4 * sizeof(floatX) / 32, 0, 460 * pairs(c)}; }
 
 // rotate 2: the table. It is small, so it stays in the caches, and memory moves q and k alone.
+template <bool SHARED>
 __global__ void rotate2_kernel(floatX* qkv, const float* cos_sin, AttentionShape s, size_t pitch) {
+    __shared__ float shared[SHARED ? 256 : 1];
     const int half = s.HD / 2;
     const float* row = cos_sin + (size_t)(blockIdx.x % s.T) * s.HD;
+    if constexpr (SHARED) {
+        for (int i = threadIdx.x; i < s.HD; i += blockDim.x) { shared[i] = row[i]; }
+        __syncthreads();
+        row = shared;
+    }
     for (int k = threadIdx.x; k < (s.NH + s.NKV) * half; k += blockDim.x) {
         const int h = k / half, i = k % half;
         turn(qkv + blockIdx.x * pitch + (size_t)h * s.HD + i, half, row[i], row[half + i]);
     }
 }
 
+template <bool SHARED>
 static void rotate2(floatX* qkv, const int32_t*, const float* cos_sin, int, AttentionShape s, size_t pitch,
                     cudaStream_t stream) {
-    rotate2_kernel<<<(unsigned)(s.B * s.T), 256, 0, stream>>>(qkv, cos_sin, s, pitch);
+    rotate2_kernel<SHARED><<<(unsigned)(s.B * s.T), 256, 0, stream>>>(qkv, cos_sin, s, pitch);
 }
 
 // Some 30 instructions a pair. A block takes a trip for every 256 pairs of its token; 8 blocks share an SM.
@@ -109,24 +117,7 @@ static Work predict_rotate2(const Case& c) {
 }
 
 // rotate 3: the token's row of the table goes to shared memory, for all heads. But a block now waits for it first, and the L1
-// cache did nearly the same.
-__global__ void rotate3_kernel(floatX* qkv, const float* cos_sin, AttentionShape s, size_t pitch) {
-    __shared__ float row[256];
-    const int half = s.HD / 2;
-    for (int i = threadIdx.x; i < s.HD; i += blockDim.x) { row[i] = cos_sin[(size_t)(blockIdx.x % s.T) * s.HD + i]; }
-    __syncthreads();
-    for (int k = threadIdx.x; k < (s.NH + s.NKV) * half; k += blockDim.x) {
-        const int h = k / half, i = k % half;
-        turn(qkv + blockIdx.x * pitch + (size_t)h * s.HD + i, half, row[i], row[half + i]);
-    }
-}
-
-static void rotate3(floatX* qkv, const int32_t*, const float* cos_sin, int, AttentionShape s, size_t pitch,
-                    cudaStream_t stream) {
-    rotate3_kernel<<<(unsigned)(s.B * s.T), 256, 0, stream>>>(qkv, cos_sin, s, pitch);
-}
-
-// a table's row comes from the L2 cache, in half a trip
+// cache did nearly the same. A table's row comes from the L2 cache, in half a trip.
 static Work predict_rotate3(const Case& c) {
     return {pairs(c) * 4 * sizeof(floatX) / 32, 0, 30 * pairs(c), (rounds(c) + 0.5) * (double)(c.n[0] * c.n[1]) / (8 * sms())};
 }
@@ -262,8 +253,8 @@ int main(int argc, char** argv) {
     const Ladder r("rotate", "B,T,NH,NKV,HD", make_rotate, values_rotate, oracle_rotate, {odd, tail, wide}, {classic, other},
                    {large},
                    {{1, "sine and cosine on the fly", 0, rotate<rotate1>, predict_rotate1},
-                    {2, "the table", 0, rotate<rotate2>, predict_rotate2},
-                    {3, "the table's row in shared memory", 0, rotate<rotate3>, predict_rotate3},
+                    {2, "the table", 0, rotate<rotate2<false>>, predict_rotate2},
+                    {3, "the table's row in shared memory", 0, rotate<rotate2<true>>, predict_rotate3},
                     {4, "16 bytes of both halves", 0, rotate<rotate4>, predict_rotate4},
                     {5, "four heads a thread", BOLD, rotate<rope_forward_cuda>, predict_rotate4}});
     const Ladder q("qkv", "B,T,C,NH,NKV,HD", make_qkv, values_qkv, oracle_qkv, {q1, q2, q3}, {layer}, {large_layer},

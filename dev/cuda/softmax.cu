@@ -1,4 +1,5 @@
-/* softmax.cu -- the softmax of attention's scores in steps, as the classic way runs it between its two products.
+/* softmax.cu -- the softmax of attention's scores in steps, as the classic way runs it between its two products. The lesson is
+ * dev/doc/attention.md.
  *
  *   make -C dev/cuda softmax && build/zoo/softmax [forward] [N...]
  *

@@ -40,17 +40,22 @@ static Work predict_forward1(const Case& c) { return {sectors(c, 3), 0, 35.0 * (
 // forward 2: 16 bytes a thread. In 16 bits a load brings 8 elements for one instruction, and 8 times as many bytes are on their
 // way to an SM.
 template <int W>
-__global__ void forward2_kernel(floatX* out, const floatX* gate, const floatX* up, int F, size_t pitch) {
+__global__ void forward2_kernel(floatX* out, const floatX* gate, const floatX* up, int F, size_t pitch, size_t out_pitch) {
     const int f = (blockIdx.y * 256 + threadIdx.x) * W;
     if (f >= F) { return; }
     const size_t at = blockIdx.x * pitch + f;
-    store_vec(out + at, swiglu_vector(load_vec<W>(gate + at), load_vec<W>(up + at)));
+    store_vec(out + blockIdx.x * out_pitch + f, swiglu_vector(load_vec<W>(gate + at), load_vec<W>(up + at)));
+}
+
+static void in_vectors(floatX* out, const floatX* gate, const floatX* up, size_t N, int F, size_t pitch, size_t out_pitch,
+                       cudaStream_t stream) {
+    constexpr int W = VECTOR<floatX>;
+    auto* kernel = F % W == 0 ? forward2_kernel<W> : forward2_kernel<1>;
+    kernel<<<grid_of(N, (size_t)(F % W == 0 ? F / W : F)), 256, 0, stream>>>(out, gate, up, F, pitch, out_pitch);
 }
 
 static void forward2(floatX* out, const floatX* gate, const floatX* up, size_t N, int F, size_t pitch, cudaStream_t stream) {
-    constexpr int W = VECTOR<floatX>;
-    auto* kernel = F % W == 0 ? forward2_kernel<W> : forward2_kernel<1>;
-    kernel<<<grid_of(N, (size_t)(F % W == 0 ? F / W : F)), 256, 0, stream>>>(out, gate, up, F, pitch);
+    in_vectors(out, gate, up, N, F, pitch, pitch, stream);
 }
 
 // __expf and __fdividef leave about 12 instructions an element
@@ -58,21 +63,11 @@ static Work predict_forward2(const Case& c) {
     return {sectors(c, 3), 0, 15.0 * (double)(c.n[0] * c.n[1]), trips(c, VECTOR<floatX>)};
 }
 
-// forward 3: gate and up are the halves of a row, as one product with the weights of both writes it. The same bytes, but one
-// product of twice the width instead of two.
-template <int W>
-__global__ void forward3_kernel(floatX* out, const floatX* gate_up, int F, size_t gate_up_pitch, size_t out_pitch) {
-    const int f = (blockIdx.y * 256 + threadIdx.x) * W;
-    if (f >= F) { return; }
-    const floatX* row = gate_up + blockIdx.x * gate_up_pitch + f;
-    store_vec(out + blockIdx.x * out_pitch + f, swiglu_vector(load_vec<W>(row), load_vec<W>(row + F)));
-}
-
+// forward 3: gate and up are the halves of a row, as one product with the weights of both writes it. The same kernel and bytes,
+// but one product of twice the width instead of two.
 static void forward3(floatX* out, const floatX* gate_up, size_t N, int F, size_t gate_up_pitch, size_t out_pitch,
                      cudaStream_t stream) {
-    constexpr int W = VECTOR<floatX>;
-    auto* kernel = F % W == 0 ? forward3_kernel<W> : forward3_kernel<1>;
-    kernel<<<grid_of(N, (size_t)(F % W == 0 ? F / W : F)), 256, 0, stream>>>(out, gate_up, F, gate_up_pitch, out_pitch);
+    in_vectors(out, gate_up, gate_up + F, N, F, gate_up_pitch, out_pitch, stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -12,14 +12,15 @@ rmsnorm | FP32 | s/\(float\)rows\.C \+ eps\)/(float)rows.C)/
 rmsnorm | BF16 | s/k < count; k\+\+/k < count - 1; k++/
 rope | FP32 | s/\(blockIdx\.x % s\.T\) \* s\.HD/blockIdx.x * s.HD/
 rope | BF16 | s/k < \(s\.NH \+ s\.NKV\) \* half/k < s.NH * half/
-rope | FP32 | /rotate3_kernel\(f/,/^}/s/__syncthreads\(\);//
+rope | FP32 | /rotate2_kernel\(f/,/^}/s/__syncthreads\(\);//
 layout | FP32 | /permute2_kernel\(f/,/^}/s/__syncthreads\(\);//
 layout | BF16 | s/h \/ group \* s\.HD;/h % s.NKV * s.HD;/
 layout | FP32 | s/h < group; h\+\+/h < group - 1; h++/
 softmax | FP32 | s/sum \* expf\(before - mine\)/sum/
 softmax | BF16 | s/u \+ i < end \?/u + i < end - 1 ?/
-swiglu | BF16 | s/load_vec<W>\(row \+ F\)/load_vec<W>(row)/
+swiglu | BF16 | s/gate_up \+ F, N/gate_up, N/
 swiglu | FP32 | s/\(1\.0f \+ g \* \(1\.0f - s\)\)/(1.0f + g * s)/
+crossentropy | BF16 | s/s\.sum \*= expf\(s\.max - largest\);//
 embedding | BF16 | s/i < N && pairs/i < N - 1 \&\& pairs/
 adamw | FP32 | s/k % 4 != 0 \? f\.decay : 1/f.decay/
 adamw | BF16 | s/\/ f\.sqrt_correction2//
