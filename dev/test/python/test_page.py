@@ -217,9 +217,19 @@ def test_its_validation_samples_checkpoints_and_end_are_shown(run, browser):
     assert browser.js("[...$('checkpoint')].map(o => o.value)") == ["", "step_00000030", "step_00000020", "step_00000010"]
 
 
+def step(n, loss):
+    return json.dumps({"event": "step", "step": n, "loss": loss, "lr": 1e-3, "ms": 5, "tok_s": 100, "seconds": n},
+                      separators=(",", ":")) + "\n"
+
+
+def test_a_long_history_is_shown_within_two_seconds(browser, tmp_path):
+    (tmp_path / "log.jsonl").write_text("".join(step(n, 9 - n / 1000) for n in range(1, 7001)))
+    with served(browser, tmp_path):
+        browser.wait("$('step').textContent === '7,000' && $('loss').textContent === '2.0000'", 2)
+        assert 1000 <= browser.js("run.steps.length") <= 4001
+
+
 def test_a_run_that_was_set_back_loses_its_later_steps(browser, tmp_path):
-    def step(n, loss):
-        return json.dumps({"event": "step", "step": n, "loss": loss, "lr": 1e-3, "ms": 5, "tok_s": 100, "seconds": n}) + "\n"
     log, kept = tmp_path / "log.jsonl", step(1, 8) + step(2, 7)
     later = [{"event": "val", "step": 5, "loss": 4.5}, {"event": "sample", "step": 5, "text": "x"},
              {"event": "end", "step": 5, "reason": "done", "seconds": 5}]
@@ -337,7 +347,7 @@ def test_the_page_asks_for_the_key(run, browser, tmp_path):
     (tmp_path / "key").write_text("a-long-and-secret-key-0123456789\n")
     with served(browser, run.out, "--host", "127.0.0.1", "--key-file", tmp_path / "key"):
         for key in ("wrong", "a-long-and-secret-key-0123456789"):
-            browser.wait("!$('lock').hidden")
+            browser.wait("!$('lock').hidden && $('status').textContent === 'locked'")
             browser.js(f"$('key').value = '{key}', $('lock').requestSubmit()")
         browser.wait("$('status').textContent === 'done' && $('lock').hidden && $('checkpoint').length === 4")
         browser.ask("write")
