@@ -185,7 +185,7 @@ build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMUL
 
 ZOO_FLAGS = -DZOO_ARCHS='"$(ARCHS)"' $(if $(MINE),-DMINE='"$(if $(EMULATED_ZOO),mine.cuh,$(MINE))"')
 build/zoo/flags: FORCE
-	@mkdir -p build/zoo && { echo "$(ZOO_FLAGS)" | cmp -s - $@ || echo "$(ZOO_FLAGS)" > $@; }
+	@mkdir -p build/zoo && { echo "$(ZOO_FLAGS) $(MINE)" | cmp -s - $@ || echo "$(ZOO_FLAGS) $(MINE)" > $@; }
 build/zoo/%: dev/cuda/%.cu $(CUDA_HEADERS) $(MINE) build/cuda_flags build/zoo/flags | require-nvcc
 	$(NVCC) $(NVCCFLAGS) $(ZOO_FLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
 	@$@ --skips

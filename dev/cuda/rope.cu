@@ -243,7 +243,7 @@ static void oracle_qkv(Case& c) {
 
 int main(int argc, char** argv) {
     const Shape t1 = {{33, 10}}, t2 = {{257, 96}}, t3 = {{64, 128}}, positions = {{2048, 64}};
-    const Shape odd = {{2, 17, 3, 1, 10}}, tail = {{1, 33, 6, 2, 24}}, wide = {{2, 9, 4, 2, 64}};
+    const Shape odd = {{2, 17, 3, 1, 10}}, tail = {{1, 33, 6, 2, 24}}, wide = {{1, 401, 4, 2, 64}};
     const Shape classic = {{8, 1024, 12, 4, 64}}, other = {{8, 1024, 8, 2, 96}, 1, 3}, large = {{64, 2048, 32, 8, 64}};
     const Shape q1 = {{1, 256, 64, 2, 1, 64}}, q2 = {{8, 96, 128, 6, 1, 64}}, q3 = {{2, 384, 64, 12, 4, 64}};
     const Shape layer = {{8, 1024, 768, 12, 4, 64}}, large_layer = {{64, 2048, 2048, 32, 8, 64}};
