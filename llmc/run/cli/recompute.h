@@ -3,8 +3,8 @@
  *   none | auto | LEVEL[:N][,LEVEL[:N]]...
  *
  * A level recomputes its group of activations and the groups of the levels before it, in the first N blocks; without N in all.
- * ffn:18 recomputes in 18 blocks, and the others keep everything. A list names each level after a cheaper one, for fewer blocks:
- * norm+swiglu,ffn:7 recomputes norms and SwiGLU in all blocks, and in 7 of them also gate and up.
+ * ffn:18 recomputes in 18 blocks, and the others keep everything. A list names each level after a cheaper one, for fewer
+ * blocks: norm+swiglu,ffn:7 recomputes norms and SwiGLU in all blocks, and in 7 of them also gate and up.
  *
  * The first blocks recompute, because the backward pass comes to them last: with several GPUs they then compute while gradients
  * are still on their way. The last block keeps its activations in the buffers that these blocks share. Nothing overwrites them

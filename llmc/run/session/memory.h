@@ -7,9 +7,10 @@
 #define LLMC_MEMORY_H
 
 #include "llmc/base/utils.h"
-#include "llmc/quantise.h"         // defines: QUANTISE_WIDTH
-#include "llmc/run/cli/options.h"  // defines: Options, option_text, recompute_set
-#include "llmc/base/text.h"        // defines: text_bytes
+#include "llmc/quantise.h"           // defines: QUANTISE_WIDTH
+#include "llmc/run/cli/options.h"    // defines: Options, option_text
+#include "llmc/run/cli/recompute.h"  // defines: recompute_set, recompute_limit
+#include "llmc/base/text.h"          // defines: text_bytes
 
 enum { MEMORY_ROWS = 20 };
 
