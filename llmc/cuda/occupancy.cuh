@@ -5,7 +5,7 @@
 #ifndef LLMC_OCCUPANCY_CUH
 #define LLMC_OCCUPANCY_CUH
 
-/* What a multiprocessor has. All that are known have 65,536 registers, in four parts. */
+/* The limits of a multiprocessor. Each one has 65,536 registers, in four parts. */
 typedef struct {
     int shared;    // bytes of shared memory
     int reserved;  // of them, the driver's own in each block
