@@ -7,6 +7,9 @@ OPENMP ?= $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /d
 # libedit edits the lines of --chat; LIBEDIT=0 builds without it
 LIBEDIT ?= $(shell printf '\043include <histedit.h>\nint main(void){return 0;}' | $(CC) -x c - -ledit -o /dev/null 2>/dev/null && \
              echo 1 || echo 0)
+# libmicrohttpd is for ./serve
+MICROHTTPD ?= $(shell printf '\043include <microhttpd.h>\nint main(void){return 0;}' | $(CC) -x c - -lmicrohttpd -o /dev/null 2>/dev/null && \
+                echo 1 || echo 0)
 WERROR ?= 0
 # with these three the layers' loops are as fast as with -O3, which takes longer to build a program; clang has no such flags
 OPT ?= $(if $(findstring clang,$(shell $(CC) --version)),-O3,-O2 -ftree-vectorize -fvect-cost-model=dynamic -fipa-cp-clone)
@@ -26,7 +29,8 @@ vpath %.c dev/data dev/test/unit dev/test/shell dev/test/emulator dev/bench
 vpath %.cu dev/test/cuda dev/bench
 
 comma := ,
-.PHONY: all help emulated test-emulated test-cards require-nvcc quickstart test test-full test-programs test-kill test-crash test-no-gpu \
+.PHONY: all help emulated test-emulated test-cards require-nvcc require-microhttpd quickstart test test-full test-programs \
+        test-kill test-crash test-no-gpu \
         sanitize sanitize-programs fuzz fuzz-minimize fuzz-coverage format format-check lint clean FORCE
 all: train_llama3 tokenize
 
@@ -38,6 +42,7 @@ help:
 	@echo "make test-crash            fail, kill and cut the power at each call of a run; feed it damaged files (minutes)"
 	@echo "make train_llama3 test_llama3 tokenize             build the CPU programs"
 	@echo "make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|120|\"75 90 120\"]"
+	@echo "make serve                 build ./serve, a page that shows a run and asks its checkpoints (needs libmicrohttpd)"
 	@echo "make test-no-gpu           build train_llama3cu and test what it does where no GPU is (minutes)"
 	@echo "make emulated test-emulated  build the CUDA programs for a card that the CPU emulates; test them there (minutes)"
 	@echo "make -C dev/cuda rmsnorm   build a file of the kernel zoo; also test-emulated, test, bench (dev/cuda/README.md)"
@@ -62,6 +67,20 @@ build/%: %.c $(HEADERS) | build
 
 build:
 	@mkdir -p build
+
+# --- a page beside a run ---------------------------------------------------------------------------------------------------
+# libmicrohttpd speaks HTTP. The page's policy names its style and its script, each from a line <style> to a line </style>, by
+# their SHA-256
+
+page_block = { echo; sed '1,/^<$(1)>$$/d;/^<\/$(1)>$$/,$$d' $<; }
+page_sum = 'sha256-$$(env printf "$$($(call page_block,$(1)) | sha256sum | cut -c 1-64 | sed 's/../\\x&/g')" | base64)'
+build/serve_page.h: dev/serve/page.html | build
+	@{ echo "#define SERVE_STYLE \"$(call page_sum,style)\""; echo "#define SERVE_SCRIPT \"$(call page_sum,script)\""; \
+	    echo "static const unsigned char serve_page[] = {"; od -An -v -tx1 $< | sed 's/ \(..\)/0x\1,/g'; echo "};"; } > $@
+require-microhttpd:
+	@$(if $(filter 1,$(MICROHTTPD)),true,echo "error: libmicrohttpd was not found: install it (Debian: libmicrohttpd-dev)"; exit 1)
+serve build/sanitize/serve: dev/serve/serve.c dev/serve/run_log.h build/serve_page.h $(HEADERS) | build/sanitize require-microhttpd
+	$(CC) $(if $(filter build/%,$@),$(SANITIZE),$(CFLAGS)) -I. $< -o $@ $(LDLIBS) -lmicrohttpd
 
 # --- GPU ---------------------------------------------------------------------------------------------------------------
 # GPU_ARCH: the architectures of this machine's GPUs by nvidia-smi; 80 if there is none. A GPU newer than nvcc counts as the
@@ -237,7 +256,7 @@ build/test_llama3_no_amx: test_llama3.cu train_llama3.c $(HEADERS) | build
 
 $(foreach p,build build/sanitize,$(p)/ranks_trainer $(p)/test_parity $(p)/test_documents): test_llama3.cu train_llama3.c
 CPU_PARITY = ./test_llama3 build/test_llama3_plain build/test_llama3_no_amx
-test-programs: train_llama3 tokenize $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/test_layers_no_amx build/ranks_trainer
+test-programs: train_llama3 tokenize $(if $(filter 1,$(MICROHTTPD)),serve) $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/test_layers_no_amx build/ranks_trainer
 
 test: test-programs
 	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh $(CPU_PARITY) $(UNIT_TESTS) build/test_layers_no_amx $(SHELL_TESTS) \
@@ -298,4 +317,4 @@ lint:
 	@FULL=$(FULL) dev/test/lint.sh
 
 clean:
-	rm -rf build train_llama3 train_llama3cu test_llama3 test_llama3cu tokenize
+	rm -rf build train_llama3 train_llama3cu test_llama3 test_llama3cu tokenize serve

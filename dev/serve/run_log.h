@@ -1,0 +1,98 @@
+/* run_log.h -- the events of a run's log (llmc/files/logger.h), as it grows and is cut.
+ *
+ * Of the steps, at most MOST_POINTS are kept, evenly: every stride-th, and the newest. All other events are kept. An event has
+ * an id. Ids only grow, also from one run of the server to the next.
+ */
+#ifndef SERVE_RUN_LOG_H
+#define SERVE_RUN_LOG_H
+
+#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
+
+#include "llmc/base/lines.h"  // defines: Lines, lines_read, lines_next
+#include "llmc/base/text.h"   // defines: text_starts
+
+enum { MOST_POINTS = 4000, TAIL = 64 };
+#define NO_STEP UINT64_MAX
+
+typedef struct {
+    uint64_t id, number;  // number: of a step, counted from 0, or NO_STEP
+    char* text;
+} Event;
+
+typedef struct {
+    char path[PATH_CAP];
+    Lines in;         // fd -1: there is no log
+    char tail[TAIL];  // the last bytes read. If others stand there now, the log was cut, and may have grown again
+    Event* events;
+    size_t count, cap, steps;   // steps: how many events are steps
+    uint64_t next, first;       // ids: of the next event, of the first one since the log was cut
+    uint64_t numbered, stride;  // steps so far; each stride-th is kept
+} Log;
+
+/* Begins with a log that may not be there yet. */
+static inline bool log_open(Log* l, const char* run, Error* e) {
+    memset(l, 0, sizeof *l);
+    l->in.fd = -1;
+    l->stride = 1;
+    l->first = l->next = (uint64_t)time(NULL) << 20;
+    return path_join(l->path, run, "log.jsonl", e);
+}
+
+/* Drops the steps that are not kept, but the newest; or all events. */
+static inline void log_drop(Log* l, bool all) {
+    size_t kept = 0;
+    for (size_t i = 0; i < l->count; i++) {
+        const Event v = l->events[i];
+        const bool step = v.number != NO_STEP, stays = !step || v.number % l->stride == 0 || v.number + 1 == l->numbered;
+        l->steps -= step && (all || !stays);
+        if (all || !stays) {
+            free(v.text);
+        } else {
+            l->events[kept++] = v;
+        }
+    }
+    l->count = kept;
+}
+
+static inline void log_add(Log* l, const char* line, size_t n) {
+    const bool step = text_starts(line, "{\"event\":\"step\",");
+    if (l->count == l->cap) { l->events = (Event*)xrealloc(l->events, (l->cap = 2 * l->cap + 64) * sizeof *l->events); }
+    char* text = (char*)memcpy(xmalloc(n), line, n);
+    text[n - 1] = 0;  // the newline
+    l->events[l->count++] = (Event){l->next++, step ? l->numbered++ : NO_STEP, text};
+    l->steps += step;
+    if (l->steps <= MOST_POINTS) { return; }
+    for (log_drop(l, false); l->steps > MOST_POINTS / 4 * 3; log_drop(l, false)) { l->stride *= 2; }
+}
+
+/* Reads the bytes before the place where reading continues. */
+static inline void log_tail(const Log* l, char tail[TAIL]) {
+    const off_t from = lseek(l->in.fd, 0, SEEK_CUR) - TAIL;
+    if (from < 0 || pread(l->in.fd, tail, TAIL, from) < TAIL) { memset(tail, 0, TAIL); }
+}
+
+/* Reads what the run has written; a log that was cut or replaced from its start. */
+static inline void log_look(Log* l) {
+    struct stat now, then;
+    char tail[TAIL] = {0};
+    const bool has = l->in.fd >= 0 && fstat(l->in.fd, &then) == 0, there = stat(l->path, &now) == 0;
+    if (has) { log_tail(l, tail); }
+    log_drop(l, false);  // the clients that follow have got the others
+    if (there && (!has || now.st_ino != then.st_ino || memcmp(tail, l->tail, TAIL) != 0)) {
+        log_drop(l, true);
+        if (has) { close(l->in.fd); }
+        free(l->in.text);
+        l->in = (Lines){.fd = open(l->path, O_RDONLY | O_CLOEXEC)};
+        l->numbered = 0, l->stride = 1;
+        l->first = ++l->next;  // one id stays unused: also a client that knew all events is behind
+    }
+    do {
+        size_t n = 0;
+        if (l->in.fd < 0) { return; }
+        lines_read(&l->in, false);
+        for (const char* line; (line = lines_next(&l->in, &n)); l->in.at += n) { log_add(l, line, n); }
+    } while (!l->in.ended);
+    log_tail(l, l->tail);
+}
+
+#endif

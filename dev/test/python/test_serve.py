@@ -1,0 +1,411 @@
+"""./serve: its answers, its queue, its log, and what it refuses. The requests are made with Python's library alone. Most tests
+ask serve_stub.py in place of a trainer. SERVE names another build of the server, TRAINER another trainer."""
+import base64
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
+SERVE = os.environ.get("SERVE", os.path.join(ROOT, "serve"))
+TRAINER = os.environ.get("TRAINER", os.path.join(ROOT, "train_llama3"))
+STUB = os.path.join(HERE, "serve_stub.py")
+JSON = {"Content-Type": "application/json"}
+
+MEMORY = 1 << 20 if "sanitize" in SERVE else 64 << 10  # KiB
+
+if not os.path.exists(SERVE):
+    pytest.skip("libmicrohttpd is not installed", allow_module_level=True)
+
+
+class Server:
+    """A server of the run `out` on a free port."""
+
+    def __init__(self, out, *flags, trainer=STUB, host="127.0.0.1"):
+        self.out, self.host = str(out), host
+        command = [SERVE, self.out, "--port", "0", "--host", host, "--trainer", str(trainer), *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.port = int(re.match(r"serve +http://[0-9.]+:(\d+)/ shows ", self.process.stdout.readline())[1])
+        self.name = f"{host}:{self.port}"
+
+    def request(self, method, path, body=None, headers={}):
+        """Returns the open connection and the response to a request."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        connection.request(method, path, body, headers)
+        return connection, connection.getresponse()
+
+    def get(self, path, **headers):
+        connection, response = self.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        with contextlib.closing(connection):
+            return response.status, response.read().decode()
+
+    def post(self, question, **headers):
+        """Returns the status and the lines of an answer."""
+        body = question if isinstance(question, (str, bytes)) else json.dumps(question)
+        connection, response = self.request("POST", "/generation", body, {**JSON, **headers})
+        with contextlib.closing(connection):
+            self.headers = response.headers
+            return response.status, [json.loads(line) for line in response.read().decode().splitlines()]
+
+    def begin(self, question):
+        """Returns a socket with an answer that has begun."""
+        s = socket.create_connection((self.host, self.port), timeout=30)
+        body = json.dumps(question)
+        s.sendall(f"POST /generation HTTP/1.1\r\nHost: {self.name}\r\nContent-Type: application/json\r\n"
+                  f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        return s
+
+    def notes(self):
+        path = os.path.join(os.path.dirname(self.out), "notes")
+        return open(path).read().splitlines() if os.path.exists(path) else []
+
+    def memory(self):
+        """Returns the memory that is resident, in KiB."""
+        return int(re.search(r"VmRSS:\s+(\d+)", open(f"/proc/{self.process.pid}/status").read())[1])
+
+    def end(self):
+        assert self.process.poll() is None, self.process.stderr.read()
+        self.process.terminate()
+        self.process.wait()
+
+
+def make_run(folder, steps=(100,), log=2):
+    """Makes the folder of a run: names of checkpoints, and a log of some steps."""
+    out = folder / "run"
+    for number in steps:
+        (out / f"step_{number:08}").mkdir(parents=True)
+    (out / "log.jsonl").write_text(config() + "".join(step(i + 1) for i in range(log)))
+    return out
+
+
+def config():
+    return json.dumps({"event": "config", "version": "a log of more than 64 bytes, as all logs are"}, separators=(",", ":")) + "\n"
+
+
+def step(i, event="step"):
+    return json.dumps({"event": event, "step": i, "loss": 5 - i / 1e5}, separators=(",", ":")) + "\n"
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(make_run(tmp_path))
+    yield server
+    server.end()
+
+
+def wait_for(condition, seconds=10):
+    end = time.time() + seconds
+    while not condition():
+        assert time.time() < end, "it does not come"
+        time.sleep(0.01)
+
+
+def text_of(lines):
+    return "".join(line.get("text", "") for line in lines)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# answers
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The folder of a short run, with its data."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text").write_text("A cat saw a dog. The dog said: hello, little cat, come to my house.\n" * 200)
+    tokenizer = os.path.join(ROOT, "dev", "data", "tinytales", "tokenizer.json")
+    subprocess.run([os.path.join(ROOT, "tokenize"), "--tokenizer", tokenizer, "-o", folder / "a.bin", folder / "text"], check=True,
+                   stdout=subprocess.DEVNULL)
+    train(folder, "out")
+    return folder
+
+
+def train(folder, out):
+    tokenizer = os.path.join(ROOT, "dev", "data", "tinytales", "tokenizer.json")
+    subprocess.run([TRAINER, "--model", "d1", "--tokenizer", tokenizer, "--train", folder / "a.bin", "--steps", "12", "--lr", "1e-2",
+                    "--batch", "2", "--seq", "64", "--sample-tokens", "0", "--checkpoint-every", "6", "--out", folder / out],
+                   check=True, stdout=subprocess.DEVNULL)
+
+
+def test_texts_of_every_checkpoint_are_those_of_generate(trained):
+    server = Server(trained / "out", trainer=TRAINER)
+    assert server.get("/checkpoints") == (200, '{"checkpoints": [{"name": "step_00000006", "step": 6}, '
+                                               '{"name": "step_00000012", "step": 12}]}\n')
+    for name in ("step_00000006", "step_00000012", None):
+        status, lines = server.post({"prompt": "A cat", "temperature": 0, "max_tokens": 20, **({"checkpoint": name} if name else {})})
+        done = subprocess.run([TRAINER, "--model", trained / "out" / (name or ""), "--generate", "A cat", "--temperature", "0",
+                               "--tokens", "20"], capture_output=True, text=True, check=True)
+        assert status == 200 and ("A cat" + text_of(lines)).rstrip("\n") == done.stdout.rstrip("\n")
+    assert server.post({"promt": "A"}) == (400, [{"error": "question: has no prompt or messages, wanted one of them"}])
+    server.end()
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_an_error(tmp_path):
+    server = Server(make_run(tmp_path), trainer=TRAINER)  # its checkpoint is an empty folder
+    for _ in range(2):
+        status, lines = server.post({"prompt": "a"})
+        assert status == 503 and "step_00000100" in lines[0]["error"]
+    assert server.post({"prompt": "a", "checkpoint": "step_00000200"})[0] == 404
+    (tmp_path / "run" / "step_00000100").rmdir()
+    assert server.post({"prompt": "a"}) == (503, [{"error": "the run has no checkpoint yet"}])
+    server.end()
+
+
+def test_the_child_has_the_checkpoint_of_the_question(server):
+    def models():
+        return [note.split()[1] for note in server.notes() if note.startswith("model ")]
+    assert server.get("/health")[0] == 200 and models() == []
+    server.post({"prompt": "a"}), server.post({"prompt": "b"})
+    assert models() == ["step_00000100"]
+    os.mkdir(server.out + "/step_00000200")
+    time.sleep(0.5)
+    assert len(models()) == 1, "a checkpoint alone starts no process"
+    server.post({"prompt": "c"}), server.post({"prompt": "d", "checkpoint": "step_00000200"})
+    assert models()[1:] == ["step_00000200"]
+    server.post({"prompt": "e", "checkpoint": "step_00000100"})
+    assert models()[2:] == ["step_00000100"]
+
+
+def test_of_20_clients_17_get_their_own_answer_and_3_are_sent_away(server):
+    results = [None] * 20
+    server.post({"prompt": "warm"})
+
+    def ask(i):
+        connection, response = server.request("POST", "/generation", json.dumps({"prompt": f"a{i} b{i} c{i}", "seed": 40}), JSON)
+        results[i] = response.status, response.headers.get("Retry-After"), response.read().decode()
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    away = [r for r in results if r[0] == 429]
+    assert len(away) == 3 and all(int(r[1]) > 0 and "error" in json.loads(r[2]) for r in away)
+    for i, (status, _, text) in enumerate(results):
+        if status == 200:
+            assert text_of(map(json.loads, text.splitlines())) == f" a{i} b{i} c{i}"
+    assert sum(r[0] == 200 for r in results) == 17
+
+
+def test_a_client_that_leaves_stops_its_answer(server):
+    s = server.begin({"prompt": "word " * 1000, "seed": 50})
+    waits = server.begin({"prompt": "never"})
+    while b'"text"' not in s.recv(4096):
+        pass
+    waits.close()
+    told = server.notes().count("token")
+    s.close()
+    assert text_of(server.post({"prompt": "next"})[1]) == " next"
+    notes = server.notes()
+    assert notes.count("token") - told <= 1 + 2 and notes.count("stop") == 1 and "asked never" not in notes
+
+
+def test_a_killed_child_is_an_error_and_the_next_answer_works(server):
+    for _ in range(2):
+        connection, response = server.request("POST", "/generation", json.dumps({"prompt": "word " * 1000, "seed": 20}), JSON)
+        assert "text" in json.loads(response.readline())
+        os.kill(int(next(n for n in reversed(server.notes()) if n.startswith("model")).split()[2]), signal.SIGKILL)
+        lines = [json.loads(line) for line in response.read().splitlines()]
+        assert "text" not in lines[-1] and "Killed" in lines[-1]["error"]
+        assert server.post({"prompt": "and on"}) == (200, [{"text": " and"}, {"text": " on"}, {"tokens": 2, "reason": "end"}])
+    assert server.post({"prompt": "die"}) == (503, [{"error": "there is no room for it"}])
+    assert server.post({"prompt": "and on"})[0] == 200
+
+
+def test_questions_may_be_long_and_written_over_lines(server):
+    status, lines = server.post(json.dumps({"prompt": "word " * 40000, "checkpoint": None}, indent=2))
+    assert status == 200 and lines[-1] == {"tokens": 40000, "reason": "end"}
+    for wrong in ("", "x", '{"prompt": "a"', b'{"prompt": "\xff"}', '{"prompt": "a", "stop": true}', '{"prompt": "a"}\n{"stop": true}'):
+        status, lines = server.post(wrong)
+        assert status == 400 and lines[0]["error"].startswith("question:"), wrong
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what is refused
+
+def test_only_its_own_pages_reach_it(server):
+    port = server.port
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}"):
+        assert server.get("/health", Host=host, Origin=f"http://{host}")[0] == 200
+    for host in (f"evil.example:{port}", "127.0.0.1", "localhost", f"127.0.0.1:{port}.evil.example", f"127.0.0.2:{port}", ""):
+        assert server.get("/", Host=host)[0] in (400, 403), host
+    for origin in ("http://evil.example", f"https://127.0.0.1:{port}", "null", f"http://127.0.0.1:{port}/", "http://"):
+        for path in ("/", "/log", "/health"):
+            assert server.get(path, Origin=origin)[0] == 403
+        assert server.post({"prompt": "a"}, Origin=origin)[0] == 403
+    assert server.post({"prompt": "a"}, Origin=f"http://127.0.0.1:{port}")[0] == 200
+    assert not [h for h in server.headers if h.lower().startswith("access-control")]
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        assert server.post({"prompt": "a"}, **{"Content-Type": kind})[0] == 415
+    assert server.request("GET", "/generation")[1].status == server.request("PUT", "/log")[1].status == 405
+    assert server.get("/../etc/passwd")[0] == server.get("/log.jsonl")[0] == 404
+    assert server.post({"prompt": "a" * (256 << 10)})[0] == 413
+
+
+def test_the_page_allows_its_own_script_alone(server):
+    connection, response = server.request("GET", "/")
+    page = response.read()
+    assert page == open(os.path.join(ROOT, "dev", "serve", "page.html"), "rb").read()
+    policy = dict(part.strip().split(" ", 1) for part in response.headers["Content-Security-Policy"].split(";"))
+    assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
+    for tag in ("script", "style"):
+        blocks = re.findall(f"<{tag}>(.*?)</{tag}>".encode(), page, re.S)
+        sums = [f"'sha256-{base64.b64encode(hashlib.sha256(block).digest()).decode()}'" for block in blocks]
+        assert [policy[tag + "-src"]] == sums
+
+
+def test_elsewhere_it_wants_a_key(tmp_path):
+    out, key = make_run(tmp_path), "a key of many letters"
+    (tmp_path / "key").write_text(key + "\n")
+    (tmp_path / "short").write_text("short\n")
+
+    def refused(*flags):
+        done = subprocess.run([SERVE, out, "--trainer", STUB, *flags], capture_output=True, text=True, timeout=10)
+        return done.returncode, done.stderr
+    assert refused("--host", "192.0.2.1") == (2, "error: --host: 192.0.2.1 is reached by other machines, wanted a --key-file, too\n")
+    assert refused("--host", "0.0.0.0")[0] == refused("--port", "x")[0] == refused("--what")[0] == 2
+    assert refused("--key-file", tmp_path / "short")[0] == refused("--key-file", tmp_path / "none")[0] == 1
+    assert refused("--host", "192.0.2.1", "--key-file", tmp_path / "key")[0] == 1, "it is no address of this machine"
+    server = Server(out, "--key-file", str(tmp_path / "key"))
+    assert server.get("/")[0] == 200, "the page asks for the key"
+    for value in ("", "Bearer", "Bearer ", f"Bearer {key[:-1]}", f"Bearer {key} ", f"Bearer {key}x", key, "Basic " + key):
+        for path in ("/health", "/log", "/checkpoints"):
+            assert server.get(path, Authorization=value)[0] == 401, value
+    assert server.post({"prompt": "a"})[0] == 401 and server.post({"prompt": "a"}, Authorization=f"Bearer {key}")[0] == 200
+    server.end()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the log
+
+class Follower:
+    """Reads /log."""
+
+    def __init__(self, server, last=None):
+        self.connection, self.response = server.request("GET", "/log", headers={"Last-Event-ID": str(last)} if last else {})
+        assert self.response.status == 200 and self.response.headers["Content-Type"] == "text/event-stream"
+
+    def next(self):
+        """Returns the next event as its name, its id and its data; a comment as None."""
+        fields = {}
+        while line := self.response.readline().decode().rstrip("\n"):
+            if line.startswith(":"):
+                assert self.response.readline() == b"\n"
+                return None
+            name, value = line.split(": ", 1)
+            fields[name] = value
+        return fields.get("event"), int(fields.get("id", 0)), json.loads(fields["data"])
+
+    def take(self, count):
+        return [self.next() for _ in range(count)]
+
+
+def write(server, *lines):
+    with open(server.out + "/log.jsonl", "a") as f:
+        f.write("".join(lines))
+
+
+def test_the_log_is_shown_as_it_grows(server):
+    follower = Follower(server)
+    first = follower.take(3)
+    assert [e[2].get("step") for e in first] == [None, 1, 2]
+    began = time.time()
+    write(server, step(3), step(4)[:20])
+    assert follower.next()[2]["step"] == 3 and time.time() - began < 2
+    write(server, step(4)[20:])
+    last = follower.next()
+    assert last[2]["step"] == 4 and [e[1] for e in first] == sorted({e[1] for e in first})
+    assert follower.next() is None and 4 < time.time() - began < 8, "a comment is a sign of life"
+    write(server, step(5))
+    later = Follower(server, last[1])
+    assert later.next()[2]["step"] == 5 and follower.next()[2]["step"] == 5
+
+
+def test_a_log_that_is_cut_begins_anew(server):
+    followers = [Follower(server), Follower(server)]
+    last = followers[0].take(3)[-1][1]
+    text = open(server.out + "/log.jsonl").read()
+    with open(server.out + "/log.jsonl", "r+") as f:  # as a resumed run does, and at once longer than before
+        f.truncate(len(text) - len(step(2)))
+        f.seek(0, 2)
+        f.write(step(1, "resume") + step(2, "again") + step(3, "again"))
+    followers.append(Follower(server, last))
+    assert followers[0].next()[0] == "reset" and [e[2]["event"] for e in followers[0].take(5)] == ["config", "step", "resume", "again",
+                                                                                              "again"]
+    os.replace(shutil.copy(server.out + "/log.jsonl", server.out + "/copy"), server.out + "/log.jsonl")
+    write(server, step(4, "again"))
+    assert followers[0].next()[0] == "reset" and followers[0].take(6)[-1][2]["step"] == 4
+    for last in (last, followers[0].take(0) or 10 ** 17, 12):  # ids of another log, of another server
+        follower = Follower(server, last)
+        assert follower.next()[0] == "reset" and follower.next()[2]["event"] == "config"
+
+
+def test_a_long_log_is_thinned_evenly(tmp_path):
+    out = make_run(tmp_path, log=0)
+    with open(out / "log.jsonl", "a") as f:
+        f.writelines(step(i) + (step(i, "val") if i % 1000 == 0 else "") for i in range(1, 50124))
+    server = Server(out)
+    follower, events = Follower(server), []
+    while not events or events[-1].get("step") != 50123:
+        events.append(follower.next()[2])
+    steps = [e["step"] for e in events if e["event"] == "step"]
+    gaps = [b - a for a, b in zip(steps, steps[1:])]
+    assert 1500 < len(steps) <= 4000 and steps[0] == 1 and set(gaps[:-1]) == {max(gaps)} and gaps[-1] <= max(gaps)
+    assert sum(e["event"] == "val" for e in events) == 50
+    write(server, step(50124), step(50125))
+    assert [e[2]["step"] for e in follower.take(2)] == [50124, 50125], "those who follow get every step"
+    assert server.memory() < MEMORY
+    server.end()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# a long life
+
+def test_a_run_has_the_same_bits_while_it_is_watched(trained):
+    (trained / "watched").mkdir()
+    server = Server(trained / "watched", trainer=TRAINER)
+    follower = Follower(server)
+    train(trained, "watched")
+    assert follower.next()[2]["event"] == "config"
+    for name in ("model.safetensors", "state_rank00000.safetensors"):
+        a, b = (open(trained / out / "step_00000012" / name, "rb").read() for out in ("out", "watched"))
+        assert a == b, name
+    before = {p: p.stat().st_mtime_ns for p in (trained / "watched").rglob("*")}
+    assert server.post({"prompt": "A cat", "max_tokens": 3})[0] == 200
+    assert before == {p: p.stat().st_mtime_ns for p in (trained / "watched").rglob("*")}, "the server writes nothing"
+    server.end()
+
+
+def test_slow_clients_half_requests_and_ten_thousand_connections(server):
+    head = f"GET /health HTTP/1.1\r\nHost: {server.name}\r\n".encode()
+    address = (server.host, server.port)
+    slow = [socket.create_connection(address) for _ in range(12)]
+    began = time.time()
+    for i in range(10000):
+        with socket.create_connection(address, timeout=20) as s:
+            if i % 4 == 0:
+                s.sendall(head[:i % len(head)])
+            elif i % 4 == 1:
+                s.sendall(b"\0\xff" * 50 + b"\r\n\r\n")
+            elif i % 4 == 2:
+                s.sendall(head + b"\r\n")
+                assert b" 200 " in s.recv(100)
+        if i % 500 == 0 and slow and time.time() - began < 9:
+            for s in slow:
+                s.sendall(head[i // 500:i // 500 + 1])
+    assert server.memory() < MEMORY and server.get("/health")[0] == 200
+    time.sleep(max(0, began + 12 - time.time()))
+    for s in slow:
+        s.settimeout(5)
+        with contextlib.suppress(ConnectionError):
+            assert b"200" not in s.recv(1000), "a request of ten seconds is too slow"
+    assert text_of(server.post({"prompt": "alive"})[1]) == " alive"
