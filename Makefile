@@ -79,7 +79,7 @@ build/serve_page.h: dev/serve/page.html | build
 	    echo "static const unsigned char serve_page[] = {"; od -An -v -tx1 $< | sed 's/ \(..\)/0x\1,/g'; echo "};"; } > $@
 require-microhttpd:
 	@$(if $(filter 1,$(MICROHTTPD)),true,echo "error: libmicrohttpd was not found: install it (Debian: libmicrohttpd-dev)"; exit 1)
-serve build/sanitize/serve: dev/serve/serve.c dev/serve/run_log.h build/serve_page.h $(HEADERS) | build/sanitize require-microhttpd
+serve build/sanitize/serve: dev/serve/serve.c $(wildcard dev/serve/*.h) build/serve_page.h $(HEADERS) | build/sanitize require-microhttpd
 	$(CC) $(if $(filter build/%,$@),$(SANITIZE),$(CFLAGS)) -I. $< -o $@ $(LDLIBS) -lmicrohttpd
 
 # --- GPU ---------------------------------------------------------------------------------------------------------------
@@ -278,7 +278,8 @@ test-no-gpu: train_llama3cu train_llama3
 # the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
 SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
            $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -I.
-SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(if $(filter 1,$(FULL)),ranks_trainer) \
+SERVES = $(filter 11,$(FULL)$(MICROHTTPD))
+SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(if $(filter 1,$(FULL)),ranks_trainer) $(SERVES:11=serve) \
               $(notdir $(UNIT_TESTS)))
 build/sanitize:
 	@mkdir -p $@
@@ -296,7 +297,8 @@ THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
 NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh $(if $(filter 1,$(FULL)),,%test_loop.sh %test_scripts.sh %test_launch.sh)
 sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs
-	@BIN=build/sanitize MEMORY=unlimited dev/test/run.sh build/sanitize/test_llama3 \
+	@BIN=build/sanitize SERVE=build/sanitize/serve PYTHON="$(PYTHON)" MEMORY=unlimited dev/test/run.sh build/sanitize/test_llama3 \
+	    $(SERVES:11=dev/test/python/test_serve.py) \
 	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) $(filter-out $(NOT_SANITIZED),$(SHELL_TESTS))
 
 # make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/fuzz/corpus

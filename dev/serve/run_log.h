@@ -8,8 +8,9 @@
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "llmc/base/lines.h"  // defines: Lines, lines_read, lines_next
-#include "llmc/base/text.h"   // defines: text_starts
+#include "dev/serve/client.h"  // defines: Buffer, buffer_text
+#include "llmc/base/lines.h"   // defines: Lines, lines_read, lines_next
+#include "llmc/base/text.h"    // defines: text_starts
 
 enum { MOST_POINTS = 4000, TAIL = 64 };
 #define NO_STEP UINT64_MAX
@@ -93,6 +94,24 @@ static inline void log_look(Log* l) {
         for (const char* line; (line = lines_next(&l->in, &n)); l->in.at += n) { log_add(l, line, n); }
     } while (!l->in.ended);
     log_tail(l, l->tail);
+}
+
+/* Writes events from *event on as server-sent events, at most about 64 KiB, and advances *event; 0: from the start. */
+static inline void log_tell(const Log* l, Buffer* out, uint64_t* event) {
+    char head[64];
+    if (*event > 0 && *event < l->first) {
+        buffer_text(out, "event: reset\ndata: {}\n\n");
+        *event = l->first;
+    }
+    for (size_t i = 0; i < l->count && out->size < 1 << 16; i++) {
+        const Event* v = &l->events[i];
+        if (v->id < *event) { continue; }
+        snprintf(head, sizeof head, "id: %" PRIu64 "\ndata: ", v->id);
+        buffer_text(out, head);
+        buffer_text(out, v->text);
+        buffer_text(out, "\n\n");
+        *event = v->id + 1;
+    }
 }
 
 #endif

@@ -29,6 +29,16 @@ if not os.path.exists(SERVE):
     pytest.skip("libmicrohttpd is not installed", allow_module_level=True)
 
 
+servers = []
+
+
+@pytest.fixture(autouse=True)
+def no_server_is_left():
+    yield
+    while servers:
+        servers.pop().kill()
+
+
 class Server:
     """A server of the run `out` on a free port."""
 
@@ -36,6 +46,7 @@ class Server:
         self.out, self.host = str(out), host
         command = [SERVE, self.out, "--port", "0", "--host", host, "--trainer", str(trainer), *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        servers.append(self.process)
         self.port = int(re.match(r"serve +http://[0-9.]+:(\d+)/ shows ", self.process.stdout.readline())[1])
         self.name = f"{host}:{self.port}"
 
@@ -282,6 +293,27 @@ def test_elsewhere_it_wants_a_key(tmp_path):
             assert server.get(path, Authorization=value)[0] == 401, value
     assert server.post({"prompt": "a"})[0] == 401 and server.post({"prompt": "a"}, Authorization=f"Bearer {key}")[0] == 200
     server.end()
+
+
+def test_another_machine_has_eight_connections(tmp_path):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect(("192.0.2.1", 9))  # sends nothing; its name is the address of this machine
+        address = s.getsockname()[0]
+    (tmp_path / "key").write_text("a key of many letters")
+    server = Server(make_run(tmp_path), "--key-file", str(tmp_path / "key"), host=address)
+    assert server.get("/")[0] == 200
+    kept = [socket.create_connection((address, server.port)) for _ in range(8)]
+    with pytest.raises(OSError):
+        server.get("/")
+    kept[0].close()
+    wait_for(lambda: server_answers(server))
+    assert server.get("/", Host=f"localhost:{server.port}")[0] == 403
+
+
+def server_answers(server):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return server.get("/")[0] == 200
+    return False
 
 
 # ---------------------------------------------------------------------------------------------------------------------
