@@ -230,21 +230,16 @@ static void oracle(Case& c) {
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const Ladder l = {
-        "backward",
-        "B,T,NH,NKV,HD",
-        make,
-        values,
-        oracle,
+    const Ladder l(
+        "backward", "B,T,NH,NKV,HD", make, values, oracle,
         {{{2, 24, 3, 1, 24}, 1, 3}, {{1, 70, 4, 2, 64}}, {{2, 33, 2, 1, 128}}},
-        {{{8, 1024, 12, 4, 64}}, {{8, 1024, 8, 2, 96}, 1, 3}, {{64, 320, 4, 4, 256}, 1, 3}},
-        {{{16, 8192, 32, 8, 64}, 4}},
+        {{{8, 1024, 12, 4, 64}}, {{8, 1024, 8, 2, 96}, 1, 3}, {{64, 320, 4, 4, 256}, 1, 3}}, {{{16, 8192, 32, 8, 64}, 4}},
         {{0, "cuBLASLt, a product of as many operations", REFERENCE, backward<backward0>, NULL},
          {1, "atomic additions to dk and dv", ATOMICS, backward<backward1>, predict_backward1},
          {2, "classic: copies, five products of cuBLASLt", 0, backward<backward2>, predict_backward2},
          {3, "seven products on the chip", BOLD, backward<trainer<ATTENTION_PLAIN>>, predict_backward3},
          {4, "mma", BOLD | ONLY_16, backward<trainer<ATTENTION_MMA>>, predict_backward4},
          {5, "wgmma, seven products", BOLD | ONLY_16 | SM90, backward<trainer<ATTENTION_WGMMA>>, predict_backward5},
-         {6, "wgmma, one walk, five products", BOLD | ONLY_16 | SM90, backward<trainer<ATTENTION_WALK>>, predict_backward6}}};
+         {6, "wgmma, one walk, five products", BOLD | ONLY_16 | SM90, backward<trainer<ATTENTION_WALK>>, predict_backward6}});
     return zoo(argc, argv, "attention_backward", {l});
 }

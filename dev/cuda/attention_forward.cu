@@ -160,19 +160,14 @@ static void oracle(Case& c) {
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const Ladder l = {"forward",
-                      "B,T,NH,NKV,HD",
-                      make,
-                      NULL,
-                      oracle,
-                      {{{2, 24, 3, 1, 24}, 1, 3}, {{1, 70, 4, 2, 64}}, {{2, 33, 2, 1, 128}}},
-                      {{{8, 1024, 12, 4, 64}}, {{8, 1024, 8, 2, 96}, 1, 3}, {{64, 320, 4, 4, 256}, 1, 3}},
-                      {{{16, 8192, 32, 8, 64}, 4}},
-                      {{0, "cuBLASLt, a product of as many operations", REFERENCE, forward<forward0>, NULL},
-                       {1, "scores in memory, a thread each", 0, forward<forward1>, predict_forward1},
-                       {2, "classic: permute, copy, cuBLASLt, softmax", 0, forward<forward2>, predict_forward2},
-                       {3, "scores on the chip, running maximum", BOLD, forward<trainer<ATTENTION_PLAIN>>, predict_forward3},
-                       {4, "mma, cp.async", BOLD | ONLY_16, forward<trainer<ATTENTION_MMA>>, predict_forward4},
-                       {5, "wgmma, TMA", BOLD | ONLY_16 | SM90, forward<trainer<ATTENTION_WGMMA>>, predict_forward5}}};
+    const Ladder l(
+        "forward", "B,T,NH,NKV,HD", make, NULL, oracle, {{{2, 24, 3, 1, 24}, 1, 3}, {{1, 70, 4, 2, 64}}, {{2, 33, 2, 1, 128}}},
+        {{{8, 1024, 12, 4, 64}}, {{8, 1024, 8, 2, 96}, 1, 3}, {{64, 320, 4, 4, 256}, 1, 3}}, {{{16, 8192, 32, 8, 64}, 4}},
+        {{0, "cuBLASLt, a product of as many operations", REFERENCE, forward<forward0>, NULL},
+         {1, "scores in memory, a thread each", 0, forward<forward1>, predict_forward1},
+         {2, "classic: permute, copy, cuBLASLt, softmax", 0, forward<forward2>, predict_forward2},
+         {3, "scores on the chip, running maximum", BOLD, forward<trainer<ATTENTION_PLAIN>>, predict_forward3},
+         {4, "mma, cp.async", BOLD | ONLY_16, forward<trainer<ATTENTION_MMA>>, predict_forward4},
+         {5, "wgmma, TMA", BOLD | ONLY_16 | SM90, forward<trainer<ATTENTION_WGMMA>>, predict_forward5}});
     return zoo(argc, argv, "attention_forward", {l});
 }

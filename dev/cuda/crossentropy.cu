@@ -367,40 +367,21 @@ static const Shape odd = {{33, 97}}, tail = {{9, 9001}}, padded_rows = {{130, 25
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const Ladder f = {"forward",
-                      "N,V",
-                      make_forward,
-                      values,
-                      oracle_forward,
-                      {odd, tail, padded_rows},
-                      {classic},
-                      {large},
-                      {{1, "a block a row, two passes", 0, forward<forward1>, predict_forward1},
-                       {2, "online: one pass, 16 bytes", 0, forward<forward2>, predict_forward2},
-                       {3, "one wave, next loads in flight", BOLD, forward<crossentropy_forward_cuda>, predict_forward3}}};
-    const Ladder b = {"backward",
-                      "N,V",
-                      make_backward,
-                      values,
-                      oracle_backward,
-                      {odd, tail, padded_rows},
-                      {classic},
-                      {large},
-                      {{1, "softmax, loss, gradient apart", 0, backward1, predict_backward1},
-                       {2, "fused, in place", 0, backward<backward2>, predict_backward2},
-                       {3, "online, 16 bytes", 0, backward<backward3>, predict_backward3},
-                       {4, "row in registers and shared memory", BOLD, backward<crossentropy_fused_cuda>, predict_backward4}}};
-    const Ladder h = {
-        "head",
-        "N,V,C,chunk",
-        make_head,
-        values_head,
-        oracle_head,
-        {{{33, 97, 24, 16}}, {{40, 200, 32, 24}}, {{64, 256, 64, 32}}},
-        {{{4096, 8192, 768, 1024}}},
+    const Ladder f("forward", "N,V", make_forward, values, oracle_forward, {odd, tail, padded_rows}, {classic}, {large},
+                   {{1, "a block a row, two passes", 0, forward<forward1>, predict_forward1},
+                    {2, "online: one pass, 16 bytes", 0, forward<forward2>, predict_forward2},
+                    {3, "one wave, next loads in flight", BOLD, forward<crossentropy_forward_cuda>, predict_forward3}});
+    const Ladder b("backward", "N,V", make_backward, values, oracle_backward, {odd, tail, padded_rows}, {classic}, {large},
+                   {{1, "softmax, loss, gradient apart", 0, backward1, predict_backward1},
+                    {2, "fused, in place", 0, backward<backward2>, predict_backward2},
+                    {3, "online, 16 bytes", 0, backward<backward3>, predict_backward3},
+                    {4, "row in registers and shared memory", BOLD, backward<crossentropy_fused_cuda>, predict_backward4}});
+    const Ladder h(
+        "head", "N,V,C,chunk", make_head, values_head, oracle_head,
+        {{{33, 97, 24, 16}}, {{40, 200, 32, 24}}, {{64, 256, 64, 32}}}, {{{4096, 8192, 768, 1024}}},
         {{{8192, 128256, 2048, 4096}}},
         {{0, "cuBLASLt, the three products alone", REFERENCE, head<nullptr>, NULL},
          {3, "all logits in memory, version 3", 0, head<backward3>, predict_head},
-         {4, "a chunk of rows at a time, version 4", BOLD, head_chunks<crossentropy_fused_cuda>, predict_head_chunks}}};
+         {4, "a chunk of rows at a time, version 4", BOLD, head_chunks<crossentropy_fused_cuda>, predict_head_chunks}});
     return zoo(argc, argv, "crossentropy", {f, b, h});
 }
