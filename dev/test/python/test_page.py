@@ -9,7 +9,6 @@ import re
 import select
 import shlex
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -114,23 +113,16 @@ class Browser:
 
 @contextlib.contextmanager
 def served(browser, out, *flags):
-    """Runs ./serve on a free port, and opens its page."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    server = subprocess.Popen([SERVE, out, "--port", str(port), "--trainer", TRAINER, *flags], stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL)
+    """Runs ./serve, and opens its page."""
+    server = subprocess.Popen([SERVE, out, "--port", "0", "--trainer", TRAINER, *flags], stdout=subprocess.PIPE, text=True)
     try:
-        for _ in range(200):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.05)
-        browser.open(f"http://127.0.0.1:{port}/")
-        yield f"http://127.0.0.1:{port}/"
+        url = re.match(r"serve +(\S+) shows ", server.stdout.readline())[1]
+        browser.open(url)
+        yield url
         browser.call("Page.navigate", url="about:blank")
     finally:
         server.terminate()
-        server.wait(10)
+        server.communicate(timeout=10)
 
 
 def quickstart(out):
