@@ -9,10 +9,10 @@
 #include "dev/data/tokenize_flags.h"
 #include "dev/data/train_bpe.h"  // defines: Counting, counting_add
 #include "dev/data/units.h"
-#include "llmc/base/utf8.h"       // defines: utf8_char_length
-#include "llmc/files/json.h"      // defines: json_parse_line, json_get, json_string, json_write_string
+#include "llmc/base/utf8.h"          // defines: utf8_char_length
+#include "llmc/files/json.h"         // defines: json_parse_line, json_get, json_string, json_write_string
 #include "llmc/text/conversation.h"  // defines: ChatMask, chat_spellings, chat_read, chat_write
-#include "llmc/text/tokenizer.h"  // defines: TokenEncoder, TokenDecoder, encoder_text, decoder_push
+#include "llmc/text/tokenizer.h"     // defines: TokenEncoder, TokenDecoder, encoder_text, decoder_push
 
 /* The result of one run of units: ids in the encoder, or lines of JSON. */
 typedef struct {

@@ -49,7 +49,12 @@ sources() {
         [ "$full" = 0 ] || with_nvcc
     fi
     if have clang; then
-        for file in *.c test_llama3.cu $(find dev -name '*.c'); do
+        serve=dev/serve/serve.c
+        if ! echo '#include <microhttpd.h>' | clang -E -x c - >/dev/null 2>&1; then
+            echo "skip libmicrohttpd: clang: $serve, it is not installed" && serve=
+        fi
+        make -s build/serve_page.h || return 1
+        for file in *.c test_llama3.cu $serve $(find dev -name '*.c' ! -path dev/serve/serve.c); do
             run "clang: $file" clang -std=c11 -march=native -fsyntax-only $warnings -I. -x c "$file"
         done
     fi

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import threading
-import time
 
 model = sys.argv[sys.argv.index("--model") + 1]
 notes = open(os.path.join(os.path.dirname(os.path.dirname(model)), "notes"), "a", buffering=1)

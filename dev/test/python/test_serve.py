@@ -20,6 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 SERVE = os.environ.get("SERVE", os.path.join(ROOT, "serve"))
 TRAINER = os.environ.get("TRAINER", os.path.join(ROOT, "train_llama3"))
+TOKENIZER = os.path.join(ROOT, "dev", "data", "tinytales", "tokenizer.json")
 STUB = os.path.join(HERE, "serve_stub.py")
 JSON = {"Content-Type": "application/json"}
 
@@ -50,10 +51,10 @@ class Server:
         self.port = int(re.match(r"serve +http://[0-9.]+:(\d+)/ shows ", self.process.stdout.readline())[1])
         self.name = f"{host}:{self.port}"
 
-    def request(self, method, path, body=None, headers={}):
+    def request(self, method, path, body=None, headers=None):
         """Returns the open connection and the response to a request."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
-        connection.request(method, path, body, headers)
+        connection.request(method, path, body, headers or {})
         return connection, connection.getresponse()
 
     def get(self, path, **headers):
@@ -100,12 +101,16 @@ def make_run(folder, steps=(100,), log=2):
     return out
 
 
+def event(name, **fields):
+    return json.dumps({"event": name, **fields}, separators=(",", ":")) + "\n"
+
+
 def config():
-    return json.dumps({"event": "config", "version": "a log of more than 64 bytes, as all logs are"}, separators=(",", ":")) + "\n"
+    return event("config", version="a log of more than 64 bytes, as all logs are")
 
 
-def step(i, event="step"):
-    return json.dumps({"event": event, "step": i, "loss": 5 - i / 1e5}, separators=(",", ":")) + "\n"
+def step(i, name="step"):
+    return event(name, step=i, loss=5 - i / 1e5)
 
 
 @pytest.fixture
@@ -134,18 +139,16 @@ def trained(tmp_path_factory):
     """The folder of a short run, with its data."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "text").write_text("A cat saw a dog. The dog said: hello, little cat, come to my house.\n" * 200)
-    tokenizer = os.path.join(ROOT, "dev", "data", "tinytales", "tokenizer.json")
-    subprocess.run([os.path.join(ROOT, "tokenize"), "--tokenizer", tokenizer, "-o", folder / "a.bin", folder / "text"], check=True,
-                   stdout=subprocess.DEVNULL)
+    tokenize = [os.path.join(ROOT, "tokenize"), "--tokenizer", TOKENIZER, "-o", folder / "a.bin", folder / "text"]
+    subprocess.run(tokenize, check=True, stdout=subprocess.DEVNULL)
     train(folder, "out")
     return folder
 
 
 def train(folder, out):
-    tokenizer = os.path.join(ROOT, "dev", "data", "tinytales", "tokenizer.json")
-    subprocess.run([TRAINER, "--model", "d1", "--tokenizer", tokenizer, "--train", folder / "a.bin", "--steps", "12", "--lr", "1e-2",
-                    "--batch", "2", "--seq", "64", "--sample-tokens", "0", "--checkpoint-every", "6", "--out", folder / out],
-                   check=True, stdout=subprocess.DEVNULL)
+    flags = "--model d1 --steps 12 --lr 1e-2 --batch 2 --seq 64 --sample-tokens 0 --checkpoint-every 6".split()
+    subprocess.run([TRAINER, *flags, "--tokenizer", TOKENIZER, "--train", folder / "a.bin", "--out", folder / out], check=True,
+                   stdout=subprocess.DEVNULL)
 
 
 def test_texts_of_every_checkpoint_are_those_of_generate(trained):
@@ -153,7 +156,7 @@ def test_texts_of_every_checkpoint_are_those_of_generate(trained):
     assert server.get("/checkpoints") == (200, '{"checkpoints": [{"name": "step_00000006", "step": 6}, '
                                                '{"name": "step_00000012", "step": 12}]}\n')
     for name in ("step_00000006", "step_00000012", None):
-        status, lines = server.post({"prompt": "A cat", "temperature": 0, "max_tokens": 20, **({"checkpoint": name} if name else {})})
+        status, lines = server.post({"prompt": "A cat", "temperature": 0, "max_tokens": 20, "checkpoint": name})
         done = subprocess.run([TRAINER, "--model", trained / "out" / (name or ""), "--generate", "A cat", "--temperature", "0",
                                "--tokens", "20"], capture_output=True, text=True, check=True)
         assert status == 200 and ("A cat" + text_of(lines)).rstrip("\n") == done.stdout.rstrip("\n")
@@ -192,7 +195,8 @@ def test_of_20_clients_17_get_their_own_answer_and_3_are_sent_away(server):
     server.post({"prompt": "warm"})
 
     def ask(i):
-        connection, response = server.request("POST", "/generation", json.dumps({"prompt": f"a{i} b{i} c{i}", "seed": 40}), JSON)
+        body = json.dumps({"prompt": f"a{i} b{i} c{i}", "seed": 40})
+        connection, response = server.request("POST", "/generation", body, JSON)
         results[i] = response.status, response.headers.get("Retry-After"), response.read().decode()
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(20)]
     for thread in threads:
@@ -235,7 +239,8 @@ def test_a_killed_child_is_an_error_and_the_next_answer_works(server):
 def test_questions_may_be_long_and_written_over_lines(server):
     status, lines = server.post(json.dumps({"prompt": "word " * 40000, "checkpoint": None}, indent=2))
     assert status == 200 and lines[-1] == {"tokens": 40000, "reason": "end"}
-    for wrong in ("", "x", '{"prompt": "a"', b'{"prompt": "\xff"}', '{"prompt": "a", "stop": true}', '{"prompt": "a"}\n{"stop": true}'):
+    for wrong in ("", "x", '{"prompt": "a"', b'{"prompt": "\xff"}', '{"prompt": "a", "stop": true}',
+                  '{"prompt": "a"}\n{"stop": true}'):
         status, lines = server.post(wrong)
         assert status == 400 and lines[0]["error"].startswith("question:"), wrong
 
@@ -282,7 +287,8 @@ def test_elsewhere_it_wants_a_key(tmp_path):
     def refused(*flags):
         done = subprocess.run([SERVE, out, "--trainer", STUB, *flags], capture_output=True, text=True, timeout=10)
         return done.returncode, done.stderr
-    assert refused("--host", "192.0.2.1") == (2, "error: --host: 192.0.2.1 is reached by other machines, wanted a --key-file, too\n")
+    status, error = refused("--host", "192.0.2.1")
+    assert status == 2 and "192.0.2.1 is reached by other machines, wanted a --key-file" in error
     assert refused("--host", "0.0.0.0")[0] == refused("--port", "x")[0] == refused("--what")[0] == 2
     assert refused("--key-file", tmp_path / "short")[0] == refused("--key-file", tmp_path / "none")[0] == 1
     assert refused("--host", "192.0.2.1", "--key-file", tmp_path / "key")[0] == 1, "it is no address of this machine"
@@ -371,12 +377,12 @@ def test_a_log_that_is_cut_begins_anew(server):
         f.seek(0, 2)
         f.write(step(1, "resume") + step(2, "again") + step(3, "again"))
     followers.append(Follower(server, last))
-    assert followers[0].next()[0] == "reset" and [e[2]["event"] for e in followers[0].take(5)] == ["config", "step", "resume", "again",
-                                                                                              "again"]
+    assert followers[0].next()[0] == "reset"
+    assert [e[2]["event"] for e in followers[0].take(5)] == ["config", "step", "resume", "again", "again"]
     os.replace(shutil.copy(server.out + "/log.jsonl", server.out + "/copy"), server.out + "/log.jsonl")
     write(server, step(4, "again"))
     assert followers[0].next()[0] == "reset" and followers[0].take(6)[-1][2]["step"] == 4
-    for last in (last, followers[0].take(0) or 10 ** 17, 12):  # ids of another log, of another server
+    for last in (last, 10 ** 17, 12):  # ids of another log, of another server
         follower = Follower(server, last)
         assert follower.next()[0] == "reset" and follower.next()[2]["event"] == "config"
 
@@ -421,7 +427,18 @@ def test_slow_clients_half_requests_and_ten_thousand_connections(server):
     head = f"GET /health HTTP/1.1\r\nHost: {server.name}\r\n".encode()
     address = (server.host, server.port)
     slow = [socket.create_connection(address) for _ in range(12)]
-    began = time.time()
+    closed = []
+
+    def drip():
+        for i in range(28):
+            time.sleep(0.5)
+            for s in set(slow) - set(closed):
+                try:
+                    s.sendall(head[i:i + 1])
+                except OSError:
+                    closed.append(s)
+    dripping = threading.Thread(target=drip)
+    dripping.start()
     for i in range(10000):
         with socket.create_connection(address, timeout=20) as s:
             if i % 4 == 0:
@@ -431,13 +448,7 @@ def test_slow_clients_half_requests_and_ten_thousand_connections(server):
             elif i % 4 == 2:
                 s.sendall(head + b"\r\n")
                 assert b" 200 " in s.recv(100)
-        if i % 500 == 0 and slow and time.time() - began < 9:
-            for s in slow:
-                s.sendall(head[i // 500:i // 500 + 1])
     assert server.memory() < MEMORY and server.get("/health")[0] == 200
-    time.sleep(max(0, began + 12 - time.time()))
-    for s in slow:
-        s.settimeout(5)
-        with contextlib.suppress(ConnectionError):
-            assert b"200" not in s.recv(1000), "a request of ten seconds is too slow"
+    dripping.join()
+    assert len(closed) == len(slow), "a request that takes more than ten seconds is cut off"
     assert text_of(server.post({"prompt": "alive"})[1]) == " alive"
