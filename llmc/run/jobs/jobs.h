@@ -353,8 +353,10 @@ static inline void job_talk(const Trainer* t, Session* s) {
     t->destroy(model);
 }
 
-/* Runs the job of the command line; `train` is the trainer's loop. */
-static inline void run_job(const Trainer* t, Session* s, void (*train)(const Trainer* t, Session* s)) {
+/* Runs the job of the command line; `train` is the trainer's loop. Not inlined: main's frame holds the session, and has no room
+ * for a job's. */
+__attribute__((noinline, unused)) static void run_job(const Trainer* t, Session* s,
+                                                      void (*train)(const Trainer* t, Session* s)) {
     switch (s->job) {
         case JOB_TRAIN:
         case JOB_DRY_RUN: train(t, s); break;
