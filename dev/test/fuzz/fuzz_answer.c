@@ -1,6 +1,6 @@
 /* fuzz_answer.c -- reads the bytes as the input of --answer; the first byte chooses whether the model has a tokenizer. The
- * model draws its answers' tokens from the input. Each line but a stop must get one last line, of a reason or an error, and before it
- * pieces of text alone. The model must get ids of its vocabulary that fit its context. */
+ * model draws its answers' tokens from the input. Each line but a stop must get one last line, of a reason or an error, and
+ * before it pieces of text alone. The model must get ids of its vocabulary that fit its context. */
 #include "fuzz.h"
 #include "llmc/run/jobs/answer.h"
 #include "dev/test/byte_tokens.h"
