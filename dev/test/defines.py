@@ -9,7 +9,7 @@ import sys
 
 def definitions(path):
     """The names that a header defines at its outermost level."""
-    text = re.sub(r"^LLMC_\w+(?: LLMC_PRINTF)?(?:\([^)]*\))? ", "", open(path).read(), flags=re.M)  # attributes of functions
+    text = re.sub(r"^LLMC_\w+(?: LLMC_PRINTF)?(?:\([^)]*\))? |^__attribute__\(\([^()]*\)\) ", "", open(path).read(), flags=re.M)  # attributes of functions
     names = set(re.findall(r"^#define (\w+)", text, re.M)) | set(re.findall(r"^(?:typedef enum \{.*)?} (\w+);", text, re.M))
     names |= set(re.findall(r"^(?:typedef )?(?:struct|union|enum) (\w+)", text, re.M))
     names |= set(re.findall(r"^typedef [^;{]*?\(\*(\w+)\)", text, re.M))
