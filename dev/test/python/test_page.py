@@ -36,7 +36,8 @@ class Browser:
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (take, give)]  # so that becoming 3 does not close the other
         for fd in (take, give):
             os.close(fd)
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe",
+                 f"--user-data-dir={profile}"]
         self.pid = os.posix_spawn(BROWSER, [BROWSER, *flags], os.environ, file_actions=[
             (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0), *((os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate(high, 3)),
             *((os.POSIX_SPAWN_CLOSE, fd) for fd in high)])
