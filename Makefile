@@ -96,10 +96,10 @@ NVCC ?= $(firstword $(if $(filter file,$(origin CUDA_HOME)),,$(wildcard $(CUDA_H
 DETECTED_ARCH := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d ' \r' | \
                    grep -E '^[0-9]+\.[0-9]$$' | tr -d .))
 USABLE_ARCH := $(filter-out 3% 5% 6% 70 72,$(DETECTED_ARCH))
-KNOWN_ARCH := $(if $(and $(USABLE_ARCH),$(NVCC)),$(shell $(NVCC) --list-gpu-code | sed -n 's/^sm_\([0-9]*\)$$/\1/p'))
+KNOWN_ARCH := $(if $(and $(USABLE_ARCH),$(NVCC)),$(shell $(NVCC) --list-gpu-code 2>/dev/null | sed -n 's/^sm_\([0-9]*\)$$/\1/p'))
 FOUND_ARCH := $(if $(KNOWN_ARCH),$(shell for gpu in $(USABLE_ARCH); do printf '%s\n' $(KNOWN_ARCH) | \
                 awk -v gpu=$$gpu '$$1 <= gpu && $$1 > most { most = $$1 } END { print most }'; done))
-GPU_ARCH ?= $(or $(FOUND_ARCH),80)
+GPU_ARCH ?= $(or $(FOUND_ARCH),$(USABLE_ARCH),80)
 PTX_ONLY ?=
 # in the order of numbers, which `sort` alone does not know: two digits, then three
 ARCHS = $(or $(PTX_ONLY),$(strip $(sort $(filter-out 1%,$(GPU_ARCH))) $(sort $(filter 1%,$(GPU_ARCH)))))

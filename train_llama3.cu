@@ -65,8 +65,8 @@ typedef struct {
     Linear head;  // (V, C); the embedding if the two are tied
 } Ends;
 
-/* Activations that the forward pass of one block leaves for its backward pass. N = B*T rows, each padded (row_pitch). All
- * blocks that recompute a group of them share its buffers, also with the last block (recompute.h). */
+/* Activations that the forward pass of one block leaves for its backward pass. N = B*T rows, each padded (row_pitch).
+ * Blocks that recompute a group of them share one set of its buffers. The last block uses that set, too (recompute.h). */
 typedef struct {
     floatX* h;                 // (N, C) the residual stream as it enters; kept at every level
     floatX* norm1;             // (N, C)

@@ -94,7 +94,8 @@ static inline bool attention_walks(int B, const AttentionArgs& s) {
 #ifndef PRECISION_FP32
     const uint32_t processors = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount);
     return attention_may_walk(s.T, s.HD) && s.T >= walk_least_tokens(s.HD, device_attribute(cudaDevAttrL2CacheSize)) &&
-           !s.starts && walk_fills(walk_order(B, s.NKV, s.T, processors), processors);
+           !s.starts && device_attribute(cudaDevAttrCooperativeLaunch) &&
+           walk_fills(walk_order(B, s.NKV, s.T, processors), processors);
 #else
     return false;
 #endif

@@ -81,7 +81,7 @@ static inline void attention_launch(void (*kernel)(Params...), dim3 grid, int th
     CUDA_CHECK_LAUNCH("an attention kernel");
 }
 
-/* Launches such a kernel whose blocks wait for each other. The driver then refuses a grid that is not resident at once, where
+/* Launches a kernel whose blocks wait for each other. The driver then refuses a grid that is not resident at once, where
  * a plain launch would hang. Returns its answer. */
 template <typename... Params, typename... Args>
 static inline cudaError_t attention_launch_resident(void (*kernel)(Params...), dim3 grid, int threads, int smem,

@@ -545,7 +545,7 @@ static inline void attention_mma_backward_q(floatX* dqkv, const float2* stats, c
 
 // Tiles by architecture and head dimension: HD, tile of the side walked over, columns at a time (backward), MT, WARPS, BLOCKS,
 // ASYNC. sm_80: a block fits into the 99 KB that it may have on sm_86, sm_89 and sm_120. sm_75: within 64 KB. A multiprocessor
-// with 228 KB holds BLOCKS blocks; with less shared memory, backward kernels have one (dev/doc/cards.md).
+// with 228 KB holds BLOCKS blocks; dev/doc/cards.md has the others.
 template <int HD>
 struct MmaTiles;
 template <>

@@ -9,8 +9,8 @@
     python3 dev/bench/bench_gpu.py --gpus N [--torch-dist BASELINE.py]   compares N GPUs of this host with each of them alone
 
 PyTorch is train_llama3.py --compile: blocks compiled one by one, the fastest attention backend for the shape, the head in
-chunks, fused AdamW. It keeps every activation. If memory runs out, it recomputes the number of blocks that is fastest, found by
-bisection, and the table says so.
+chunks, fused AdamW. It keeps every activation. If memory runs out, it recomputes some blocks. The smallest number that fits is
+found by bisection, the fastest of the numbers tried counts, and the table names it.
 Ours also runs lean, with 10 bytes per parameter; PyTorch all in bf16 has 8. With --also="--master none --moments bf16" ours
 has 8 as well.
 
@@ -445,7 +445,7 @@ def page_head(gpu, device, how):
     return [f"# {gpu}", "", f"- {datetime.date.today()}, commit {text_of(['git', 'rev-parse', '--short', 'HEAD'])}"
             + ("" if not text_of(["git", "status", "--porcelain", "-uno"]) else " with changes"),
             f"- `python3 {' '.join(map(shlex.quote, sys.argv))}`",
-            f"- {f'PyTorch {ref.torch.__version__}, CUDA {ref.torch.version.cuda}' if ref else 'PyTorch is not installed'}, "
+            f"- {f'PyTorch {ref.torch.__version__}, CUDA {ref.torch.version.cuda}' if ref else f'PyTorch did not run: {lacks}'}, "
             f"driver {driver}", f"- {how}", ""]
 
 

@@ -12,7 +12,7 @@
  */
 #include "dev/cuda/zoo.cuh"
 
-/* The sectors of so many elements of floatX; the trips of a thread, if each of these elements has one, and an SM 2048. */
+/* sectors(): of this many elements of floatX. trips(): how often an SM, which holds 2048 threads, takes new ones. */
 static double sectors(double elements) { return elements * sizeof(floatX) / 32; }
 static double trips(double threads) { return fmax(1, threads / (2048 * sms())); }
 

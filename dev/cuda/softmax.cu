@@ -27,7 +27,7 @@ static Squares squares_of(const Case& c) { return {c.n[0] * c.n[1], (int)c.n[1],
 static double elements(const Case& c) { return (double)(c.n[0] * c.n[1] * c.n[1]); }
 static double sectors(const Case& c) { return elements(c) * sizeof(floatX) / 32; }
 
-/* The share of another read that comes from memory, if so many threads of an SM have a row in progress, read and written. */
+/* When a row is read again, this share of it comes from memory. rows: rows in progress on an SM, each read and written. */
 static double again(const Case& c, double rows) {
     return missing(fmin(rows * sms(), (double)(c.n[0] * c.n[1])) * 2 * (double)c.n[1] * sizeof(floatX));
 }

@@ -1,6 +1,6 @@
 /* occupancy.cuh -- how many blocks of a kernel a multiprocessor holds at a time, by compute capability. Limits: CUDA C++
  * Programming Guide, "Technical Specifications per Compute Capability". The driver answers for the card that is present
- * (blocks_at_once() in cuda_common.cuh). This function needs no card, so tiles can be checked for cards that nobody here has.
+ * (blocks_at_once() in cuda_common.cuh). resident_blocks() needs no card, so tiles can be checked for other cards.
  */
 #ifndef LLMC_OCCUPANCY_CUH
 #define LLMC_OCCUPANCY_CUH

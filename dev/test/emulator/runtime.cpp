@@ -499,6 +499,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
         case cudaDevAttrMultiProcessorCount: *value = processors(); break;
         case cudaDevAttrClockRate: *value = 1000000; break;
         case cudaDevAttrL2CacheSize: *value = 60 << 20; break;
+        case cudaDevAttrCooperativeLaunch: *value = 1; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)most_shared(); break;
         default: emulator_die("cudaDeviceGetAttribute: %d is not known", (int)attribute);
     }

@@ -100,7 +100,7 @@ cards_agree() {
     narrow="--seq 256 --batch 4 --steps 1" port=$((20000 + $$ % 10000))
     cu BF16 agreed $narrow --gpus 2 || return 1
     for rank in 0 1; do
-        EMULATOR_MIB=$((8192 - 7220 * rank)) RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+        EMULATOR_MIB=$((8192 - 7156 * rank)) RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
             LD_LIBRARY_PATH=$emulated timeout 300 "$emulated/BF16_90/train_llama3cu" $flags $narrow --recompute auto --out "$tmp/agreeing" \
             >"$tmp/rank$rank.out" 2>&1 &
     done

@@ -10,8 +10,9 @@
  * are still on their way. The last block keeps its activations in the buffers that these blocks share. Nothing overwrites them
  * before its backward pass, so it need not recompute.
  *
- * The order of cost is: each level in turn, in more and more blocks, while all blocks recompute at the levels before it. Each
- * level takes more arithmetic for a byte than the level before: none, the products gate and up, then the products of attention.
+ * In the order of cost, a level is taken in more and more blocks. The next level begins when all blocks recompute at this one.
+ * Each level takes more arithmetic for a byte than the level before: norms and SwiGLU, then the products gate and up, then
+ * qkv, attention and its product o.
  */
 #ifndef LLMC_RECOMPUTE_H
 #define LLMC_RECOMPUTE_H
