@@ -19,6 +19,8 @@ enum { STACK = (65 << 12) + (3 << 6) };
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
+uint64_t emulator_block;
+unsigned emulator_thread;
 
 static char shared_memory[SHARED] __attribute__((aligned(1024)));
 char* const emulator_shared = shared_memory;
@@ -74,134 +76,47 @@ static struct Thread {
     void* at;   // where it goes on
     int stack;  // its number
     uint3 index;
-    bool begun, ended;
-    const unsigned* awaited;  // waits until this word is no longer `old`
+    bool begun;
+    const unsigned* awaited;  // waits until this word is no longer `old`; NULL: waits for no word
     unsigned old;
 } threads[MOST_THREADS];
 static int free_stacks[MOST_THREADS], num_free;  // the stack given back last is taken next: it is in the cache
-static unsigned count, current, alive;
-static unsigned idle;  // turns since anything changed
+static unsigned warps, alive;
+static unsigned lanes_alive[WARPS], lanes_ready[WARPS];  // ready: waits for no barrier and no exchange
 static void* scheduler;
 static const std::function<void()>* thread_body;
 
-void emulator_progress(void) { idle = 0; }
+[[noreturn]] static void die_stuck(void) {
+    emulator_die("block (%u, %u, %u) is stuck: its last %u threads wait", blockIdx.x, blockIdx.y, blockIdx.z, alive);
+}
 
-/* Makes the next thread that can run the current one. */
+static inline unsigned rotated(unsigned lanes, unsigned by) { return lanes >> by | lanes << (-by & 31); }
+
+/* Makes the next thread that can run the running one. Within a warp this is the next lane that is ready, or by chance the one
+ * after it. A warp gives its turn to another one by chance, or if no lane can run: so its stacks stay in the cache. A ready
+ * thread may wait for a word, which no thread changes during the search. */
 static void next_turn(void) {
+    const unsigned first = (emulator_thread + 1) % 32, drawn = choose(256);
+    unsigned warp = emulator_thread / 32, ready = drawn == 255 ? 0 : rotated(lanes_ready[warp], first), searched = 0;
+    const unsigned others = ready & (ready - 1);
     const Thread* t;
+    if (drawn % 2 && others) { ready = others; }
     do {
-        if (++idle > 64 * MOST_THREADS) {  // by chance a turn comes late
-            emulator_die("block (%u, %u, %u) is stuck: %u of its %u threads wait", blockIdx.x, blockIdx.y, blockIdx.z, alive,
-                         count);
+        while (ready == 0) {
+            if (searched++ > warps) { die_stuck(); }
+            warp = warp + 1 < warps ? warp + 1 : 0;
+            ready = rotated(lanes_ready[warp], first);
         }
-        current += 1 + choose(2);
-        if (current >= count) { current = 0; }
-        t = &threads[current];
-    } while (t->ended || (t->awaited && *t->awaited == t->old));
+        emulator_thread = 32 * warp + (first + (unsigned)__builtin_ctz(ready)) % 32;
+        ready &= ready - 1;
+        t = &threads[emulator_thread];
+    } while (t->awaited && *t->awaited == t->old);
 }
 
-void emulator_wait(const unsigned* word, unsigned old) {
-    if (*word != old) { return; }
-    const unsigned self = current;
-    threads[self].awaited = word, threads[self].old = old;
-    next_turn();
-    emulator_switch(&threads[self].at, threads[current].begun ? threads[current].at : scheduler);
-    threads[self].awaited = NULL;
-    threadIdx = threads[self].index;
-}
-
-// a barrier of the block, or one of the named ones
-struct Barrier {
-    unsigned arrived, turn;
-    int sum, sum_of_turn;
-};
-static Barrier block_barrier, named[BARRIERS];
-
-static void release(Barrier* b) {
-    b->sum_of_turn = b->sum;
-    b->arrived = 0, b->sum = 0;
-    b->turn++;
-    emulator_progress();
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// waiting for others
-
-int emulator_barrier(int x) {
-    Barrier* b = &block_barrier;
-    const unsigned turn = b->turn;
-    b->sum += x;
-    emulator_progress();
-    if (++b->arrived == alive) {
-        release(b);
-    } else {
-        emulator_wait(&b->turn, turn);
-    }
-    return b->sum_of_turn;
-}
-
-void emulator_barrier_of(int id, int wanted) {
-    if (id < 0 || id >= BARRIERS) { emulator_die("barrier %d: a block has %d", id, BARRIERS); }
-    Barrier* b = &named[id];
-    const unsigned turn = b->turn;
-    emulator_progress();
-    if (++b->arrived == (unsigned)wanted) {
-        release(b);
-    } else {
-        emulator_wait(&b->turn, turn);
-    }
-}
-
-/* Lanes that exchange, found by the lowest lane. Two sets of slots take turns: no lane writes the second set before all lanes
- * have read the first. */
-static struct Exchange {
-    unsigned arrived, turn, mask;
-    EmulatorSlots slots[2];
-} exchanges[WARPS][32];
-static unsigned lanes_alive[WARPS], exchanges_begun[WARPS];
-
-static void exchange_if_all_came(Exchange* x, unsigned warp) {
-    if (x->arrived == 0 || x->arrived != (x->mask & lanes_alive[warp])) { return; }
-    x->slots[x->turn++ % 2].lanes = x->arrived;
-    x->arrived = 0;
-    exchanges_begun[warp]--;
-    emulator_progress();
-}
-
-const EmulatorSlots* emulator_exchange(unsigned mask, const EmulatorSlot& mine) {
-    const unsigned lane = current % 32, warp = current / 32;
-    if (!(mask >> lane & 1)) { emulator_die("lane %u waits for lanes %08x, of which it is none", lane, mask); }
-    Exchange* x = &exchanges[warp][__builtin_ctz(mask)];
-    const unsigned turn = x->turn;
-    if (x->arrived == 0) {
-        x->mask = mask;
-        exchanges_begun[warp]++;
-    }
-    if (x->mask != mask) { emulator_die("lanes of a warp wait with different masks, %08x and %08x", x->mask, mask); }
-    x->slots[turn % 2].at[lane] = mine;
-    x->arrived |= 1u << lane;
-    emulator_progress();
-    exchange_if_all_came(x, warp);
-    emulator_wait(&x->turn, turn);
-    return &x->slots[turn % 2];
-}
-
-static void thread_main(void) {
-    const unsigned self = current, warp = self / 32;
-    threadIdx = threads[self].index;
-    (*thread_body)();
-    threads[self].ended = true;
-    alive--;
-    lanes_alive[warp] &= ~(1u << self % 32);
-    emulator_progress();
-    if (block_barrier.arrived > 0 && block_barrier.arrived == alive) { release(&block_barrier); }
-    for (int i = 0; i < 32 && exchanges_begun[warp] > 0; i++) { exchange_if_all_came(&exchanges[warp][i], warp); }
-    free_stacks[num_free++] = threads[self].stack;
-    emulator_switch(&threads[self].at, scheduler);
-}
+static void thread_main(void);
 
 /* Gives a thread the stack on which it begins. */
-static void begin_thread(Thread* t) {
+static void begin(Thread* t) {
     static char* const stacks = (char*)mmap(NULL, (size_t)MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) { emulator_die("no memory for the stacks of threads"); }
@@ -215,30 +130,154 @@ static void begin_thread(Thread* t) {
     t->at = top;
 }
 
+/* Continues the running thread; the fiber that calls this is saved. */
+static void go_on(void** save) {
+    Thread* t = &threads[emulator_thread];
+    if (!t->begun) { begin(t); }
+    emulator_switch(save, t->at);
+}
+
+/* Lets other threads run until this one can. */
+static inline void let_others_run(void) {
+    Thread* self = &threads[emulator_thread];
+    next_turn();
+    go_on(&self->at);
+    threadIdx = self->index;
+}
+
+static inline void wake(unsigned warp, unsigned lanes) { lanes_ready[warp] |= lanes; }
+
+/* Waits until another thread wakes this one. */
+static inline void fall_asleep(void) {
+    lanes_ready[emulator_thread / 32] &= ~(1u << emulator_thread % 32);
+    let_others_run();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// waiting for others
+
+void emulator_wait(const unsigned* word, unsigned old) {
+    if (*word != old) { return; }
+    Thread* self = &threads[emulator_thread];
+    self->awaited = word, self->old = old;
+    let_others_run();
+    self->awaited = NULL;
+}
+
+// a barrier of the block, or one of the named ones
+struct Barrier {
+    unsigned arrived;
+    int sum, sum_of_turn;
+    unsigned asleep[WARPS];
+};
+static Barrier block_barrier, named[BARRIERS];
+
+static void release(Barrier* b) {
+    b->sum_of_turn = b->sum;
+    b->arrived = 0, b->sum = 0;
+    for (unsigned w = 0; w < warps; w++) {
+        wake(w, b->asleep[w]);
+        b->asleep[w] = 0;
+    }
+}
+
+static void arrive(Barrier* b, unsigned wanted) {
+    if (++b->arrived == wanted) {
+        release(b);
+    } else {
+        b->asleep[emulator_thread / 32] |= 1u << emulator_thread % 32;
+        fall_asleep();
+    }
+}
+
+int emulator_barrier(int x) {
+    block_barrier.sum += x;
+    arrive(&block_barrier, alive);
+    return block_barrier.sum_of_turn;
+}
+
+void emulator_barrier_of(int id, int wanted) {
+    if (id < 0 || id >= BARRIERS) { emulator_die("barrier %d: a block has %d", id, BARRIERS); }
+    arrive(&named[id], (unsigned)wanted);
+}
+
+/* Lanes that exchange, found by the lowest lane. Two sets of slots take turns: no lane writes the second set before all lanes
+ * have read the first. */
+static struct Exchange {
+    unsigned arrived, turn, mask;
+    EmulatorSlots slots[2];
+} exchanges[WARPS][32];
+static unsigned exchanges_begun[WARPS];
+
+/* Returns whether the exchange ended. */
+static inline bool exchange_if_all_came(Exchange* x, unsigned warp) {
+    if (x->arrived == 0 || x->arrived != (x->mask & lanes_alive[warp])) { return false; }
+    x->slots[x->turn++ % 2].lanes = x->arrived;
+    wake(warp, x->arrived);
+    x->arrived = 0;
+    exchanges_begun[warp]--;
+    return true;
+}
+
+const EmulatorSlots* emulator_exchange(unsigned mask, uint64_t first, uint64_t second, uint64_t third) {
+    const unsigned lane = emulator_thread % 32, warp = emulator_thread / 32;
+    if (!(mask >> lane & 1)) { emulator_die("lane %u waits for lanes %08x, of which it is none", lane, mask); }
+    Exchange* x = &exchanges[warp][__builtin_ctz(mask)];
+    EmulatorSlots* slots = &x->slots[x->turn % 2];
+    if (x->arrived == 0) {
+        x->mask = mask;
+        exchanges_begun[warp]++;
+    }
+    if (x->mask != mask) { emulator_die("lanes of a warp wait with different masks, %08x and %08x", x->mask, mask); }
+    const uint64_t mine[3] = {first, second, third};
+    memcpy(&slots->at[lane], mine, sizeof mine);
+    x->arrived |= 1u << lane;
+    if (!exchange_if_all_came(x, warp)) { fall_asleep(); }
+    return slots;
+}
+
+/* The fiber of a thread. When the thread ends, the fiber goes on as a thread that has not begun, if that is the next. */
+static void thread_main(void) {
+    for (;;) {
+        const Thread* self = &threads[emulator_thread];
+        const unsigned warp = emulator_thread / 32, lane = 1u << emulator_thread % 32;
+        threadIdx = self->index;
+        (*thread_body)();
+        alive--;
+        lanes_alive[warp] &= ~lane, lanes_ready[warp] &= ~lane;
+        if (block_barrier.arrived > 0 && block_barrier.arrived == alive) { release(&block_barrier); }
+        for (int i = 0; i < 32 && exchanges_begun[warp] > 0; i++) { exchange_if_all_came(&exchanges[warp][i], warp); }
+        if (alive > 0) { next_turn(); }
+        if (alive == 0 || threads[emulator_thread].begun) {
+            void* nowhere;
+            free_stacks[num_free++] = self->stack;
+            emulator_switch(&nowhere, alive == 0 ? scheduler : threads[emulator_thread].at);
+        }
+        threads[emulator_thread].begun = true;
+        threads[emulator_thread].stack = self->stack;
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // blocks
 
-uint64_t emulator_block;
-
 static void run_block(size_t shared) {
-    count = blockDim.x * blockDim.y * blockDim.z;
-    idle = 0;
     emulator_block++;
     memset(shared_memory, 0xff, shared);
-    for (unsigned i = 0; i < count; i++) {
-        threads[i].index = make_uint3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
-        threads[i].begun = threads[i].ended = false;
-        threads[i].awaited = NULL;
-        lanes_alive[i / 32] |= 1u << i % 32;
+    alive = 0;
+    for (unsigned z = 0; z < blockDim.z; z++) {
+        for (unsigned y = 0; y < blockDim.y; y++) {
+            for (unsigned x = 0; x < blockDim.x; x++) { threads[alive++].index = make_uint3(x, y, z); }
+        }
     }
-    for (num_free = 0; num_free < MOST_THREADS; num_free++) { free_stacks[num_free] = num_free; }
-    alive = count;
-    current = emulator_choose(count);
-    while (alive > 0) {
-        if (threads[current].ended) { next_turn(); }
-        if (!threads[current].begun) { begin_thread(&threads[current]); }
-        emulator_switch(&scheduler, threads[current].at);
+    for (unsigned i = 0; i < alive; i++) { threads[i].begun = false; }
+    warps = (alive + 31) / 32;
+    for (unsigned w = 0; w < warps; w++) {
+        lanes_alive[w] = lanes_ready[w] = alive - 32 * w < 32 ? (1u << alive % 32) - 1 : 0xffffffffu;
     }
+    while (num_free < MOST_THREADS) { free_stacks[num_free] = num_free, num_free++; }  // before the first block
+    emulator_thread = choose(alive);
+    go_on(&scheduler);
 }
 
 void emulator_run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()>& body) {

@@ -56,17 +56,15 @@ extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 extern char* const emulator_shared;  // the dynamic shared memory of the block, full of NaN when it starts
 
-extern uint64_t emulator_block;  // counts the blocks that have run
+extern uint64_t emulator_block;   // counts the blocks that have run
+extern unsigned emulator_thread;  // the number of the running thread in its block
 
-/* Says that something has changed for which other threads may wait. If all threads of a block wait and nothing changes, the
- * block is stuck, and ends the program. */
-void emulator_progress(void);
-
-/* Lets the other threads of the block run until *word is no longer `old`. */
+/* Lets the other threads of the block run until one has changed *word from `old`. If all threads of a block wait, it is stuck,
+ * and ends the program. */
 void emulator_wait(const unsigned* word, unsigned old);
 
-/* Gives a slot to the lanes of `mask`. All these lanes must call this, except lanes that have ended. Returns the slots of all
- * lanes; they are valid until the exchange after the next. */
+/* Gives a slot to the lanes of `mask`, two words in each argument. All these lanes must call this, except lanes that have
+ * ended. Returns the slots of all lanes; they are valid until the exchange after the next. */
 struct EmulatorSlot {
     uint32_t words[6];
 };
@@ -74,7 +72,7 @@ struct EmulatorSlots {
     unsigned lanes;  // that came
     EmulatorSlot at[32];
 };
-const EmulatorSlots* emulator_exchange(unsigned mask, const EmulatorSlot& mine);
+const EmulatorSlots* emulator_exchange(unsigned mask, uint64_t first = 0, uint64_t second = 0, uint64_t third = 0);
 
 /* Waits for the block's threads that have not ended; returns the sum of `x` over them. */
 int emulator_barrier(int x);
@@ -90,15 +88,15 @@ void emulator_barrier_of(int id, int threads);
 
 inline void __syncthreads(void) { emulator_barrier(0); }
 inline int __syncthreads_count(int predicate) { return emulator_barrier(predicate != 0); }
-inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator_exchange(mask, {}); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator_exchange(mask); }
 
-inline unsigned emulator_lane(void) { return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32; }
+inline unsigned emulator_lane(void) { return emulator_thread % 32; }
 
 /* Returns the value of lane `from`, or the lane's own value unless `from` is `inside` the lanes that take part. */
 template <typename T>
 inline T emulator_shuffle(unsigned mask, T value, unsigned from, bool inside = true) {
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
-    EmulatorSlot mine = {};
+    uint64_t mine = 0;
     memcpy(&mine, &value, sizeof value);
     const EmulatorSlots* all = emulator_exchange(mask, mine);
     if (!inside) { return value; }
@@ -123,13 +121,13 @@ inline T __shfl_down_sync(unsigned mask, T value, unsigned by) {
     return emulator_shuffle(mask, value, emulator_lane() + by, emulator_lane() + by < 32);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
-    const EmulatorSlots* all = emulator_exchange(mask, {{predicate != 0}});
+    const EmulatorSlots* all = emulator_exchange(mask, predicate != 0);
     unsigned set = 0;
     for (unsigned lane = 0; lane < 32; lane++) { set |= all->lanes >> lane & 1 && all->at[lane].words[0] ? 1u << lane : 0; }
     return set;
 }
 inline unsigned __match_any_sync(unsigned mask, unsigned value) {
-    const EmulatorSlots* all = emulator_exchange(mask, {{value}});
+    const EmulatorSlots* all = emulator_exchange(mask, value);
     unsigned same = 0;
     for (unsigned lane = 0; lane < 32; lane++) {
         same |= all->lanes >> lane & 1 && all->at[lane].words[0] == value ? 1u << lane : 0;

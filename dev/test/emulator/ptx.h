@@ -67,7 +67,6 @@ struct EmulatedGroups {
     }
 };
 inline EmulatedGroups emulated_copies[1024], emulated_products[1024], emulated_stores[1024];
-inline unsigned emulated_thread(void) { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 
 template <int BYTES>
 __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, bool valid) {
@@ -75,7 +74,7 @@ __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, bool v
     if (dst % BYTES || (valid && (size_t)src % BYTES)) {
         emulator_die("copy_async<%d>: an address is no multiple of it", BYTES);
     }
-    emulated_copies[emulated_thread()].add([=] {
+    emulated_copies[emulator_thread].add([=] {
         if (valid) {
             memcpy(emulated_shared(dst), src, BYTES);
         } else {
@@ -83,10 +82,10 @@ __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, bool v
         }
     });
 }
-__device__ __forceinline__ void copy_async_commit() { emulated_copies[emulated_thread()].commit(); }
+__device__ __forceinline__ void copy_async_commit() { emulated_copies[emulator_thread].commit(); }
 template <int PENDING>
 __device__ __forceinline__ void copy_async_wait() {
-    emulated_copies[emulated_thread()].wait(PENDING);
+    emulated_copies[emulator_thread].wait(PENDING);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -110,7 +109,7 @@ __device__ __forceinline__ float2 unpack2(uint32_t x) {
 template <typename Part>
 inline void emulated_load_matrix(uint32_t r[4], uint32_t address, const Part& part) {
     if (address % 16) { emulator_die("load_matrix_x4: a row starts at %u, wanted a multiple of 16", address); }
-    const EmulatorSlots* all = emulator_exchange(0xffffffffu, {{address}});
+    const EmulatorSlots* all = emulator_exchange(0xffffffffu, address);
     for (int i = 0; i < 4; i++) {
         const char* rows[8];
         for (int k = 0; k < 8; k++) { rows[k] = emulated_shared(all->at[8 * i + k].words[0]); }
@@ -129,6 +128,8 @@ __device__ __forceinline__ void load_matrix_x4_trans(uint32_t r[4], uint32_t add
     });
 }
 
+inline uint64_t two_words(uint32_t low, uint32_t high) { return (uint64_t)high << 32 | low; }
+
 /* Puts rows g and g + 8 of a (16 x 16), which lies in the lanes' registers (first words of `all`), into rows. */
 inline void emulated_left_rows(float (&rows)[2][16], const EmulatorSlot* all) {
     const unsigned g = emulator_lane() / 4;
@@ -142,7 +143,8 @@ inline void emulated_left_rows(float (&rows)[2][16], const EmulatorSlot* all) {
 }
 
 __device__ __forceinline__ void mma_16x8x16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    const EmulatorSlot* all = emulator_exchange(0xffffffffu, {{a[0], a[1], a[2], a[3], b0, b1}})->at;
+    const EmulatorSlot* all =
+        emulator_exchange(0xffffffffu, two_words(a[0], a[1]), two_words(a[2], a[3]), two_words(b0, b1))->at;
     float rows[2][16];
     emulated_left_rows(rows, all);
     for (int e = 0; e < 2; e++) {
@@ -174,7 +176,6 @@ inline EmulatedBarrier* emulated_barrier(uint32_t barrier) {
     return (EmulatedBarrier*)emulated_shared(barrier);
 }
 inline void emulated_end_phase(EmulatedBarrier* b) {
-    emulator_progress();
     if (b->missing > 0 || b->bytes != 0) { return; }
     b->missing = b->arrivals;
     b->phase++;
@@ -247,16 +248,16 @@ __device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c
 }
 
 __device__ __forceinline__ void store_box_4d(const void* map, uint32_t src, int c0, int c1, int c2, int c3) {
-    emulated_stores[emulated_thread()].add([=] {
+    emulated_stores[emulator_thread].add([=] {
         emulated_box(map, c0, c1, c2, c3, src, [](char* element, uint32_t at) {
             if (element) { memcpy(element, emulated_shared(at), 2); }
         });
     });
 }
-__device__ __forceinline__ void store_commit() { emulated_stores[emulated_thread()].commit(); }
+__device__ __forceinline__ void store_commit() { emulated_stores[emulator_thread].commit(); }
 template <int PENDING>
 __device__ __forceinline__ void store_wait() {
-    emulated_stores[emulated_thread()].wait(PENDING);
+    emulated_stores[emulator_thread].wait(PENDING);
 }
 __device__ __forceinline__ void fence_async_readers() {}
 
@@ -279,10 +280,7 @@ __device__ __forceinline__ void cluster_sync() { __syncthreads(); }
 __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
     while (*flag < n) { emulator_wait(flag, *flag); }
 }
-__device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) {
-    *flag = n;
-    emulator_progress();
-}
+__device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) { *flag = n; }
 __device__ __forceinline__ void add_in_memory(float* to, float4 x) { to[0] += x.x, to[1] += x.y, to[2] += x.z, to[3] += x.w; }
 
 template <int N>
@@ -296,14 +294,14 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t r0, u
     const unsigned g = emulator_lane() / 4, t = emulator_lane() % 4;
     const uint32_t r[4] = {r0, r1, r2, r3};
     if (address % 16) { emulator_die("store_matrix_x4: a row starts at %u, wanted a multiple of 16", address); }
-    const EmulatorSlots* all = emulator_exchange(0xffffffffu, {{address}});
+    const EmulatorSlots* all = emulator_exchange(0xffffffffu, address);
     for (unsigned i = 0; i < 4; i++) { memcpy(emulated_shared(all->at[8 * i + g].words[0]) + 4 * t, &r[i], 4); }
 }
 
 __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, const uint32_t (&r)[4]) {
     const unsigned g = emulator_lane() / 4, t = emulator_lane() % 4;
     if (address % 16) { emulator_die("store_matrix_x4_transposed: a row starts at %u, wanted a multiple of 16", address); }
-    const EmulatorSlots* all = emulator_exchange(0xffffffffu, {{address}});
+    const EmulatorSlots* all = emulator_exchange(0xffffffffu, address);
     for (unsigned i = 0; i < 4; i++) {  // this lane has elements (g, 2 t) and (g, 2 t + 1) of each matrix
         memcpy(emulated_shared(all->at[8 * i + 2 * t].words[0]) + 2 * g, (const char*)&r[i], 2);
         memcpy(emulated_shared(all->at[8 * i + 2 * t + 1].words[0]) + 2 * g, (const char*)&r[i] + 2, 2);
@@ -316,10 +314,10 @@ __device__ __forceinline__ uint32_t matrix_columns(uint32_t address, uint32_t bl
     return address >> 4 | block_bytes >> 4 << 16;
 }
 __device__ __forceinline__ void wgmma_fence() {}
-__device__ __forceinline__ void wgmma_commit() { emulated_products[emulated_thread()].commit(); }
+__device__ __forceinline__ void wgmma_commit() { emulated_products[emulator_thread].commit(); }
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
-    emulated_products[emulated_thread()].wait(PENDING);
+    emulated_products[emulator_thread].wait(PENDING);
 }
 template <int N>
 __device__ __forceinline__ void wgmma_hold(float (&)[N]) {}
@@ -331,24 +329,25 @@ inline float emulated_element(uint32_t descriptor, bool columns, uint32_t across
     return to_float(*(const floatX*)emulated_shared(emulated_swizzle(at)));
 }
 
-/* Computes this thread's part of d. rows: rows g and g + 8 of a */
+/* Computes this thread's part of d: two neighbouring columns of each eight, first of row g of a, then of row g + 8. */
 template <int N>
 inline void emulated_product(float* d, const float (&rows)[2][16], uint32_t b, bool columns, bool add, unsigned lane) {
-    for (int i = 0; i < N / 2; i++) {
-        const int column = i / 4 * 8 + (int)lane % 4 * 2 + i % 2;
-        float sum = add ? d[i] : 0;
-        for (int k = 0; k < 16; k++) {
-            sum += rows[i % 4 / 2][k] * emulated_element(b, columns, (uint32_t)column, (uint32_t)k);
+    for (uint32_t first = lane % 4 * 2; first < N; first += 8, d += 4) {
+        float d0 = add ? d[0] : 0, d1 = add ? d[1] : 0, d2 = add ? d[2] : 0, d3 = add ? d[3] : 0;  // in registers
+        for (uint32_t k = 0; k < 16; k++) {
+            const float left = emulated_element(b, columns, first, k), right = emulated_element(b, columns, first + 1, k);
+            d0 += rows[0][k] * left, d1 += rows[0][k] * right;
+            d2 += rows[1][k] * left, d3 += rows[1][k] * right;
         }
-        d[i] = sum;
+        d[0] = d0, d[1] = d1, d[2] = d2, d[3] = d3;
     }
 }
 
 template <int N, int B_COLUMNS>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint32_t b, int add) {
     float* const out = d;
-    const unsigned lane = emulator_lane(), row = emulated_thread() / 32 % 4 * 16 + lane / 4;
-    emulated_products[emulated_thread()].add([=] {
+    const unsigned lane = emulator_lane(), row = emulator_thread / 32 % 4 * 16 + lane / 4;
+    emulated_products[emulator_thread].add([=] {
         float rows[2][16];
         for (unsigned i = 0; i < 32; i++) { rows[i / 16][i % 16] = emulated_element(a, false, row + i / 16 * 8, i % 16); }
         emulated_product<N>(out, rows, b, B_COLUMNS, add, lane);
@@ -362,8 +361,8 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const uint32_
     } rows;
     float* const out = d;
     const unsigned lane = emulator_lane();
-    emulated_left_rows(rows.at, emulator_exchange(0xffffffffu, {{a[0], a[1], a[2], a[3]}})->at);
-    emulated_products[emulated_thread()].add([=] { emulated_product<N>(out, rows.at, b, B_COLUMNS, add, lane); });
+    emulated_left_rows(rows.at, emulator_exchange(0xffffffffu, two_words(a[0], a[1]), two_words(a[2], a[3]))->at);
+    emulated_products[emulator_thread].add([=] { emulated_product<N>(out, rows.at, b, B_COLUMNS, add, lane); });
 }
 
 #endif  // PRECISION_FP32
