@@ -145,8 +145,9 @@ build/test_llama3_cpu.o: test_llama3.cu train_llama3.c $(HEADERS) | build
 test_llama3cu: test_llama3.cu train_llama3.cu build/test_llama3_cpu.o $(CUDA_HEADERS) build/cuda_flags | require-nvcc
 	$(NVCC) $(NVCCFLAGS) $< build/test_llama3_cpu.o -o $@ $(CUDA_LDLIBS) $(STRICT)
 
+build/trainers_cu: train_llama3.cu test_llama3.cu dev/test/cuda/test_determinism.cu build/test_llama3_cpu.o
 build/%_cu: %.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDA_LDLIBS) $(STRICT)
+	$(NVCC) $(NVCCFLAGS) $< $(filter %.o,$^) -o $@ $(CUDA_LDLIBS) $(STRICT)
 
 # --- GPU programs on the CPU, for tests ----------------------------------------------------------------------------------
 # EMULATED_ARCH (75, 80 or 90) and PRECISION say for which card, see dev/test/emulator/device.h. make emulated puts them into
@@ -191,12 +192,13 @@ build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)
 
 $(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh | $(EMULATED) require-nvcc
 	$(CXX) $(EMULATED_FLAGS) -I. -Wall -Wextra -c $< -o $@
-$(EMULATED)/%llama3cu: build/emulated/sources build/test_llama3_cpu.o $(EMULATED_CARD)
-	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include device.h $</$*llama3.cu -x none $(filter %.o,$(if $(filter test_,$*),$^,$(EMULATED_CARD))) \
-	    -no-pie -rdynamic -o $@ -ldl -lpthread
 $(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD)
-	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include device.h $</dev/test/cuda/$*.cu -x none $(EMULATED_CARD) -no-pie -rdynamic -o $@ \
+	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include device.h $</dev/test/cuda/$*.cu -x none $(filter %.o,$^) -no-pie -rdynamic -o $@ \
 	    -ldl -lpthread
+# one program, which each of its names runs
+$(EMULATED)/trainers_cu: build/test_llama3_cpu.o
+$(addprefix $(EMULATED)/,train_llama3cu test_llama3cu test_determinism_cu): $(EMULATED)/trainers_cu
+	ln -f $< $@
 build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED) require-nvcc
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared $(EMULATED_INCLUDES) $< -o $@
 
