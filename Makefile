@@ -278,7 +278,10 @@ test-no-gpu: train_llama3cu train_llama3
 	@dev/test/run.sh dev/test/gpu/test_no_gpu.sh
 
 # the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
-SANITIZE = -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
+# unit tests of at most a second: to optimize them would take longer than they run
+QUICK_TESTS = $(shell awk '/^build\/test_/ && $$3 < 2 { sub("build/", ""); print $$1 }' dev/test/counts.txt)
+SANITIZE = -std=c11 $(if $(filter $(QUICK_TESTS),$(notdir $@)),-O0,-O1) -g1 -fsanitize=address,undefined \
+           -fno-sanitize-recover=all -fno-omit-frame-pointer \
            $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -I.
 SERVES = $(filter 11,$(FULL)$(MICROHTTPD))
 SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(if $(filter 1,$(FULL)),ranks_trainer) $(SERVES:11=serve) \
@@ -292,7 +295,7 @@ build/sanitize/test_llama3: test_llama3.cu train_llama3.c $(HEADERS) | build/san
 build/sanitize/%: %.c $(HEADERS) | build/sanitize
 	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
 build/sanitize/threads_%: test_%.c $(HEADERS) | build/sanitize
-	$(CC) -std=c11 -O1 -g -fsanitize=thread -Wno-unknown-pragmas -I. $< -o $@ $(LDLIBS)
+	$(CC) -std=c11 -O1 -g1 -fsanitize=thread -Wno-unknown-pragmas -I. $< -o $@ $(LDLIBS)
 
 THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
 # FULL=1: also tests of little that the others do not run under the sanitizers
