@@ -30,12 +30,11 @@ alone() {
 c11() { for header in "$@"; do alone "$cc, C11" "$header" $cc -std=c11 -fsyntax-only $warnings -x c; done; }
 cpp="-std=c++17 -fsyntax-only $warnings -Wno-missing-field-initializers -x c++"
 cpp17() { for header in "$@"; do alone "$cc, C++17" "$header" $cc $cpp; done; }
-for_emulator() { # in build/emulated/sources, where launches are rewritten
+for_emulator() { # in build/emulated/sources, where launches are rewritten; device.h is compiled once, and takes most of the time
     make -s build/emulated/sources && cd build/emulated/sources || return 1
-    for header in $layers; do
-        alone "emulated card" "$header" g++ -std=c++17 -fsyntax-only -fopenmp -Wno-psabi -DEMULATED_ARCH=900 -DPRECISION_BF16 \
-            -I"$emulator" -isystem "${nvcc%/bin/nvcc}/include" -include "$emulator/device.h" -x c++
-    done
+    card="g++ -std=c++17 -fopenmp -Wno-psabi -DEMULATED_ARCH=900 -DPRECISION_BF16 -I$emulator -isystem ${nvcc%/bin/nvcc}/include"
+    run "emulated card: device.h" $card -x c++-header "$emulator/device.h" -o ../device.h.gch
+    for header in $layers; do alone "emulated card" "$header" $card -fsyntax-only -include ../device.h -x c++; done
 }
 with_nvcc() { # compiling to PTX is the fastest way
     for header in $layers; do
