@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/bash
 # fuzz.sh seconds N|inputs N [STEM...] -- runs each fuzz target (fuzz_STEM.c) for N seconds or N inputs under AddressSanitizer
 # and UndefinedBehaviorSanitizer, with the words of words.txt. A run begins with all seeds (corpus/STEM.tar); 0 inputs
 # replay the seeds alone. New inputs stay in build/fuzz/STEM for the next run. A failing input is saved as
@@ -68,7 +68,7 @@ fi
 compile() {
     target=$here/fuzz_$1
     [ -x "$target" ] && [ -z "$(find llmc dev/test dev/data -name '*.[ch]' -newer "$target" | head -n 1)" ] && return
-    $CLANG -std=c11 -O1 -g ${MARCH--march=native} -fsanitize=fuzzer,address,undefined -fno-sanitize-coverage=trace-cmp \
+    $CLANG -std=c11 -O1 -gline-tables-only ${MARCH--march=native} -fsanitize=fuzzer,address,undefined -fno-sanitize-coverage=trace-cmp \
         -fno-sanitize-recover=all -Wno-unknown-pragmas -I. "$test/fuzz_$1.c" -o "$target" -lm -lpthread
 }
 
@@ -131,7 +131,7 @@ running=0
 for stem in "$@"; do
     one "$stem" &
     running=$((running + 1))
-    [ $running -lt "${JOBS:-1}" ] || { wait && running=0; }
+    [ $running -lt "${JOBS:-1}" ] || { wait -n; running=$((running - 1)); }
 done
 wait
 failed=$(wc -l <$here/failed)
