@@ -1,7 +1,8 @@
 #!/bin/sh
-# test_emulated_layers.sh -- tests the kernels of the CUDA layers against their oracles, test_llama3cu against PyTorch, and the
-# smallest trials of test_determinism_cu. All run on the emulated card (dev/test/emulator), built for several architectures.
-# `make test-emulated` builds the programs and runs this. Times and memory are not tested, since the emulator's are no card's.
+# test_emulated_layers.sh [kernels|passes] -- tests the kernels of the CUDA layers against their oracles; attention,
+# test_llama3cu against PyTorch, and the smallest trials of test_determinism_cu; or all. They run on the emulated card
+# (dev/test/emulator), built for several architectures. `make test-emulated` builds the programs and runs this. Times and memory
+# are not tested, since the emulator's are no card's.
 . dev/test/lib.sh
 emulated=build/emulated
 
@@ -14,53 +15,68 @@ emulated() {
 
 # every layer, without tests that measure products of real models' sizes; for older cards, the code that differs
 tests_of_layers() { sed -n 's/^ *\(HOST_\)\{0,1\}ENTRY(\([a-z0-9_]*\)),$/\2/p' dev/test/cuda/test_kernels.cu; }
-for variant in FP32_90 BF16_90; do
-    for test in $(tests_of_layers | grep -vE '^(every_candidate_agrees|matmul_agrees)'); do
-        case $variant.$test in FP32*.tiles_of_a_product* | FP32*_joins* | FP32*.small_steps*) continue ;; esac # not in FP32
-        case ${FULL:-0}.$variant.$test in # the sort has no floats, and BF16 sums gradients of both types
-            0.FP32*.embedding_sort* | 0.FP32*.embedding_gradient*) skip "test_kernels_cu $test, $variant" "FULL=1 runs it" && continue ;;
-        esac
-        emulated "$variant" test_kernels_cu "$test"
+leave_out() { skip "test_kernels_cu $test, $variant" "FULL=1 runs it"; }
+kernels() {
+    for variant in FP32_90 BF16_90; do
+        for test in $(tests_of_layers | grep -vE '^(every_candidate_agrees|matmul_agrees)'); do
+            case $variant.$test in FP32*.tiles_of_a_product* | FP32*_joins* | FP32*.small_steps*) continue ;; esac # not in FP32
+            case ${FULL:-0}.$variant.$test in # the sort has no floats, and BF16 sums gradients of both types
+                0.FP32*.embedding_sort* | 0.FP32*.embedding_gradient*) leave_out && continue ;;
+            esac
+            case ${FULL:-0}.$variant.$test in # only BF16 runs take 8 bits; the optimizer's quotients and roots are always in fp32
+                0.FP32*.weights_gradients_of_trans* | 0.FP32*.products_of_quant* | 0.FP32*.quotients*) leave_out && continue ;;
+            esac
+            emulated "$variant" test_kernels_cu "$test"
+        done
     done
-done
-for test in crossentropy_plans_agree crossentropy_shows_what_is_not_finite swiglu_agrees_in_place_and_apart loss_scale_halves_and_doubles; do
-    emulated FP16_75 test_kernels_cu $test
-done
-
-# attention by each of its kernels: Hopper's products, older cards' products with and without asynchronous copies, plain loops
-emulated FP32_90 test_attention_cu plain scores_in_the_hundreds
-for kernel in BF16_90:wgmma BF16_80:mma FP16_75:mma; do
-    for test in scores_in_the_hundreds documents_with_scores_in_the_hundreds; do
-        emulated "${kernel%%:*}" test_attention_cu "${kernel#*:}" $test
+    for test in crossentropy_plans_agree crossentropy_shows_what_is_not_finite swiglu_agrees_in_place_and_apart loss_scale_halves_and_doubles; do
+        emulated FP16_75 test_kernels_cu $test
     done
-done
-
-# blocks of a walk wait for each other, but the emulated card runs blocks one after the other: so a walk gets one block
-for test in scores_in_the_hundreds lengths_around_every_tile_edge gradients_turned_back; do
-    check "test_attention_cu walk $test, BF16_90" env EMULATOR_PROCESSORS=1 timeout "${LIMIT:-300}" \
-        "$emulated/BF16_90/test_attention_cu" walk $test
-done
-
-emulated BF16_90 test_attention_cu walk more_blocks_than_are_resident
-
-for test in resident_blocks_are attention_has_these_warps; do emulated BF16_80 test_attention_cu mma $test; done
+}
 
 # a card takes the kernels of the code that it loaded: without sm_90a's code, a card of 90 or newer has no wgmma
 chosen() { # chosen CARD KERNEL
     EMULATOR_CAPABILITY=$1 timeout 60 $emulated/BF16_80/test_attention_cu mma more_blocks |
         grep "^BF16, code for sm_80; head_dim 64 runs $2 head_dim 128 runs $2$"
 }
-for card in 80 90 100 120; do check "a card of $card with code for sm_80 runs mma, BF16_80" chosen $card mma; done
-check "test_attention_cu mma scores_in_the_hundreds on a card of 120, BF16_80" env EMULATOR_CAPABILITY=120 \
-    timeout "${LIMIT:-300}" $emulated/BF16_80/test_attention_cu mma scores_in_the_hundreds
 
-# the program's own passes against PyTorch's debug state, at each level of recomputation
-for pair in FP32_90:mha_odd FP32_90:gqa2_untied_rope8 FP32_90:documents FP32_90:lora_all \
-            BF16_90:tied_gqa4_rope32 BF16_90:lora_some BF16_90:fp8 BF16_90:fp8_head; do
-    emulated "${pair%%:*}" test_llama3cu "dev/test/pairs/${pair#*:}" "dev/test/pairs/${pair#*:}.state.safetensors"
-done
+passes() {
+    # attention by each of its kernels: Hopper's products, older cards' products with and without asynchronous copies, plain loops
+    emulated FP32_90 test_attention_cu plain scores_in_the_hundreds
+    for kernel in BF16_90:wgmma BF16_80:mma FP16_75:mma; do
+        for test in scores_in_the_hundreds documents_with_scores_in_the_hundreds; do
+            emulated "${kernel%%:*}" test_attention_cu "${kernel#*:}" $test
+        done
+    done
 
-# a step's gaps between tensors, and what a run sums in fp32; the other trials are too large here
-for variant in FP32_90 BF16_90; do emulated $variant test_determinism_cu gaps_between_tensors_stay_zero; done
-emulated BF16_90 test_determinism_cu a_run_sums_in_fp32
+    # blocks of a walk wait for each other, but the emulated card runs blocks one after the other: so a walk gets one block
+    for test in scores_in_the_hundreds lengths_around_every_tile_edge gradients_turned_back; do
+        check "test_attention_cu walk $test, BF16_90" env EMULATOR_PROCESSORS=1 timeout "${LIMIT:-300}" \
+            "$emulated/BF16_90/test_attention_cu" walk $test
+    done
+
+    emulated BF16_90 test_attention_cu walk more_blocks_than_are_resident
+
+    for test in resident_blocks_are attention_has_these_warps; do emulated BF16_80 test_attention_cu mma $test; done
+
+    for card in 80 90 100 120; do check "a card of $card with code for sm_80 runs mma, BF16_80" chosen $card mma; done
+    check "test_attention_cu mma scores_in_the_hundreds on a card of 120, BF16_80" env EMULATOR_CAPABILITY=120 \
+        timeout "${LIMIT:-300}" $emulated/BF16_80/test_attention_cu mma scores_in_the_hundreds
+
+    # the program's own passes against PyTorch's debug state, at each level of recomputation
+    for pair in FP32_90:mha_odd FP32_90:gqa2_untied_rope8 FP32_90:documents FP32_90:lora_all \
+                BF16_90:tied_gqa4_rope32 BF16_90:lora_some BF16_90:fp8 BF16_90:fp8_head; do
+        emulated "${pair%%:*}" test_llama3cu "dev/test/pairs/${pair#*:}" "dev/test/pairs/${pair#*:}.state.safetensors"
+    done
+
+    # a step's gaps between tensors, and what a run sums in fp32; the other trials are too large here
+    for variant in FP32_90 BF16_90; do emulated $variant test_determinism_cu gaps_between_tensors_stay_zero; done
+    emulated BF16_90 test_determinism_cu a_run_sums_in_fp32
+}
+
+case ${1:-} in
+kernels) kernels ;;
+passes) passes ;;
+*) kernels; passes ;;
+esac
 summary
