@@ -1,8 +1,8 @@
 /* queue.h -- the questions of the clients, and the process that answers them: TRAINER --model CHECKPOINT --answer.
  *
  * The process starts with the first question. It gets one question after the other, and a new process takes its place where a
- * question is for another checkpoint, or where it has ended. Its lines (run/jobs/answer.h) are passed on as they come. It
- * writes no files, so it may be killed.
+ * question is for another checkpoint, or where it has ended. A checkpoint that was written again is another one. The lines of the
+ * process (run/jobs/answer.h) are passed on as they come. It writes no files, so it may be killed.
  */
 #ifndef SERVE_QUEUE_H
 #define SERVE_QUEUE_H
@@ -26,8 +26,8 @@ typedef struct {
     double since;    // of this answer
     bool stopped;
     // the process
-    pid_t pid;      // 0: none
-    uint64_t step;  // of its checkpoint
+    pid_t pid;           // 0: none
+    struct stat folder;  // of its checkpoint, before the process read it
     int in;
     Buffer to_write;
     Lines out;
@@ -86,6 +86,10 @@ static inline void queue_start(Queue* q, const char* checkpoint) {
     q->out.fd = out[0];
 }
 
+static inline bool is_same_folder(const struct stat* a, const struct stat* b) {
+    return a->st_ino == b->st_ino && a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
 /* Gives a question to the process, or to a new one if it is for another checkpoint. */
 static inline void queue_ask(Queue* q, Client* c) {
     uint64_t* steps = NULL;
@@ -94,15 +98,18 @@ static inline void queue_ask(Queue* q, Client* c) {
     Error e = NO_ERROR;
     const bool listed = checkpoint_list(q->run, &steps, &count, &e) && (count > 0 || fail(&e, "the run has no checkpoint yet"));
     const uint64_t step = !c->newest ? c->step : listed ? steps[0] : 0;
+    struct stat now;
     free(steps);
-    if (!listed || !checkpoint_paths(q->run, step, dir, unused, &e)) {
+    const bool there = listed && checkpoint_paths(q->run, step, dir, unused, &e) &&
+                       (stat(dir, &now) == 0 || fail(&e, "%s: cannot be read: %s", dir, strerror(errno)));
+    if (!there) {
         question_fail(c, e.msg);
         return;
     }
-    if (q->pid > 0 && q->step != step) { queue_end(q); }
+    if (q->pid > 0 && !is_same_folder(&now, &q->folder)) { queue_end(q); }
     if (q->pid == 0) { queue_start(q, dir); }
     buffer_add(&q->to_write, c->body.text, c->body.size);
-    q->step = step;
+    q->folder = now;
     q->asking = c;
     q->busy = true;
     q->stopped = false;

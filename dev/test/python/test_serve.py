@@ -188,6 +188,11 @@ def test_the_child_has_the_checkpoint_of_the_question(server):
     assert models()[1:] == ["step_00000200"]
     server.post({"prompt": "e", "checkpoint": "step_00000100"})
     assert models()[2:] == ["step_00000100"]
+    os.mkdir(server.out + "/new")
+    os.rename(server.out + "/new", server.out + "/step_00000100")  # over the old one, as a checkpoint that is written again
+    for prompt in "fg":
+        server.post({"prompt": prompt, "checkpoint": "step_00000100"})
+    assert models()[3:] == ["step_00000100"], "the old weights answer"
 
 
 def test_of_20_clients_17_get_their_own_answer_and_3_are_sent_away(server):
