@@ -66,15 +66,22 @@ static inline void queue_end(Queue* q) {
     q->pid = 0;
 }
 
-static inline void queue_start(Queue* q, const char* checkpoint) {
-    int in[2], out[2];
+/* Starts the process, or leaves nothing open. */
+static inline bool queue_start(Queue* q, const char* checkpoint, Error* e) {
+    int in[2] = {-1, -1}, out[2] = {-1, -1};
     q->errors = tmpfile();
     if (!q->errors || pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0 || (q->pid = fork()) < 0) {
-        die("%s: cannot be started: %s", q->trainer, strerror(errno));
+        fail(e, "%s: cannot be started: %s", q->trainer, strerror(errno));
+        const int opened[] = {in[0], in[1], out[0], out[1]};
+        for (int i = 0; i < 4 && opened[i] >= 0; i++) { close(opened[i]); }
+        if (q->errors) { fclose(q->errors); }
+        q->pid = 0;
+        return false;
     }
     if (q->pid == 0) {
         const int files[] = {in[0], out[1], fileno(q->errors)};
         for (int i = 0; i < 3; i++) { dup2(files[i], i); }
+        fcntl(files[2], F_SETFD, FD_CLOEXEC);  // as the pipes are
         signal(SIGPIPE, SIG_DFL);
         execl(q->trainer, q->trainer, "--model", checkpoint, "--answer", (char*)NULL);
         die("%s: cannot be started: %s", q->trainer, strerror(errno));
@@ -84,6 +91,7 @@ static inline void queue_start(Queue* q, const char* checkpoint) {
     fcntl(in[1], F_SETFL, O_NONBLOCK);
     q->in = in[1];
     q->out.fd = out[0];
+    return true;
 }
 
 static inline bool is_same_folder(const struct stat* a, const struct stat* b) {
@@ -102,12 +110,11 @@ static inline void queue_ask(Queue* q, Client* c) {
     free(steps);
     const bool there = listed && checkpoint_paths(q->run, step, dir, unused, &e) &&
                        (stat(dir, &now) == 0 || fail(&e, "%s: cannot be read: %s", dir, strerror(errno)));
-    if (!there) {
+    if (there && q->pid > 0 && !is_same_folder(&now, &q->folder)) { queue_end(q); }
+    if (!there || (q->pid == 0 && !queue_start(q, dir, &e))) {
         question_fail(c, e.msg);
         return;
     }
-    if (q->pid > 0 && !is_same_folder(&now, &q->folder)) { queue_end(q); }
-    if (q->pid == 0) { queue_start(q, dir); }
     buffer_add(&q->to_write, c->body.text, c->body.size);
     q->folder = now;
     q->asking = c;

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -193,6 +194,22 @@ def test_the_child_has_the_checkpoint_of_the_question(server):
     for prompt in "fg":
         server.post({"prompt": prompt, "checkpoint": "step_00000100"})
     assert models()[3:] == ["step_00000100"], "the old weights answer"
+
+
+def test_a_process_that_cannot_be_started_fails_its_question_alone(server):
+    def opened():
+        return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+    kept, limit = [], resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    while opened() < 34:
+        kept.append(socket.create_connection((server.host, server.port)))
+        time.sleep(0.01)
+    for most in (36, 38):  # there is room for the connection and the file of errors, then also for a pipe
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, limit[1]))
+        status, lines = server.post({"prompt": "a"})
+        assert status == 503 and lines[0]["error"].endswith("serve_stub.py: cannot be started: Too many open files")
+        wait_for(lambda: opened() <= 34)
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limit)
+    assert server.post({"prompt": "a"})[0] == 200
 
 
 def test_of_20_clients_17_get_their_own_answer_and_3_are_sent_away(server):
