@@ -214,14 +214,15 @@ def test_a_process_that_cannot_be_started_fails_its_question_alone(server):
 
 def test_of_20_clients_17_get_their_own_answer_and_3_are_sent_away(server):
     results = [None] * 20
-    server.post({"prompt": "warm"})
 
     def ask(i):
-        body = json.dumps({"prompt": f"a{i} b{i} c{i}", "seed": 40})
+        body = json.dumps({"prompt": f"a{i} b{i} c{i}", "seed": 0 if i else 1000})
         connection, response = server.request("POST", "/generation", body, JSON)
         results[i] = response.status, response.headers.get("Retry-After"), response.read().decode()
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(20)]
-    for thread in threads:
+    threads[0].start()  # its answer is running until all the others have asked
+    wait_for(lambda: json.loads(server.get("/health")[1])["answers"])
+    for thread in threads[1:]:
         thread.start()
     for thread in threads:
         thread.join()
@@ -325,15 +326,18 @@ def test_elsewhere_it_wants_a_key(tmp_path):
 
 def test_another_machine_has_eight_connections(tmp_path):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.connect(("192.0.2.1", 9))  # sends nothing; its name is the address of this machine
+        try:
+            s.connect(("192.0.2.1", 9))  # sends nothing; its name is the address of this machine
+        except OSError:
+            pytest.skip("this machine has no route to another one")
         address = s.getsockname()[0]
     (tmp_path / "key").write_text("a key of many letters")
     server = Server(make_run(tmp_path), "--key-file", str(tmp_path / "key"), host=address)
-    assert server.get("/")[0] == 200
     kept = [socket.create_connection((address, server.port)) for _ in range(8)]
     with pytest.raises(OSError):
         server.get("/")
-    kept[0].close()
+    for s in kept[:3]:  # one for the request, two for requests whose end the server has not seen yet
+        s.close()
     wait_for(lambda: server_answers(server))
     assert server.get("/", Host=f"localhost:{server.port}")[0] == 403
 
