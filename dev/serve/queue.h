@@ -15,7 +15,12 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-enum { MOST_WAITING = 16, ANSWER_SECONDS = 120, STOP_SECONDS = 10 };
+enum {
+    MOST_WAITING = 16,
+    LOAD_SECONDS = 600,    // for the first line of a process
+    ANSWER_SECONDS = 120,  // for the lines after it, and for each later answer
+    STOP_SECONDS = 10,
+};
 
 typedef struct {
     const char *run, *trainer;
@@ -23,10 +28,11 @@ typedef struct {
     int num_waiting;
     Client* asking;  // whose question is answered; NULL: nobody's, or its client is gone
     bool busy;       // the last line of the answer is still to come
-    double since;    // of this answer
+    double since;    // of this answer, or of its first line if the process had to load
     bool stopped;
     // the process
     pid_t pid;           // 0: none
+    bool loads;          // it has not written a line yet
     struct stat folder;  // of its checkpoint, before the process read it
     int in;
     Buffer to_write;
@@ -42,19 +48,20 @@ static inline void question_fail(Client* c, const char* why) {
     wake(c);
 }
 
-/* Ends the process, and the question that it answers with the last error that it wrote. */
-static inline void queue_end(Queue* q) {
+/* Ends the process, and the question that it answers: with `late`, or with the last error that it wrote if that is NULL. */
+static inline void queue_end(Queue* q, const char* late) {
     char line[1024], why[1024];
     int status = 0;
     kill(q->pid, SIGKILL);
     waitpid(q->pid, &status, 0);
-    snprintf(why, sizeof why, "the process that answers ended: %s", WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "exit");
+    snprintf(why, sizeof why, "the process that answers ended: exit status %d", WEXITSTATUS(status));
+    if (WIFSIGNALED(status)) { snprintf(why, sizeof why, "the process that answers ended: %s", strsignal(WTERMSIG(status))); }
     rewind(q->errors);
     while (fgets(line, sizeof line, q->errors)) {
         fputs(line, stderr);
         if (text_starts(line, "error: ")) { snprintf(why, sizeof why, "%.*s", (int)strcspn(line, "\n") - 7, line + 7); }
     }
-    if (q->asking) { question_fail(q->asking, why); }
+    if (q->asking) { question_fail(q->asking, late ? late : why); }
     close(q->in);
     close(q->out.fd);
     fclose(q->errors);
@@ -91,6 +98,7 @@ static inline bool queue_start(Queue* q, const char* checkpoint, Error* e) {
     fcntl(in[1], F_SETFL, O_NONBLOCK);
     q->in = in[1];
     q->out.fd = out[0];
+    q->loads = true;
     return true;
 }
 
@@ -110,7 +118,7 @@ static inline void queue_ask(Queue* q, Client* c) {
     free(steps);
     const bool there = listed && checkpoint_paths(q->run, step, dir, unused, &e) &&
                        (stat(dir, &now) == 0 || fail(&e, "%s: cannot be read: %s", dir, strerror(errno)));
-    if (there && q->pid > 0 && !is_same_folder(&now, &q->folder)) { queue_end(q); }
+    if (there && q->pid > 0 && !is_same_folder(&now, &q->folder)) { queue_end(q, NULL); }
     if (!there || (q->pid == 0 && !queue_start(q, dir, &e))) {
         question_fail(c, e.msg);
         return;
@@ -172,6 +180,8 @@ static inline void queue_read(Queue* q) {
     lines_read(&q->out, false);
     for (const char* line; (line = lines_next(&q->out, &n)); q->out.at += n) {
         Client* c = q->asking;
+        if (q->loads) { q->since = now_seconds(); }
+        q->loads = false;
         const bool last = !text_starts(line, "{\"text\": ");
         if (last) { q->busy = false, q->asking = NULL; }
         if (!c) { continue; }
@@ -180,16 +190,19 @@ static inline void queue_read(Queue* q) {
         c->done = last;
         wake(c);
     }
-    if (q->out.ended) { queue_end(q); }
+    if (q->out.ended) { queue_end(q, NULL); }
     queue_go_on(q);
 }
 
 /* Stops an answer that takes too long, and ends a process that does not stop. */
 static inline void queue_tick(Queue* q) {
+    const int most = q->loads ? LOAD_SECONDS : ANSWER_SECONDS;
     const double seconds = q->busy ? now_seconds() - q->since : 0;
-    if (seconds > ANSWER_SECONDS) { queue_stop(q); }
-    if (seconds < ANSWER_SECONDS + STOP_SECONDS) { return; }
-    queue_end(q);
+    char late[64];
+    if (seconds > most) { queue_stop(q); }
+    if (seconds < most + STOP_SECONDS) { return; }
+    snprintf(late, sizeof late, "%s took more than %d seconds", q->loads ? "loading" : "the answer", most);
+    queue_end(q, late);
     queue_go_on(q);
 }
 

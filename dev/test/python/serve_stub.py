@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """serve_stub.py --model CHECKPOINT --answer -- a trainer for test_serve.py that writes a prompt's words as its answer, each
 `seed` milliseconds after the one before. It notes in CHECKPOINT/../../notes what it is asked and told. The prompt "die" ends it
-with an error."""
+with an error, "quit" without one."""
 import json
 import os
 import sys
@@ -35,6 +35,8 @@ while arrived.acquire():
     notes.write(f"asked {question.get('prompt')}\n")
     if question["prompt"] == "die":
         sys.exit("error: there is no room for it")
+    if question["prompt"] == "quit":
+        sys.exit(3)
     stopped.clear()
     words, reason = question["prompt"].split(), "end"
     for i, word in enumerate(words):

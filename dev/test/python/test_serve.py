@@ -256,6 +256,7 @@ def test_a_killed_child_is_an_error_and_the_next_answer_works(server):
         assert "text" not in lines[-1] and "Killed" in lines[-1]["error"]
         assert server.post({"prompt": "and on"}) == (200, [{"text": " and"}, {"text": " on"}, {"tokens": 2, "reason": "end"}])
     assert server.post({"prompt": "die"}) == (503, [{"error": "there is no room for it"}])
+    assert server.post({"prompt": "quit"}) == (503, [{"error": "the process that answers ended: exit status 3"}])
     assert server.post({"prompt": "and on"})[0] == 200
 
 
