@@ -14,6 +14,7 @@
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
 #include "dev/serve/client.h"   // defines: Client, Buffer, buffer_add, buffer_free, buffer_text, buffer_json
+#include "dev/serve/key.h"      // defines: key_read, key_fits
 #include "dev/serve/queue.h"    // defines: Queue, queue_take, queue_leave, queue_read, queue_write, queue_writes, queue_tick
 #include "dev/serve/run_log.h"  // defines: Log, log_open, log_look, log_tell
 
@@ -28,7 +29,6 @@ enum {
     REQUEST_SECONDS = 10,  // for a request, and for the next part of a response
     COMMENT_SECONDS = 5,
     TICK_MS = 250,
-    LEAST_KEY = 16,  // bytes
 };
 
 struct Server {
@@ -145,14 +145,6 @@ static enum MHD_Result take_question(Server* s, Client* c) {
     for (char* p = c->body.text; p + 1 < c->body.text + c->body.size; p++) { *p = strchr("\r\n", *p) ? ' ' : *p; }
     c->asks = true;
     return queue_take(&s->queue, c) ? answer(c) : refuse(c, MHD_HTTP_TOO_MANY_REQUESTS, "too many questions wait");
-}
-
-/* Compares in a time that depends on the length of `given` alone. */
-static bool key_fits(const char* key, const char* given) {
-    const size_t n = strlen(key), m = strlen(given);
-    unsigned differs = n != m;
-    for (size_t i = 0; i < n; i++) { differs |= (unsigned)(key[i] ^ (i < m ? given[i] : 0)); }
-    return differs == 0;
 }
 
 static const char* header(const Client* c, const char* name) {
@@ -325,7 +317,6 @@ int main(int argc, char** argv) {
     Error e = NO_ERROR;
     const char *host = "127.0.0.1", *port = "8080", *key_file = NULL;
     double next_tick = 0;
-    size_t size = 0;
     memset(&s, 0, sizeof s);
     s.queue.trainer = "./train_llama3";
     for (int i = 1; i < argc; i++) {
@@ -358,11 +349,7 @@ int main(int argc, char** argv) {
     if (access(s.queue.trainer, X_OK) != 0) {
         die("%s: cannot be run: %s\n  hint: make train_llama3", s.queue.trainer, strerror(errno));
     }
-    if (key_file) { must((s.key = read_file(key_file, &size, 4096, &e)) != NULL, &e); }
-    if (s.key) { s.key[strcspn(s.key, "\r\n")] = 0; }
-    if (s.key && strlen(s.key) < LEAST_KEY) {
-        die("%s: wanted a key of at least %d bytes in its first line", key_file, LEAST_KEY);
-    }
+    if (key_file) { s.key = key_read(key_file); }
     must(log_open(&s.log, s.queue.run, &e), &e);
     log_look(&s.log);
     signal(SIGPIPE, SIG_IGN);

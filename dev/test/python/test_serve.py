@@ -307,6 +307,7 @@ def test_elsewhere_it_wants_a_key(tmp_path):
     out, key = make_run(tmp_path), "a key of many letters"
     (tmp_path / "key").write_text(key + "\n")
     (tmp_path / "short").write_text("short\n")
+    (tmp_path / "bytes").write_bytes(b"a key of many letters\0 and more\n")
 
     def refused(*flags):
         done = subprocess.run([SERVE, out, "--trainer", STUB, *flags], capture_output=True, text=True, timeout=10)
@@ -314,7 +315,9 @@ def test_elsewhere_it_wants_a_key(tmp_path):
     status, error = refused("--host", "192.0.2.1")
     assert status == 2 and "192.0.2.1 is reached by other machines, wanted a --key-file" in error
     assert refused("--host", "0.0.0.0")[0] == refused("--port", "x")[0] == refused("--what")[0] == 2
-    assert refused("--key-file", tmp_path / "short")[0] == refused("--key-file", tmp_path / "none")[0] == 1
+    assert refused("--key-file", tmp_path / "none")[0] == 1
+    for file in ("short", "bytes"):
+        assert "wanted a key of at least 16 printable ASCII characters" in refused("--key-file", tmp_path / file)[1]
     assert refused("--host", "192.0.2.1", "--key-file", tmp_path / "key")[0] == 1, "it is no address of this machine"
     server = Server(out, "--key-file", str(tmp_path / "key"))
     assert server.get("/")[0] == 200, "the page asks for the key"
