@@ -33,7 +33,8 @@ enum {
 
 struct Server {
     char hosts[2][64];  // what the header Host may be
-    char* key;          // NULL: none
+    char not_here[128];
+    char* key;  // NULL: none
     Client* clients[MOST_CLIENTS];
     Queue queue;
     Log log;
@@ -100,9 +101,9 @@ static enum MHD_Result respond_checkpoints(const Server* s, const Client* c) {
     if (!checkpoint_list(s->queue.run, &steps, &count, &e)) { return refuse(c, MHD_HTTP_INTERNAL_SERVER_ERROR, e.msg); }
     buffer_text(&b, "{\"checkpoints\": [");
     while (count-- > 0) {
-        snprintf(item, sizeof item, "{\"name\": \"step_%08" PRIu64 "\", \"step\": %" PRIu64 "}", steps[count], steps[count]);
+        snprintf(item, sizeof item, "{\"name\": \"step_%08" PRIu64 "\", \"step\": %" PRIu64 "}%s", steps[count], steps[count],
+                 count > 0 ? ", " : "");
         buffer_text(&b, item);
-        if (count > 0) { buffer_text(&b, ", "); }
     }
     buffer_text(&b, "]}\n");
     free(steps);
@@ -156,14 +157,16 @@ static const char* header(const Client* c, const char* name) {
 static unsigned judge(const Server* s, const Client* c, const char* url, const char* method, const char** why) {
     static const char* const urls[] = {"/", "/log", "/checkpoints", "/health", "/generation"};
     const char *host = header(c, "Host"), *origin = header(c, "Origin"), *key = header(c, "Authorization");
-    const bool own = strcasecmp(host, s->hosts[0]) == 0 || strcasecmp(host, s->hosts[1]) == 0;
+    const char* type = header(c, "Content-Type");
+    char named[80];
+    snprintf(named, sizeof named, "%s%s", host, strchr(host, ':') ? "" : ":80");  // browsers leave it out
+    bool own = strcasecmp(named, s->hosts[0]) == 0 || strcasecmp(named, s->hosts[1]) == 0;
     const bool post = strcmp(url, "/generation") == 0;
     size_t known = 0;
     while (known < 5 && strcmp(url, urls[known]) != 0) { known++; }
-    *why = "Host or Origin is not this server";
-    if (!own || (*origin && (!text_starts(origin, "http://") || strcasecmp(origin + 7, host) != 0))) {
-        return MHD_HTTP_FORBIDDEN;
-    }
+    *why = s->not_here;
+    own = own && (!*origin || (text_starts(origin, "http://") && strcasecmp(origin + 7, host) == 0));
+    if (!own) { return MHD_HTTP_FORBIDDEN; }
     *why = "the key is missing or wrong";
     if (s->key && known > 0 && !(text_starts(key, "Bearer ") && key_fits(s->key, key + 7))) { return MHD_HTTP_UNAUTHORIZED; }
     *why = "there is no such page";
@@ -171,7 +174,9 @@ static unsigned judge(const Server* s, const Client* c, const char* url, const c
     *why = post ? "wanted POST" : "wanted GET";
     if (strcmp(method, post ? "POST" : "GET") != 0) { return MHD_HTTP_METHOD_NOT_ALLOWED; }
     *why = "wanted Content-Type: application/json";
-    if (post && strcasecmp(header(c, "Content-Type"), "application/json") != 0) { return MHD_HTTP_UNSUPPORTED_MEDIA_TYPE; }
+    if (post && (strncasecmp(type, "application/json", 16) != 0 || !strchr("; \t", type[16]))) {
+        return MHD_HTTP_UNSUPPORTED_MEDIA_TYPE;
+    }
     *why = "the question has more than 256 KiB";
     return strtoull(header(c, "Content-Length"), NULL, 10) > MOST_BODY ? MHD_HTTP_CONTENT_TOO_LARGE : 0;
 }
@@ -361,6 +366,7 @@ int main(int argc, char** argv) {
     const int bound = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
     snprintf(s.hosts[0], sizeof s.hosts[0], "%s:%d", host, bound);
     snprintf(s.hosts[1], sizeof s.hosts[1], "%s:%d", is_this_machine(address.sin_addr) ? "localhost" : host, bound);
+    snprintf(s.not_here, sizeof s.not_here, "Host or Origin is not this server, wanted Host: %s", s.hosts[0]);
     printf("serve   http://%s/ shows %s; Ctrl-C ends it\n", s.hosts[0], s.queue.run);
     fflush(stdout);
     for (;;) { serve(&s, daemon, &next_tick); }

@@ -274,6 +274,9 @@ def test_questions_may_be_long_and_written_over_lines(server):
 
 def test_only_its_own_pages_reach_it(server):
     port = server.port
+    assert server.post({"prompt": "a"}, **{"Content-Type": "Application/JSON; charset=utf-8"})[0] == 200
+    assert server.get("/", Host="evil.example") == (
+        403, json.dumps({"error": f"Host or Origin is not this server, wanted Host: 127.0.0.1:{port}"}) + "\n")
     for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}"):
         assert server.get("/health", Host=host, Origin=f"http://{host}")[0] == 200
     for host in (f"evil.example:{port}", "127.0.0.1", "localhost", f"127.0.0.1:{port}.evil.example", f"127.0.0.2:{port}", ""):
@@ -284,11 +287,25 @@ def test_only_its_own_pages_reach_it(server):
         assert server.post({"prompt": "a"}, Origin=origin)[0] == 403
     assert server.post({"prompt": "a"}, Origin=f"http://127.0.0.1:{port}")[0] == 200
     assert not [h for h in server.headers if h.lower().startswith("access-control")]
-    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonp", "application", ""):
         assert server.post({"prompt": "a"}, **{"Content-Type": kind})[0] == 415
     assert server.request("GET", "/generation")[1].status == server.request("PUT", "/log")[1].status == 405
     assert server.get("/../etc/passwd")[0] == server.get("/log.jsonl")[0] == 404
     assert server.post({"prompt": "a" * (256 << 10)})[0] == 413
+
+
+def test_at_port_80_a_browser_names_no_port(tmp_path):
+    with socket.socket() as s:
+        try:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            s.bind(("127.0.0.1", 80))
+        except OSError:
+            pytest.skip("port 80 cannot be had")
+    server = Server(make_run(tmp_path), "--port", "80")
+    for host in ("127.0.0.1", "localhost", "localhost:80"):
+        assert server.get("/health", Host=host, Origin=f"http://{host}")[0] == 200
+    assert server.get("/health", Host="evil.example")[0] == server.get("/health", Host="localhost:")[0] == 403
+    server.end()
 
 
 def test_the_page_allows_its_own_script_alone(server):
