@@ -1,7 +1,7 @@
 /* run_log.h -- the events of a run's log (llmc/files/logger.h), as it grows and is cut.
  *
- * Of the steps, at most MOST_POINTS are kept, evenly: every stride-th, and the newest. All other events are kept. An event has
- * an id. Ids only grow, also from one run of the server to the next.
+ * Of the steps, at most MOST_POINTS are kept, evenly: every stride-th, and the newest. The same counts for the validations. All
+ * other events are kept. An event has an id. Ids only grow, also from one run of the server to the next.
  */
 #ifndef SERVE_RUN_LOG_H
 #define SERVE_RUN_LOG_H
@@ -13,10 +13,17 @@
 #include "llmc/base/text.h"    // defines: text_starts
 
 enum { MOST_POINTS = 4000, TAIL = 64 };
-#define NO_STEP UINT64_MAX
+
+/* The events of a name whose number is limited. */
+typedef struct {
+    const char* start;  // of their lines
+    size_t kept;
+    uint64_t count, stride;  // so far; each stride-th is kept
+} Series;
 
 typedef struct {
-    uint64_t id, number;  // number: of a step, counted from 0, or NO_STEP
+    uint64_t id, number;  // number: in its series, counted from 0
+    Series* of;           // NULL: it is always kept
     char* text;
 } Event;
 
@@ -25,45 +32,53 @@ typedef struct {
     Lines in;         // fd -1: there is no log
     char tail[TAIL];  // the last bytes read. If others stand there now, the log was cut, and may have grown again
     Event* events;
-    size_t count, cap, steps;   // steps: how many events are steps
-    uint64_t next, first;       // ids: of the next event, of the first one since the log was cut
-    uint64_t numbered, stride;  // steps so far; each stride-th is kept
+    size_t count, cap;
+    uint64_t next, first;  // ids: of the next event, of the first one since the log was cut
+    Series series[2];
 } Log;
 
 /* Begins with a log that may not be there yet. */
 static inline bool log_open(Log* l, const char* run, Error* e) {
     memset(l, 0, sizeof *l);
     l->in.fd = -1;
-    l->stride = 1;
     l->first = l->next = (uint64_t)time(NULL) << 20;
     return path_join(l->path, run, "log.jsonl", e);
 }
 
-/* Drops the steps that are not kept, but the newest; or all events. */
-static inline void log_drop(Log* l, bool all) {
+/* Drops all events, and begins with another log. */
+static inline void log_begin(Log* l) {
+    for (size_t i = 0; i < l->count; i++) { free(l->events[i].text); }
+    l->count = 0;
+    l->series[0] = (Series){"{\"event\":\"step\",", 0, 0, 1};
+    l->series[1] = (Series){"{\"event\":\"val\",", 0, 0, 1};
+    l->first = ++l->next;  // one id stays unused: also a client that knew all events is behind
+}
+
+/* Drops the events that are not kept, but the newest of each series. */
+static inline void log_thin(Log* l) {
     size_t kept = 0;
     for (size_t i = 0; i < l->count; i++) {
         const Event v = l->events[i];
-        const bool step = v.number != NO_STEP, stays = !step || v.number % l->stride == 0 || v.number + 1 == l->numbered;
-        l->steps -= step && (all || !stays);
-        if (all || !stays) {
-            free(v.text);
-        } else {
+        if (!v.of || v.number % v.of->stride == 0 || v.number + 1 == v.of->count) {
             l->events[kept++] = v;
+        } else {
+            v.of->kept--;
+            free(v.text);
         }
     }
     l->count = kept;
 }
 
 static inline void log_add(Log* l, const char* line, size_t n) {
-    const bool step = text_starts(line, "{\"event\":\"step\",");
+    Series* of = l->series;
+    while (of < l->series + 2 && !text_starts(line, of->start)) { of++; }
+    if (of == l->series + 2) { of = NULL; }
     if (l->count == l->cap) { l->events = (Event*)xrealloc(l->events, (l->cap = 2 * l->cap + 64) * sizeof *l->events); }
     char* text = (char*)memcpy(xmalloc(n), line, n);
     text[n - 1] = 0;  // the newline
-    l->events[l->count++] = (Event){l->next++, step ? l->numbered++ : NO_STEP, text};
-    l->steps += step;
-    if (l->steps <= MOST_POINTS) { return; }
-    for (log_drop(l, false); l->steps > MOST_POINTS / 4 * 3; log_drop(l, false)) { l->stride *= 2; }
+    l->events[l->count++] = (Event){l->next++, of ? of->count++ : 0, of, text};
+    if (!of || ++of->kept <= MOST_POINTS) { return; }
+    for (log_thin(l); of->kept > MOST_POINTS / 4 * 3; log_thin(l)) { of->stride *= 2; }
 }
 
 /* Reads the bytes before the place where reading continues. */
@@ -78,14 +93,12 @@ static inline void log_look(Log* l) {
     char tail[TAIL] = {0};
     const bool has = l->in.fd >= 0 && fstat(l->in.fd, &then) == 0, there = stat(l->path, &now) == 0;
     if (has) { log_tail(l, tail); }
-    log_drop(l, false);  // the clients that follow have got the others
+    log_thin(l);  // the clients that follow have got the others
     if (there && (!has || now.st_ino != then.st_ino || memcmp(tail, l->tail, TAIL) != 0)) {
-        log_drop(l, true);
+        log_begin(l);
         if (has) { close(l->in.fd); }
         free(l->in.text);
         l->in = (Lines){.fd = open(l->path, O_RDONLY | O_CLOEXEC)};
-        l->numbered = 0, l->stride = 1;
-        l->first = ++l->next;  // one id stays unused: also a client that knew all events is behind
     }
     do {
         size_t n = 0;

@@ -434,20 +434,21 @@ def test_a_log_that_is_cut_begins_anew(server):
         assert follower.next()[0] == "reset" and follower.next()[2]["event"] == "config"
 
 
-def test_a_long_log_is_thinned_evenly(tmp_path):
+@pytest.mark.parametrize("many, few", [("step", "val"), ("val", "step")])
+def test_a_long_log_is_thinned_evenly(tmp_path, many, few):
     out = make_run(tmp_path, log=0)
     with open(out / "log.jsonl", "a") as f:
-        f.writelines(step(i) + (step(i, "val") if i % 1000 == 0 else "") for i in range(1, 50124))
+        f.writelines(step(i, many) + (step(i, few) if i % 1000 == 0 else "") for i in range(1, 50124))
     server = Server(out)
     follower, events = Follower(server), []
     while not events or events[-1].get("step") != 50123:
         events.append(follower.next()[2])
-    steps = [e["step"] for e in events if e["event"] == "step"]
+    steps = [e["step"] for e in events if e["event"] == many]
     gaps = [b - a for a, b in zip(steps, steps[1:])]
     assert 1500 < len(steps) <= 4000 and steps[0] == 1 and set(gaps[:-1]) == {max(gaps)} and gaps[-1] <= max(gaps)
-    assert sum(e["event"] == "val" for e in events) == 50
-    write(server, step(50124), step(50125))
-    assert [e[2]["step"] for e in follower.take(2)] == [50124, 50125], "those who follow get every step"
+    assert sum(e["event"] == few for e in events) == 50
+    write(server, step(50124, many), step(50125, many))
+    assert [e[2]["step"] for e in follower.take(2)] == [50124, 50125], "those who follow get every event"
     assert server.memory() < MEMORY
     server.end()
 
