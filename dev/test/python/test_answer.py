@@ -18,15 +18,19 @@ def run(*command, **options):
     return done.stdout
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory):
+def trained(folder, text, *flags):
     """A model of eight steps: with less, it would write the same token again and again."""
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "text").write_text("A cat saw a dog. The dog said: hello, little cat, come to my house \U0001f431.\n" * 200)
-    run(TOKENIZE, "--tokenizer", TOKENIZER, "-o", folder / "a.bin", folder / "text")
+    (folder / "text").write_text(text * 200)
+    run(TOKENIZE, "--tokenizer", TOKENIZER, *flags, "-o", folder / "a.bin", folder / "text")
     run(TRAINER, "--model", "d1", "--tokenizer", TOKENIZER, "--train", folder / "a.bin", "--steps", 8, "--lr", "1e-2",
         "--batch", 2, "--seq", 64, "--sample-tokens", 0, "--out", folder / "out")
     return folder / "out"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("model"),
+                   "A cat saw a dog. The dog said: hello, little cat, come to my house \U0001f431.\n")
 
 
 class Asked:
@@ -72,6 +76,25 @@ def test_texts_are_those_of_generate_and_chat(model):
     text, last = asked.ask(messages=messages, temperature=0)
     chat = run(TRAINER, "--model", model, "--chat", "--system", "Be brief.", "--tokens", 30, "--temperature", 0, input=b"Hi\n")
     assert text.rstrip("\n") == chat.decode().rstrip("\n")
+    assert asked.end() == (b"", 0)
+
+
+def test_the_end_of_a_turn_ends_an_answer_to_messages_alone(tmp_path):
+    """The model has learnt to end its turns, but its config.json does not name their end, as in Llama 3's base models."""
+    messages = [{"role": "user", "content": "Hi"}]
+    answer = {"role": "assistant", "content": "A cat saw a dog."}
+    checkpoint = trained(tmp_path, json.dumps({"messages": [*messages, answer]}) + "\n", "--chat") / "step_00000008"
+    for name in ("config.json", "generation_config.json"):
+        text = (checkpoint / name).read_text()
+        changed = text.replace('"eos_token_id": [2041, 2046]', '"eos_token_id": 2041')
+        assert changed != text
+        (checkpoint / name).write_text(changed)
+    asked = Asked(checkpoint, "--temperature", "0", "--tokens", "30")
+    for _ in range(2):
+        text, last = asked.ask(messages=messages)
+        assert last["reason"] == "end" and "<|eot_id|>" not in text
+        text, last = asked.ask(prompt="A cat")
+        assert last["reason"] == "length" and "<|eot_id|>" in text
     assert asked.end() == (b"", 0)
 
 
