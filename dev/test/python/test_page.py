@@ -218,9 +218,18 @@ def test_its_validation_samples_checkpoints_and_end_are_shown(run, browser):
     assert browser.js("[...$('checkpoint')].map(o => o.value)") == ["", "step_00000030", "step_00000020", "step_00000010"]
 
 
-def step(n, loss):
-    return json.dumps({"event": "step", "step": n, "loss": loss, "lr": 1e-3, "ms": 5, "tok_s": 100, "seconds": n},
-                      separators=(",", ":")) + "\n"
+def line(event, **fields):
+    return json.dumps({"event": event, **fields}, separators=(",", ":")) + "\n"
+
+
+def step(n, loss, **fields):
+    return line("step", step=n, loss=loss, **{"lr": 1e-3, "ms": 5, "tok_s": 100, "seconds": n, **fields})
+
+
+def config(began):
+    """The first line of a run that began at a time, in seconds since 1970."""
+    return line("config", time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), options={"model": "d1", "steps": 9},
+                model={"parameters": 1}, precision="FP32", machine="m")
 
 
 def test_a_long_history_is_shown_within_two_seconds(browser, tmp_path):
@@ -231,10 +240,9 @@ def test_a_long_history_is_shown_within_two_seconds(browser, tmp_path):
 
 
 def test_a_run_that_was_set_back_loses_its_later_steps(browser, tmp_path):
-    log, kept = tmp_path / "log.jsonl", step(1, 8) + step(2, 7)
-    later = [{"event": "val", "step": 5, "loss": 4.5}, {"event": "sample", "step": 5, "text": "x"},
-             {"event": "end", "step": 5, "reason": "done", "seconds": 5}]
-    log.write_text(kept + step(5, 4) + "".join(json.dumps(e) + "\n" for e in later))
+    log, kept = tmp_path / "log.jsonl", config(time.time()) + step(1, 8) + step(2, 7)
+    later = [line("val", step=5, loss=4.5), line("sample", step=5, text="x"), line("end", step=5, reason="done", seconds=5)]
+    log.write_text(kept + step(5, 4) + "".join(later))
     with served(browser, tmp_path):
         browser.wait("$('loss').textContent === '4.0000' && $('samples').textContent && $('status').textContent === 'done'")
         with log.open("r+") as f:
@@ -244,6 +252,52 @@ def test_a_run_that_was_set_back_loses_its_later_steps(browser, tmp_path):
         browser.wait("$('loss').textContent === '6.5000'")
         assert browser.js("run.steps.map(p => p.loss)") == [8, 7, 6.5] and browser.text("status") == "training"
         assert browser.text("val") == "–" and browser.text("samples") == ""
+
+
+def test_a_line_that_is_no_event_of_a_run_is_skipped(browser, tmp_path):
+    """More bad lines than the connections that a browser has for one server."""
+    bad = ["{\"event\":\n" * 8, "null\n", line("toString"), line("config"), step("x", 1), line("step", loss=5)]
+    odd = [step(2, 7, lr=None), step(3, "low"), line("val", step=3, loss="low")]
+    (tmp_path / "log.jsonl").write_text("".join([step(1, 8), *bad, *odd, step(4, 6)]))
+    with served(browser, tmp_path):
+        browser.wait("$('loss').textContent === '6.0000' && $('val').textContent === '–'", 5)
+        assert browser.js("run.steps.map(p => p.loss)") == [8, 7, None, 6]
+        browser.js("at = 2, draw()")
+        assert "rate –" in browser.text("readout")
+
+
+def test_a_response_that_is_left_gives_its_connection_back(browser, tmp_path):
+    (tmp_path / "log.jsonl").write_text(step(1, 8))
+    with served(browser, tmp_path):
+        browser.js("void (async () => { for (window.got = 0; got < 8; got++)"
+                   " for await (const line of lines(await request('/log'))) break; })()")
+        browser.wait("got === 8", 5)
+
+
+@pytest.mark.parametrize("first", [config(0), ""], ids=["of 1970", "of an unknown time"])
+def test_a_dead_run_is_quiet_until_it_writes(browser, tmp_path, first):
+    log = tmp_path / "log.jsonl"
+    log.write_text(first + step(1, 8))
+    with served(browser, tmp_path):
+        browser.wait("$('loss').textContent === '8.0000' && $('status').textContent.startsWith('quiet')", 5)
+        assert first == "" or re.match(r"quiet for \d{6}:", browser.text("status"))
+        browser.js("run.opened = 1")  # long ago
+        with log.open("a") as f:
+            f.write(step(2, 7))
+        browser.wait("$('loss').textContent === '7.0000' && $('status').textContent === 'training'")
+    log.write_text(config(time.time()) + step(1, 8))
+    with served(browser, tmp_path):
+        browser.wait("$('status').textContent === 'training'", 5)
+
+
+def test_a_run_of_very_many_validations_is_shown(browser, tmp_path):
+    vals = "".join(line("val", step=n, loss=9 - n / 1e5) for n in range(1, 150001))
+    (tmp_path / "log.jsonl").write_text(step(1, 8) + vals + step(150001, 7))
+    with served(browser, tmp_path):
+        browser.wait("$('loss').textContent === '7.0000' && $('val').textContent === '7.5000'")
+        assert browser.js("$('chart').querySelector('.val').getAttribute('d').length") > 1000
+        steps = browser.js("run.vals.map(p => p.step)")
+        assert len(steps) <= 8000 and max(b - a for a, b in zip([0, *steps], steps)) <= 3 * 150000 / 4000
 
 
 # --- questions
@@ -322,6 +376,12 @@ def test_the_chart_zooms_and_changes_its_scale(run, browser):
     assert browser.js(line).count("L") < near
     browser.press("0")
     assert browser.js(line) == linear and browser.js("$('whole').disabled")
+
+
+def test_the_chart_takes_the_mouse_before_the_first_step(browser, tmp_path):
+    with served(browser, tmp_path):
+        browser.js("$('chart').onpointermove({offsetX: 90})")
+        assert browser.text("readout") == ""
 
 
 def test_the_page_is_used_by_keyboard_and_on_a_narrow_screen(run, browser):
