@@ -323,6 +323,24 @@ def test_replay_shows_the_text_of_each_checkpoint(run, browser):
     assert len({t for _, _, t, _ in cards}) == 3  # the checkpoints differ
 
 
+def test_a_chosen_checkpoint_that_the_run_removes_is_not_replaced(run, browser, tmp_path):
+    for n in (10, 20, 30):
+        shutil.copytree(run.out / f"step_000000{n}", tmp_path / f"step_000000{n}", copy_function=os.link)
+    with served(browser, tmp_path):
+        browser.wait("$('checkpoint').length === 4")
+        browser.js("$('checkpoint').value = 'step_00000010'")
+        shutil.rmtree(tmp_path / "step_00000010")
+        for _ in range(2):
+            browser.ask("write")
+            browser.wait("$('stop').disabled && $('texts').textContent")
+            assert browser.text("texts") == "The run has removed this checkpoint."
+            assert browser.js("[...$('checkpoint')].map(o => o.text)") == ["newest", "step 30", "step 20", "step 10, removed"]
+        browser.js("$('checkpoint').value = ''")
+        browser.ask("write", tokens=1)
+        browser.wait("$('stop').disabled && $('texts').textContent.startsWith('step 30 ')")
+        assert browser.js("$('checkpoint').length") == 3
+
+
 @pytest.mark.parametrize("how", ["button", "Escape", "another question"])
 def test_stop_stops(run, browser, how):
     browser.open(run.url)
