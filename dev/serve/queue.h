@@ -1,8 +1,8 @@
 /* queue.h -- the questions of the clients, and the process that answers them: TRAINER --model CHECKPOINT --answer.
  *
  * The process starts with the first question. It gets one question after the other, and a new process takes its place where a
- * question is for another checkpoint, or where it has ended. A checkpoint that was written again is another one. The lines of the
- * process (run/jobs/answer.h) are passed on as they come. It writes no files, so it may be killed.
+ * question is for another checkpoint, or where it has ended. A checkpoint that was written again is another one. The lines of
+ * the process (run/jobs/answer.h) are passed on as they come. It writes no files, so it may be killed.
  */
 #ifndef SERVE_QUEUE_H
 #define SERVE_QUEUE_H

@@ -1,7 +1,8 @@
 /* run_log.h -- the events of a run's log (llmc/files/logger.h), as it grows and is cut.
  *
  * Of the steps, at most MOST_POINTS are kept, evenly: every stride-th, and the newest. The same counts for the validations. All
- * other events are kept. An event has an id. Ids only grow, also from one run of the server to the next.
+ * other events are kept, but no line that is longer than LONGEST_LINE. An event has an id. Ids only grow, also from one run of
+ * the server to the next.
  */
 #ifndef SERVE_RUN_LOG_H
 #define SERVE_RUN_LOG_H
@@ -12,7 +13,7 @@
 #include "llmc/base/lines.h"   // defines: Lines, lines_read, lines_next
 #include "llmc/base/text.h"    // defines: text_starts
 
-enum { MOST_POINTS = 4000, TAIL = 64 };
+enum { MOST_POINTS = 4000, TAIL = 64, LONGEST_LINE = 1 << 20 };
 
 /* The events of a name whose number is limited. */
 typedef struct {
@@ -30,6 +31,7 @@ typedef struct {
 typedef struct {
     char path[PATH_CAP];
     Lines in;         // fd -1: there is no log
+    bool passes;      // the rest of a line that is too long is passed over
     char tail[TAIL];  // the last bytes read. If others stand there now, the log was cut, and may have grown again
     Event* events;
     size_t count, cap;
@@ -91,20 +93,25 @@ static inline void log_tail(const Log* l, char tail[TAIL]) {
 static inline void log_look(Log* l) {
     struct stat now, then;
     char tail[TAIL] = {0};
-    const bool has = l->in.fd >= 0 && fstat(l->in.fd, &then) == 0, there = stat(l->path, &now) == 0;
+    const bool has = l->in.fd >= 0 && fstat(l->in.fd, &then) == 0, there = stat(l->path, &now) == 0 && S_ISREG(now.st_mode);
     if (has) { log_tail(l, tail); }
     log_thin(l);  // the clients that follow have got the others
     if (there && (!has || now.st_ino != then.st_ino || memcmp(tail, l->tail, TAIL) != 0)) {
         log_begin(l);
+        l->passes = false;
         if (has) { close(l->in.fd); }
         free(l->in.text);
-        l->in = (Lines){.fd = open(l->path, O_RDONLY | O_CLOEXEC)};
+        l->in = (Lines){.fd = open(l->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     }
     do {
         size_t n = 0;
         if (l->in.fd < 0) { return; }
         lines_read(&l->in, false);
-        for (const char* line; (line = lines_next(&l->in, &n)); l->in.at += n) { log_add(l, line, n); }
+        for (const char* line; (line = lines_next(&l->in, &n)); l->in.at += n) {
+            if (!l->passes) { log_add(l, line, n); }
+            l->passes = false;
+        }
+        if (l->in.have - l->in.at > LONGEST_LINE) { l->in.at = l->in.have, l->passes = true; }
     } while (!l->in.ended);
     log_tail(l, l->tail);
 }

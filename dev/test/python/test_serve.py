@@ -453,6 +453,21 @@ def test_a_long_log_is_thinned_evenly(tmp_path, many, few):
     server.end()
 
 
+def test_only_a_file_of_lines_is_read_as_a_log(server):
+    follower, log = Follower(server), server.out + "/log.jsonl"
+    assert follower.take(3)[-1][2]["step"] == 2
+    os.truncate(log, 200 << 20)  # zeros without a newline
+    write(server, "\n" + step(3))
+    assert follower.next()[2]["step"] == 3 and server.memory() < MEMORY
+    os.remove(log)
+    os.mkfifo(log)
+    time.sleep(0.5)
+    assert server.get("/health")[0] == 200
+    os.remove(log)
+    write(server, config(), step(1))
+    assert follower.next()[0] == "reset" and follower.take(2)[-1][2]["step"] == 1
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # a long life
 
