@@ -201,8 +201,7 @@ def test_a_process_that_cannot_be_started_fails_its_question_alone(server):
         return len(os.listdir(f"/proc/{server.process.pid}/fd"))
     kept, limit = [], resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     while opened() < 34:
-        kept.append(socket.create_connection((server.host, server.port)))
-        time.sleep(0.01)
+        kept.append(Follower(server))
     for most in (36, 38):  # there is room for the connection and the file of errors, then also for a pipe
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, limit[1]))
         status, lines = server.post({"prompt": "a"})
