@@ -158,11 +158,11 @@ check "and the same bits" same_checkpoint "slower/$last" "replayed/$last"
 steps_of slower/log.jsonl >slower.txt && steps_of replayed/log.jsonl >replayed.txt
 check "and the same log" cmp slower.txt replayed.txt
 first=$(sed -n 's/^{"event":"plan","step":\([0-9]*\),.*/\1/p' slower/log.jsonl | head -n 1)
-if [ "${first:-0}" -ge 10 ]; then
+if [ "${first:-0}" -gt 10 ]; then
     expect "a checkpoint from before has the first plan" 0 "plan    $planned_text steps" \
         resume slower/step_00000010 --out before --dry-run
 else
-    skip "a checkpoint from before has the first plan" "its steps became slower before step 10"
+    skip "a checkpoint from before has the first plan" "its steps became slower by step 10"
 fi
 expect "--steps sets the end anew" 0 "plan    300 steps" resume "slower/$next" --out anew --steps 300 --dry-run
 
