@@ -34,7 +34,7 @@ typedef struct {
     bool newest;      // it asks the newest checkpoint, not the one of step `step`
     uint64_t step;
     uint64_t event;  // of the log: the next one; 0: it knows none
-    double told;     // when the log last told it something
+    double told;     // when it was last sent events or a comment
 } Client;
 
 static inline void buffer_add(Buffer* b, const char* text, size_t n) {

@@ -196,8 +196,8 @@ static enum MHD_Result route(Server* s, Client* c, const char* url) {
                    MHD_create_response_from_buffer(sizeof serve_page, (void*)serve_page, MHD_RESPMEM_PERSISTENT));
 }
 
-/* libmicrohttpd calls this when the head of a request has come, for each part of its body, at its end, and when a client that
- * was suspended before its response goes on. */
+/* libmicrohttpd calls this when the head of a request has come, for each part of its body, and at its end. It calls this again
+ * for a client that was suspended before its response, once the client is woken. */
 static enum MHD_Result handle(void* server, struct MHD_Connection* connection, const char* url, const char* method,
                               const char* version, const char* part, size_t* size, void** request) {
     Server* s = (Server*)server;
@@ -253,7 +253,7 @@ static void on_connection(void* server, struct MHD_Connection* connection, void*
 
 static bool is_this_machine(struct in_addr a) { return ntohl(a.s_addr) >> 24 == 127; }
 
-/* Admits a connection unless its address has too many; those of this machine share no limit. */
+/* Admits a connection unless its address has too many. Connections from this machine have no limit of their own. */
 static enum MHD_Result on_arrival(void* server, const struct sockaddr* address, socklen_t length) {
     const Server* s = (const Server*)server;
     const struct in_addr from = ((const struct sockaddr_in*)address)->sin_addr;
@@ -266,7 +266,7 @@ static enum MHD_Result on_arrival(void* server, const struct sockaddr* address, 
 // ---------------------------------------------------------------------------------------------------------------------
 // the loop
 
-/* What depends on the time. */
+/* Reads the log, keeps followers awake, and ends requests and answers whose time is over. */
 static void tick(Server* s) {
     const double now = now_seconds();
     log_look(&s->log);

@@ -3,7 +3,7 @@
  *   {"prompt": "Once upon", "temperature": 0.5, "top_k": 40, "top_p": 0.9, "seed": 7, "max_tokens": 100}
  *   {"messages": [{"role": "user", "content": "Hi"}]}
  *
- * A prompt's tokens are those of --generate, messages become those of --chat. Other members are ignored.
+ * A prompt gets the tokens that --generate gives it, and messages the tokens of --chat. Other members are ignored.
  */
 #ifndef LLMC_QUESTION_H
 #define LLMC_QUESTION_H
