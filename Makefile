@@ -94,7 +94,7 @@ NVCC ?= $(firstword $(if $(filter file,$(origin CUDA_HOME)),,$(wildcard $(CUDA_H
           $(shell command -v nvcc 2>/dev/null) \
           $(wildcard $(CUDA_HOME)/bin/nvcc))
 DETECTED_ARCH := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d ' \r' | \
-                   grep -E '^[0-9]+\.[0-9]$$' | tr -d .))
+                   grep -E '^1?[0-9]\.[0-9]$$' | tr -d .))
 USABLE_ARCH := $(filter-out 3% 5% 6% 70 72,$(DETECTED_ARCH))
 KNOWN_ARCH := $(if $(and $(USABLE_ARCH),$(NVCC)),$(shell $(NVCC) --list-gpu-code 2>/dev/null | sed -n 's/^sm_\([0-9]*\)$$/\1/p'))
 FOUND_ARCH := $(if $(KNOWN_ARCH),$(shell for gpu in $(USABLE_ARCH); do printf '%s\n' $(KNOWN_ARCH) | \
@@ -104,8 +104,9 @@ PTX_ONLY ?=
 # in the order of numbers, which `sort` alone does not know: two digits, then three
 ARCHS = $(or $(PTX_ONLY),$(strip $(sort $(filter-out 1%,$(GPU_ARCH))) $(sort $(filter 1%,$(GPU_ARCH)))))
 OLD_ARCHS = $(filter 75,$(ARCHS))
-ifneq ($(filter 3% 5% 6% 70 72,$(ARCHS)),)
-$(error GPU_ARCH is $(ARCHS), wanted 75 or newer)
+POSSIBLE_ARCHS := 75 $(foreach tens,8 9 10 11 12 13 14 15 16 17 18 19,$(addprefix $(tens),0 1 2 3 4 5 6 7 8 9))
+ifneq ($(filter-out $(POSSIBLE_ARCHS),$(ARCHS)),)
+$(error $(if $(PTX_ONLY),PTX_ONLY is $(PTX_ONLY),GPU_ARCH is $(GPU_ARCH)), wanted numbers such as 75, 90 or 120)
 endif
 PRECISION ?= $(if $(OLD_ARCHS),FP16,BF16)
 ifneq ($(filter-out BF16 FP16 FP32,$(PRECISION)),)

@@ -253,6 +253,10 @@ check "so it is of a given list" test "$(codes 9.0 "$cuda13" GPU_ARCH="120 86 10
 check "a card before 75 is ignored" test "$(codes "6.1 8.9" "$cuda13")" = "sm_89 compute_89"
 check "nvcc itself refuses a card older than all that it knows" test "$(codes 7.5 "80 90 120")" = "sm_75 compute_75"
 check "without a card the code is an A100's" test "$(codes "" "$cuda13")" = "sm_80 compute_80"
+for arch in sm_90 90a 200 900 9 72 "80 sm_90"; do
+    env -u MAKEFLAGS -u PTX_ONLY make -n -C "$root" GPU_ARCH="$arch" train_llama3cu >made.txt 2>&1
+    check "GPU_ARCH=$arch is refused" grep -q "GPU_ARCH is $arch, wanted numbers such as 75, 90 or 120" made.txt
+done
 
 # --- scripts of Python, without any package, from another folder ---------------------------------------------------------------
 
