@@ -1,4 +1,4 @@
-/* occupancy.cuh -- tests of llmc/cuda/occupancy.cuh: NVIDIA's calculator agrees, and what attention's tiles get on each card. */
+/* occupancy.cuh -- tests of llmc/cuda/occupancy.cuh: NVIDIA's calculator agrees, and what attention gets on each card. */
 #ifndef TEST_OCCUPANCY_CUH
 #define TEST_OCCUPANCY_CUH
 
