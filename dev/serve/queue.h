@@ -7,37 +7,40 @@
 #ifndef SERVE_QUEUE_H
 #define SERVE_QUEUE_H
 
-#include "dev/serve/client.h"       // defines: Client, Buffer, buffer_add, buffer_free, buffer_error, wake
+#include "dev/serve/buffer.h"       // defines: Buffer, buffer_add, buffer_text, buffer_error, buffer_waits
+#include "dev/serve/client.h"       // defines: Client, wake
 #include "llmc/base/lines.h"        // defines: Lines, lines_read, lines_next
 #include "llmc/base/text.h"         // defines: text_starts
 #include "llmc/files/checkpoint.h"  // defines: checkpoint_list, checkpoint_paths
 
-#include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 enum {
-    MOST_WAITING = 16,
+    MOST_QUESTIONS = 17,   // one is answered, the others wait
     LOAD_SECONDS = 600,    // for the first line of a process
     ANSWER_SECONDS = 120,  // for the lines after it, and for each later answer
-    STOP_SECONDS = 10,
 };
+
+static const uint64_t NEWEST = UINT64_MAX;  // for a step: the newest checkpoint's
+
+typedef struct {
+    pid_t pid;           // 0: none
+    struct stat folder;  // of its checkpoint, before the process read it
+    bool loads;          // it has not written a line yet
+    Lines lines;         // from it
+    Buffer to_write;     // to it, by the same socket
+    FILE* errors;
+} Process;
 
 typedef struct {
     const char *run, *trainer;
-    Client* waiting[MOST_WAITING];
+    Client* waiting[MOST_QUESTIONS];
     int num_waiting;
-    Client* asking;  // whose question is answered; NULL: nobody's, or its client is gone
-    bool busy;       // the last line of the answer is still to come
+    bool busy;       // the last line of an answer is still to come
+    Client* asking;  // who gets it; NULL: its client is gone
     double since;    // of this answer, or of its first line if the process had to load
-    bool stopped;
-    // the process
-    pid_t pid;           // 0: none
-    bool loads;          // it has not written a line yet
-    struct stat folder;  // of its checkpoint, before the process read it
-    int in;
-    Buffer to_write;
-    Lines out;
-    FILE* errors;
+    Process process;
 } Queue;
 
 /* Ends a question with an error. */
@@ -50,56 +53,65 @@ static inline void question_fail(Client* c, const char* why) {
 
 /* Ends the process, and the question that it answers: with `late`, or with the last error that it wrote if that is NULL. */
 static inline void queue_end(Queue* q, const char* late) {
+    Process* p = &q->process;
     char line[1024], why[1024];
     int status = 0;
-    kill(q->pid, SIGKILL);
-    waitpid(q->pid, &status, 0);
+    kill(p->pid, SIGKILL);
+    waitpid(p->pid, &status, 0);
     snprintf(why, sizeof why, "the process that answers ended: exit status %d", WEXITSTATUS(status));
     if (WIFSIGNALED(status)) { snprintf(why, sizeof why, "the process that answers ended: %s", strsignal(WTERMSIG(status))); }
-    rewind(q->errors);
-    while (fgets(line, sizeof line, q->errors)) {
+    rewind(p->errors);
+    while (fgets(line, sizeof line, p->errors)) {
         fputs(line, stderr);
         if (text_starts(line, "error: ")) { snprintf(why, sizeof why, "%.*s", (int)strcspn(line, "\n") - 7, line + 7); }
     }
     if (q->asking) { question_fail(q->asking, late ? late : why); }
-    close(q->in);
-    close(q->out.fd);
-    fclose(q->errors);
-    free(q->out.text);
-    buffer_free(&q->to_write);
-    memset(&q->out, 0, sizeof q->out);
+    fclose(p->errors);
+    close(p->lines.fd);
+    free(p->lines.text);
+    free(p->to_write.text);
+    *p = (Process){0};
     q->asking = NULL;
     q->busy = false;
-    q->pid = 0;
 }
 
 /* Starts the process, or leaves nothing open. */
 static inline bool queue_start(Queue* q, const char* checkpoint, Error* e) {
-    int in[2] = {-1, -1}, out[2] = {-1, -1};
-    q->errors = tmpfile();
-    if (!q->errors || pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0 || (q->pid = fork()) < 0) {
+    int ends[2] = {-1, -1};
+    FILE* errors = tmpfile();
+    const bool opened = errors && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+    const pid_t pid = opened ? fork() : -1;
+    if (pid < 0) {
         fail(e, "%s: cannot be started: %s", q->trainer, strerror(errno));
-        const int opened[] = {in[0], in[1], out[0], out[1]};
-        for (int i = 0; i < 4 && opened[i] >= 0; i++) { close(opened[i]); }
-        if (q->errors) { fclose(q->errors); }
-        q->pid = 0;
+        for (int i = 0; i < 2 && opened; i++) { close(ends[i]); }
+        if (errors) { fclose(errors); }
         return false;
     }
-    if (q->pid == 0) {
-        const int files[] = {in[0], out[1], fileno(q->errors)};
+    if (pid == 0) {
+        const int files[] = {ends[1], ends[1], fileno(errors)};
         for (int i = 0; i < 3; i++) { dup2(files[i], i); }
-        fcntl(files[2], F_SETFD, FD_CLOEXEC);  // as the pipes are
-        signal(SIGPIPE, SIG_DFL);
+        fcntl(files[2], F_SETFD, FD_CLOEXEC);  // as the socket is
         execl(q->trainer, q->trainer, "--model", checkpoint, "--answer", (char*)NULL);
         die("%s: cannot be started: %s", q->trainer, strerror(errno));
     }
-    close(in[0]);
-    close(out[1]);
-    fcntl(in[1], F_SETFL, O_NONBLOCK);
-    q->in = in[1];
-    q->out.fd = out[0];
-    q->loads = true;
+    close(ends[1]);
+    q->process = (Process){.pid = pid, .loads = true, .lines.fd = ends[0], .errors = errors};
     return true;
+}
+
+/* Finds the folder of a step's checkpoint. */
+static inline bool queue_find(const Queue* q, uint64_t step, char dir[PATH_CAP], struct stat* folder, Error* e) {
+    char unused[PATH_CAP];
+    uint64_t* steps = NULL;
+    size_t count = 0;
+    if (step == NEWEST) {
+        if (!checkpoint_list(q->run, &steps, &count, e)) { return false; }
+        if (count == 0) { return fail(e, "the run has no checkpoint yet"); }
+        step = steps[0];
+        free(steps);
+    }
+    return checkpoint_paths(q->run, step, dir, unused, e) &&
+           (stat(dir, folder) == 0 || fail(e, "%s: cannot be read: %s", dir, strerror(errno)));
 }
 
 static inline bool is_same_folder(const struct stat* a, const struct stat* b) {
@@ -107,54 +119,45 @@ static inline bool is_same_folder(const struct stat* a, const struct stat* b) {
 }
 
 /* Gives a question to the process, or to a new one if it is for another checkpoint. */
-static inline void queue_ask(Queue* q, Client* c) {
-    uint64_t* steps = NULL;
-    size_t count = 0;
-    char dir[PATH_CAP], unused[PATH_CAP];
-    Error e = NO_ERROR;
-    const bool listed = checkpoint_list(q->run, &steps, &count, &e) && (count > 0 || fail(&e, "the run has no checkpoint yet"));
-    const uint64_t step = !c->newest ? c->step : listed ? steps[0] : 0;
-    struct stat now;
-    free(steps);
-    const bool there = listed && checkpoint_paths(q->run, step, dir, unused, &e) &&
-                       (stat(dir, &now) == 0 || fail(&e, "%s: cannot be read: %s", dir, strerror(errno)));
-    if (there && q->pid > 0 && !is_same_folder(&now, &q->folder)) { queue_end(q, NULL); }
-    if (!there || (q->pid == 0 && !queue_start(q, dir, &e))) {
-        question_fail(c, e.msg);
-        return;
-    }
-    buffer_add(&q->to_write, c->body.text, c->body.size);
-    q->folder = now;
-    q->asking = c;
+static inline bool queue_ask(Queue* q, Client* c, Error* e) {
+    Process* p = &q->process;
+    char dir[PATH_CAP];
+    struct stat folder;
+    if (!queue_find(q, c->step, dir, &folder, e)) { return false; }
+    if (p->pid > 0 && !is_same_folder(&folder, &p->folder)) { queue_end(q, NULL); }
+    if (p->pid == 0 && !queue_start(q, dir, e)) { return false; }
+    p->folder = folder;
+    buffer_add(&p->to_write, c->body.text, c->body.size);
     q->busy = true;
-    q->stopped = false;
+    q->asking = c;
     q->since = now_seconds();
+    return true;
 }
 
-/* Asks the questions that wait, as long as no answer is running. */
+/* Asks the questions that wait, as long as no answer is running, and ends an answer that takes too long. */
 static inline void queue_go_on(Queue* q) {
+    const int most = q->process.loads ? LOAD_SECONDS : ANSWER_SECONDS;
+    if (q->busy && now_seconds() - q->since > most) {
+        char late[64];
+        snprintf(late, sizeof late, "%s took more than %d seconds", q->process.loads ? "loading" : "the answer", most);
+        queue_end(q, late);
+    }
     while (!q->busy && q->num_waiting > 0) {
+        Error e = NO_ERROR;
         Client* c = q->waiting[0];
         memmove(q->waiting, q->waiting + 1, (size_t)--q->num_waiting * sizeof c);
-        queue_ask(q, c);
+        if (!queue_ask(q, c, &e)) { question_fail(c, e.msg); }
     }
 }
 
 /* Takes the question of a client, a line of JSON; false: too many wait. */
 static inline bool queue_take(Queue* q, Client* c) {
-    if (q->num_waiting == MOST_WAITING) { return false; }
+    if (q->busy + q->num_waiting == MOST_QUESTIONS) { return false; }
     q->waiting[q->num_waiting++] = c;
-    queue_go_on(q);
     return true;
 }
 
-/* Stops the running answer; its last line is still to come. */
-static inline void queue_stop(Queue* q) {
-    if (q->busy && !q->stopped) { buffer_text(&q->to_write, "{\"stop\": true}\n"); }
-    q->stopped = true;
-}
-
-/* Takes back the question of a client that leaves. */
+/* Takes back the question of a client that leaves. A running answer is stopped; its last line is still to come. */
 static inline void queue_leave(Queue* q, const Client* c) {
     int kept = 0;
     for (int i = 0; i < q->num_waiting; i++) {
@@ -163,26 +166,26 @@ static inline void queue_leave(Queue* q, const Client* c) {
     q->num_waiting = kept;
     if (q->asking != c) { return; }
     q->asking = NULL;
-    queue_stop(q);
+    buffer_text(&q->process.to_write, "{\"stop\": true}\n");
 }
 
-static inline bool queue_writes(const Queue* q) { return q->pid > 0 && q->to_write.at < q->to_write.size; }
-
-/* Writes what the process takes now. If it has ended, its output says so. */
+/* Writes what the process takes now. If it has ended, its lines end, too. */
 static inline void queue_write(Queue* q) {
-    const ssize_t n = write(q->in, q->to_write.text + q->to_write.at, q->to_write.size - q->to_write.at);
-    q->to_write.at += n > 0 ? (size_t)n : 0;
+    Buffer* b = &q->process.to_write;
+    const ssize_t n = send(q->process.lines.fd, b->text + b->at, buffer_waits(b), MSG_DONTWAIT | MSG_NOSIGNAL);
+    b->at += n > 0 ? (size_t)n : 0;
 }
 
 /* Passes on what the process has written. */
 static inline void queue_read(Queue* q) {
+    Lines* l = &q->process.lines;
     size_t n = 0;
-    lines_read(&q->out, false);
-    for (const char* line; (line = lines_next(&q->out, &n)); q->out.at += n) {
+    lines_read(l, false);
+    for (const char* line; (line = lines_next(l, &n)); l->at += n) {
         Client* c = q->asking;
-        if (q->loads) { q->since = now_seconds(); }
-        q->loads = false;
         const bool last = !text_starts(line, "{\"text\": ");
+        if (q->process.loads) { q->since = now_seconds(); }
+        q->process.loads = false;
         if (last) { q->busy = false, q->asking = NULL; }
         if (!c) { continue; }
         if (c->status == 0) { c->status = text_starts(line, "{\"error\": ") ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_OK; }
@@ -190,20 +193,7 @@ static inline void queue_read(Queue* q) {
         c->done = last;
         wake(c);
     }
-    if (q->out.ended) { queue_end(q, NULL); }
-    queue_go_on(q);
-}
-
-/* Stops an answer that takes too long, and ends a process that does not stop. */
-static inline void queue_tick(Queue* q) {
-    const int most = q->loads ? LOAD_SECONDS : ANSWER_SECONDS;
-    const double seconds = q->busy ? now_seconds() - q->since : 0;
-    char late[64];
-    if (seconds > most) { queue_stop(q); }
-    if (seconds < most + STOP_SECONDS) { return; }
-    snprintf(late, sizeof late, "%s took more than %d seconds", q->loads ? "loading" : "the answer", most);
-    queue_end(q, late);
-    queue_go_on(q);
+    if (l->ended) { queue_end(q, NULL); }
 }
 
 #endif

@@ -13,10 +13,11 @@
  */
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "dev/serve/client.h"   // defines: Client, Buffer, buffer_add, buffer_free, buffer_text, buffer_json
+#include "dev/serve/buffer.h"   // defines: Buffer, buffer_add, buffer_error, buffer_text, buffer_waits
+#include "dev/serve/client.h"   // defines: Client, suspend, wake
 #include "dev/serve/key.h"      // defines: key_read, key_fits
-#include "dev/serve/queue.h"    // defines: Queue, queue_take, queue_leave, queue_read, queue_write, queue_writes, queue_tick
-#include "dev/serve/run_log.h"  // defines: Log, log_open, log_look, log_tell
+#include "dev/serve/queue.h"    // defines: Queue, queue_take, queue_leave, queue_read, queue_write
+#include "dev/serve/run_log.h"  // defines: log_tell
 
 #include "build/serve_page.h"  // defines: serve_page, SERVE_STYLE, SERVE_SCRIPT
 
@@ -35,9 +36,10 @@ struct Server {
     char hosts[2][64];  // what the header Host may be
     char not_here[128];
     char* key;  // NULL: none
+    char log[PATH_CAP];
     Client* clients[MOST_CLIENTS];
     Queue queue;
-    Log log;
+    double next_tick;
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -74,16 +76,19 @@ static enum MHD_Result refuse(const Client* c, unsigned status, const char* why)
 static ssize_t give(void* client, uint64_t at, char* out, size_t most) {
     Client* c = (Client*)client;
     (void)at;
-    if (c->gone) { return MHD_CONTENT_READER_END_WITH_ERROR; }
-    if (c->out.at == c->out.size) { c->out.at = c->out.size = 0; }
-    if (c->follows && c->out.size == 0) {
-        log_tell(&c->server->log, &c->out, &c->event);
-        c->told = now_seconds();
+    if (c->follows && !c->done && buffer_waits(&c->out) == 0) {
+        log_tell(c->server->log, &c->place, &c->out);
+        const bool quiet = buffer_waits(&c->out) == 0 && now_seconds() - c->told > COMMENT_SECONDS;
+        if (quiet) { buffer_text(&c->out, ":\n\n"); }
+        if (buffer_waits(&c->out) > 0) { c->told = now_seconds(); }
     }
-    const size_t n = size_min(most, c->out.size - c->out.at);
+    const size_t n = size_min(most, buffer_waits(&c->out));
     if (n == 0 && c->done) { return MHD_CONTENT_READER_END_OF_STREAM; }
-    if (n == 0) { suspend(c); }
-    if (n > 0) { memcpy(out, c->out.text + c->out.at, n); }
+    if (n == 0) {
+        suspend(c);
+        return 0;
+    }
+    memcpy(out, c->out.text + c->out.at, n);
     c->out.at += n;
     return (ssize_t)n;
 }
@@ -92,108 +97,111 @@ static enum MHD_Result respond_stream(Client* c, unsigned status, const char* ty
     return respond(c, status, type, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1 << 14, give, c, NULL));
 }
 
-static enum MHD_Result respond_checkpoints(const Server* s, const Client* c) {
+static const char* header(const Client* c, const char* name) {
+    const char* value = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND, name);
+    return value ? value : "";
+}
+
+static enum MHD_Result respond_page(Server* s, Client* c) {
+    (void)s;
+    return respond(c, MHD_HTTP_OK, "text/html; charset=utf-8",
+                   MHD_create_response_from_buffer(sizeof serve_page, (void*)serve_page, MHD_RESPMEM_PERSISTENT));
+}
+
+static enum MHD_Result respond_log(Server* s, Client* c) {
+    (void)s;
+    c->place.id = strtoull(header(c, "Last-Event-ID"), NULL, 10);
+    c->follows = true;
+    c->told = now_seconds();
+    return respond_stream(c, MHD_HTTP_OK, "text/event-stream");
+}
+
+static enum MHD_Result respond_checkpoints(Server* s, Client* c) {
     uint64_t* steps = NULL;
     size_t count = 0;
-    char item[128];
     Buffer b = {NULL, 0, 0};
     Error e = NO_ERROR;
     if (!checkpoint_list(s->queue.run, &steps, &count, &e)) { return refuse(c, MHD_HTTP_INTERNAL_SERVER_ERROR, e.msg); }
-    buffer_text(&b, "{\"checkpoints\": [");
+    FILE* f = xopen_memory(&b.text, &b.size);
+    fputs("{\"checkpoints\": [", f);
     while (count-- > 0) {
-        snprintf(item, sizeof item, "{\"name\": \"step_%08" PRIu64 "\", \"step\": %" PRIu64 "}%s", steps[count], steps[count],
-                 count > 0 ? ", " : "");
-        buffer_text(&b, item);
+        fprintf(f, "{\"name\": \"step_%08" PRIu64 "\", \"step\": %" PRIu64 "}", steps[count], steps[count]);
+        fputs(count > 0 ? ", " : "", f);
     }
-    buffer_text(&b, "]}\n");
+    fputs("]}\n", f);
+    xclose_memory(f, &b.text);
     free(steps);
     return respond_json(c, MHD_HTTP_OK, &b);
 }
 
-static enum MHD_Result respond_health(const Server* s, const Client* c) {
-    char more[64];
+static enum MHD_Result respond_health(Server* s, Client* c) {
     Buffer b = {NULL, 0, 0};
-    snprintf(more, sizeof more, ", \"answers\": %s, \"waiting\": %d}\n", s->queue.busy ? "true" : "false",
-             s->queue.num_waiting);
-    buffer_json(&b, "{\"run\": ", s->queue.run, more);
+    FILE* f = xopen_memory(&b.text, &b.size);
+    fputs("{\"run\": ", f);
+    json_write_text(f, s->queue.run);
+    fprintf(f, ", \"answers\": %s, \"waiting\": %d}\n", s->queue.busy ? "true" : "false", s->queue.num_waiting);
+    xclose_memory(f, &b.text);
     return respond_json(c, MHD_HTTP_OK, &b);
 }
 
 /* Begins the response to a question once its status is known. */
 static enum MHD_Result answer(Client* c) {
-    if (c->gone) { return MHD_NO; }
     if (c->status > 0) { return respond_stream(c, c->status, "application/x-ndjson"); }
     suspend(c);
     return MHD_YES;
 }
 
 /* Takes a question as one line, and suspends its client until the first line of the answer comes. */
-static enum MHD_Result take_question(Server* s, Client* c) {
+static enum MHD_Result respond_answer(Server* s, Client* c) {
     Json j;
     char path[PATH_CAP];
     Error e = NO_ERROR;
     buffer_text(&c->body, "\n");
     if (!json_parse_line(&j, c->body.text, c->body.size - 1, "question", &e)) { return refuse(c, MHD_HTTP_BAD_REQUEST, e.msg); }
-    const JsonNode* root = json_root(&j);
-    const char* name = json_string(&j, json_get(&j, root, "checkpoint"), NULL);
-    c->newest = json_get(&j, root, "checkpoint") == NULL;
-    const bool there = c->newest || (name && checkpoint_step_of(name, &c->step) && path_join(path, s->queue.run, name, &e) &&
-                                     is_directory(path));
+    const JsonNode *root = json_root(&j), *chosen = json_get(&j, root, "checkpoint");
+    const char* name = json_string(&j, chosen, NULL);
+    c->step = NEWEST;
+    const bool there = !chosen || (name && checkpoint_step_of(name, &c->step) && path_join(path, s->queue.run, name, &e) &&
+                                   is_directory(path));
     const bool stop = json_get(&j, root, "stop") != NULL;
     json_free(&j);
     if (stop) { return refuse(c, MHD_HTTP_BAD_REQUEST, "question: wanted no member stop: leaving stops an answer"); }
     if (!there) { return refuse(c, MHD_HTTP_NOT_FOUND, "question: checkpoint is not one of the run's"); }
     for (char* p = c->body.text; p + 1 < c->body.text + c->body.size; p++) { *p = strchr("\r\n", *p) ? ' ' : *p; }
-    c->asks = true;
     return queue_take(&s->queue, c) ? answer(c) : refuse(c, MHD_HTTP_TOO_MANY_REQUESTS, "too many questions wait");
 }
 
-static const char* header(const Client* c, const char* name) {
-    const char* value = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND, name);
-    return value ? value : "";
-}
+static const struct {
+    const char* url;
+    Respond* respond;
+} routes[] = {
+    {"/", respond_page},         {"/log", respond_log},           {"/checkpoints", respond_checkpoints},
+    {"/health", respond_health}, {"/generation", respond_answer},
+};
+enum { NUM_ROUTES = sizeof routes / sizeof *routes };
 
 /* Returns the status with which a request is refused before its body is read, and why; 0: it is not. */
-static unsigned judge(const Server* s, const Client* c, const char* url, const char* method, const char** why) {
-    static const char* const urls[] = {"/", "/log", "/checkpoints", "/health", "/generation"};
+static unsigned judge(const Server* s, Client* c, const char* url, const char* method, const char** why) {
     const char *host = header(c, "Host"), *origin = header(c, "Origin"), *key = header(c, "Authorization");
     const char* type = header(c, "Content-Type");
     char named[80];
+    int r = 0;
     snprintf(named, sizeof named, "%s%s", host, strchr(host, ':') ? "" : ":80");  // browsers leave it out
-    bool own = strcasecmp(named, s->hosts[0]) == 0 || strcasecmp(named, s->hosts[1]) == 0;
-    const bool post = strcmp(url, "/generation") == 0;
-    size_t known = 0;
-    while (known < 5 && strcmp(url, urls[known]) != 0) { known++; }
     *why = s->not_here;
-    own = own && (!*origin || (text_starts(origin, "http://") && strcasecmp(origin + 7, host) == 0));
-    if (!own) { return MHD_HTTP_FORBIDDEN; }
+    if (strcasecmp(named, s->hosts[0]) != 0 && strcasecmp(named, s->hosts[1]) != 0) { return MHD_HTTP_FORBIDDEN; }
+    if (*origin && (!text_starts(origin, "http://") || strcasecmp(origin + 7, host) != 0)) { return MHD_HTTP_FORBIDDEN; }
+    while (r < NUM_ROUTES && strcmp(url, routes[r].url) != 0) { r++; }
     *why = "the key is missing or wrong";
-    if (s->key && known > 0 && !(text_starts(key, "Bearer ") && key_fits(s->key, key + 7))) { return MHD_HTTP_UNAUTHORIZED; }
+    if (s->key && r > 0 && !(text_starts(key, "Bearer ") && key_fits(s->key, key + 7))) { return MHD_HTTP_UNAUTHORIZED; }
     *why = "there is no such page";
-    if (known == 5) { return MHD_HTTP_NOT_FOUND; }
+    if (r == NUM_ROUTES) { return MHD_HTTP_NOT_FOUND; }
+    c->respond = routes[r].respond;
+    const bool post = c->respond == respond_answer;
     *why = post ? "wanted POST" : "wanted GET";
     if (strcmp(method, post ? "POST" : "GET") != 0) { return MHD_HTTP_METHOD_NOT_ALLOWED; }
     *why = "wanted Content-Type: application/json";
-    if (post && (strncasecmp(type, "application/json", 16) != 0 || !strchr("; \t", type[16]))) {
-        return MHD_HTTP_UNSUPPORTED_MEDIA_TYPE;
-    }
-    *why = "the question has more than 256 KiB";
-    return strtoull(header(c, "Content-Length"), NULL, 10) > MOST_BODY ? MHD_HTTP_CONTENT_TOO_LARGE : 0;
-}
-
-/* Responds to a whole request. */
-static enum MHD_Result route(Server* s, Client* c, const char* url) {
-    if (strcmp(url, "/generation") == 0) { return take_question(s, c); }
-    if (strcmp(url, "/checkpoints") == 0) { return respond_checkpoints(s, c); }
-    if (strcmp(url, "/log") == 0) {
-        const uint64_t last = strtoull(header(c, "Last-Event-ID"), NULL, 10);
-        c->event = last >= s->log.next ? 1 : last + (last > 0);  // of a log that nobody knows: it begins anew
-        c->follows = true;
-        return respond_stream(c, MHD_HTTP_OK, "text/event-stream");
-    }
-    if (strcmp(url, "/health") == 0) { return respond_health(s, c); }
-    return respond(c, MHD_HTTP_OK, "text/html; charset=utf-8",
-                   MHD_create_response_from_buffer(sizeof serve_page, (void*)serve_page, MHD_RESPMEM_PERSISTENT));
+    const bool json = strncasecmp(type, "application/json", 16) == 0 && strchr("; \t", type[16]);
+    return post && !json ? MHD_HTTP_UNSUPPORTED_MEDIA_TYPE : 0;
 }
 
 /* libmicrohttpd calls this when the head of a request has come, for each part of its body, and at its end. It calls this again
@@ -213,9 +221,14 @@ static enum MHD_Result handle(void* server, struct MHD_Connection* connection, c
         *size = 0;
         return MHD_YES;
     }
+    if (c->since == 0) { return answer(c); }  // the client was woken
     c->since = 0;
     if (c->body.size > MOST_BODY) { return refuse(c, MHD_HTTP_CONTENT_TOO_LARGE, "the question has more than 256 KiB"); }
-    return c->asks ? answer(c) : route(s, c, url);
+    return c->respond(s, c);
+}
+
+static Client new_client(Server* s, struct MHD_Connection* connection, int fd) {
+    return (Client){.server = s, .connection = connection, .fd = fd, .since = now_seconds()};
 }
 
 /* The end of a request: the connection may bring another one. */
@@ -224,11 +237,9 @@ static void on_completed(void* server, struct MHD_Connection* connection, void**
     (void)server, (void)connection, (void)why;
     if (!c) { return; }
     queue_leave(&c->server->queue, c);
-    buffer_free(&c->body);
-    buffer_free(&c->out);
-    c->follows = c->asks = c->done = false;
-    c->status = 0;
-    c->since = now_seconds();
+    free(c->body.text);
+    free(c->out.text);
+    *c = new_client(c->server, c->connection, c->fd);
 }
 
 static void on_connection(void* server, struct MHD_Connection* connection, void** context,
@@ -241,87 +252,61 @@ static void on_connection(void* server, struct MHD_Connection* connection, void*
         s->clients[i] = NULL;
         return;
     }
-    Client* c = (Client*)xcalloc(1, sizeof *c);
-    c->server = s;
-    c->connection = connection;
-    const void* address = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
-    c->address = ((const struct sockaddr_in*)address)->sin_addr;
-    c->fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-    c->since = now_seconds();
+    Client* c = (Client*)xmalloc(sizeof *c);
+    *c = new_client(s, connection, MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd);
     *context = s->clients[i] = c;
-}
-
-static bool is_this_machine(struct in_addr a) { return ntohl(a.s_addr) >> 24 == 127; }
-
-/* Admits a connection unless its address has too many. Connections from this machine have no limit of their own. */
-static enum MHD_Result on_arrival(void* server, const struct sockaddr* address, socklen_t length) {
-    const Server* s = (const Server*)server;
-    const struct in_addr from = ((const struct sockaddr_in*)address)->sin_addr;
-    int count = 0;
-    (void)length;
-    for (int i = 0; i < MOST_CLIENTS; i++) { count += s->clients[i] && s->clients[i]->address.s_addr == from.s_addr; }
-    return count < MOST_OF_ADDRESS || is_this_machine(from) ? MHD_YES : MHD_NO;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the loop
 
-/* Reads the log, keeps followers awake, and ends requests and answers whose time is over. */
+/* Lets the clients that follow look for events, and cuts off requests that take too long. */
 static void tick(Server* s) {
     const double now = now_seconds();
-    log_look(&s->log);
     for (int i = 0; i < MOST_CLIENTS; i++) {
         Client* c = s->clients[i];
+        if (c && c->follows) { wake(c); }
         if (c && c->since > 0 && now - c->since > REQUEST_SECONDS) { shutdown(c->fd, SHUT_RDWR); }
-        if (!c || !c->follows) { continue; }
-        if (c->suspended && now - c->told > COMMENT_SECONDS) {
-            buffer_text(&c->out, ":\n\n");
-            c->told = now;
-        }
-        if ((c->event < s->log.next && s->log.count > 0) || c->out.size > c->out.at) { wake(c); }
     }
-    queue_tick(&s->queue);
+    s->next_tick = now + TICK_MS / 1e3;
 }
 
 /* Waits for requests, for answers and for the next tick, and serves them. */
-static void serve(Server* s, struct MHD_Daemon* daemon, double* next_tick) {
+static void serve(Server* s, struct MHD_Daemon* daemon) {
     Queue* q = &s->queue;
-    struct pollfd fds[3 + MOST_CLIENTS] = {
+    const bool writes = buffer_waits(&q->process.to_write) > 0;
+    struct pollfd fds[2 + MOST_CLIENTS] = {
         {MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd, POLLIN, 0},
-        {q->pid > 0 ? q->out.fd : -1, POLLIN, 0},
-        {queue_writes(q) ? q->in : -1, POLLOUT, 0},
+        {q->process.pid > 0 ? q->process.lines.fd : -1, (short)(POLLIN | (writes ? POLLOUT : 0)), 0},
     };
     MHD_UNSIGNED_LONG_LONG wait = TICK_MS;
     if (MHD_get_timeout(daemon, &wait) != MHD_YES || wait > TICK_MS) { wait = TICK_MS; }
     for (int i = 0; i < MOST_CLIENTS; i++) {
         const Client* c = s->clients[i];
-        fds[3 + i] = (struct pollfd){c && (c->suspended || c->since > 0) ? c->fd : -1, POLLRDHUP, 0};
+        fds[2 + i] = (struct pollfd){c && (c->suspended || c->since > 0) ? c->fd : -1, POLLRDHUP, 0};
     }
-    poll(fds, 3 + MOST_CLIENTS, (int)wait);
+    poll(fds, 2 + MOST_CLIENTS, (int)wait);
     for (int i = 0; i < MOST_CLIENTS; i++) {
         Client* c = s->clients[i];
-        if (fds[3 + i].revents == 0 || !c) { continue; }
-        // libmicrohttpd may overlook the end of a request that is cut off, but not this
-        if (!c->suspended) { shutdown(c->fd, SHUT_RDWR); }
-        c->gone = true;
-        queue_leave(&s->queue, c);
-        wake(c);
+        if (fds[2 + i].revents == 0 || !c) { continue; }
+        shutdown(c->fd, SHUT_RDWR);  // libmicrohttpd may overlook the end of a request that is cut off, but not this
+        queue_leave(q, c);
+        question_fail(c, "the client has left");  // nobody reads this, but it ends the response
     }
-    if (fds[2].revents) { queue_write(q); }
-    if (fds[1].revents) { queue_read(q); }
-    if (now_seconds() >= *next_tick) {
-        tick(s);
-        *next_tick = now_seconds() + TICK_MS / 1e3;
-    }
+    if (fds[1].revents & POLLOUT) { queue_write(q); }
+    if (fds[1].revents & ~POLLOUT) { queue_read(q); }
+    if (now_seconds() >= s->next_tick) { tick(s); }
     MHD_run(daemon);
+    queue_go_on(q);
 }
+
+static bool is_this_machine(struct in_addr a) { return ntohl(a.s_addr) >> 24 == 127; }
 
 int main(int argc, char** argv) {
     static const char usage[] = "usage: ./serve OUT [--port 8080] [--host ADDRESS --key-file FILE] [--trainer ./train_llama3]";
     Server s;
     Error e = NO_ERROR;
     const char *host = "127.0.0.1", *port = "8080", *key_file = NULL;
-    double next_tick = 0;
     memset(&s, 0, sizeof s);
     s.queue.trainer = "./train_llama3";
     for (int i = 1; i < argc; i++) {
@@ -355,13 +340,14 @@ int main(int argc, char** argv) {
         die("%s: cannot be run: %s\n  hint: make train_llama3", s.queue.trainer, strerror(errno));
     }
     if (key_file) { s.key = key_read(key_file); }
-    must(log_open(&s.log, s.queue.run, &e), &e);
-    log_look(&s.log);
+    must(path_join(s.log, s.queue.run, "log.jsonl", &e), &e);
     signal(SIGPIPE, SIG_IGN);
-    struct MHD_Daemon* daemon = MHD_start_daemon(
-        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, on_arrival, &s, handle, &s, MHD_OPTION_SOCK_ADDR, &address,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)MOST_CLIENTS, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)REQUEST_SECONDS,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, &s, MHD_OPTION_NOTIFY_CONNECTION, on_connection, &s, MHD_OPTION_END);
+    const unsigned most_of_address = is_this_machine(address.sin_addr) ? MOST_CLIENTS : MOST_OF_ADDRESS;
+    struct MHD_Daemon* daemon =
+        MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, handle, &s, MHD_OPTION_SOCK_ADDR, &address,
+                         MHD_OPTION_CONNECTION_LIMIT, (unsigned)MOST_CLIENTS, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
+                         most_of_address, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)REQUEST_SECONDS, MHD_OPTION_NOTIFY_COMPLETED,
+                         on_completed, &s, MHD_OPTION_NOTIFY_CONNECTION, on_connection, &s, MHD_OPTION_END);
     if (!daemon) { die("%s:%s: cannot listen there: %s", host, port, strerror(errno)); }
     const int bound = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
     snprintf(s.hosts[0], sizeof s.hosts[0], "%s:%d", host, bound);
@@ -369,5 +355,5 @@ int main(int argc, char** argv) {
     snprintf(s.not_here, sizeof s.not_here, "Host or Origin is not this server, wanted Host: %s", s.hosts[0]);
     printf("serve   http://%s/ shows %s; Ctrl-C ends it\n", s.hosts[0], s.queue.run);
     fflush(stdout);
-    for (;;) { serve(&s, daemon, &next_tick); }
+    for (;;) { serve(&s, daemon); }
 }

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -202,9 +201,9 @@ def test_a_process_that_cannot_be_started_fails_its_question_alone(server):
     kept, limit = [], resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     while opened() < 34:
         kept.append(Follower(server))
-    for most in (36, 38):  # there is room for the connection and the file of errors, then also for a pipe
+    for most in (35, 37):  # there is room for the connection, then also for the file of errors and one end of the socket
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, limit[1]))
-        status, lines = server.post({"prompt": "a"})
+        status, lines = server.post({"prompt": "a", "checkpoint": "step_00000100"})
         assert status == 503 and lines[0]["error"].endswith("serve_stub.py: cannot be started: Too many open files")
         wait_for(lambda: opened() <= 34)
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limit)
@@ -387,7 +386,8 @@ class Follower:
                 return None
             name, value = line.split(": ", 1)
             fields[name] = value
-        return fields.get("event"), int(fields.get("id", 0)), json.loads(fields["data"])
+        self.place = int(fields.get("id", 0))
+        return fields.get("event"), self.place, json.loads(fields["data"])
 
     def take(self, count):
         return [self.next() for _ in range(count)]
@@ -425,9 +425,17 @@ def test_a_log_that_is_cut_begins_anew(server):
     followers.append(Follower(server, last))
     assert followers[0].next()[0] == "reset"
     assert [e[2]["event"] for e in followers[0].take(5)] == ["config", "step", "resume", "again", "again"]
-    os.replace(shutil.copy(server.out + "/log.jsonl", server.out + "/copy"), server.out + "/log.jsonl")
-    write(server, step(4, "again"))
+    text = open(server.out + "/log.jsonl").read()
+    for other in (text, text.replace("again", "other")):
+        open(server.out + "/copy", "w").write(other)
+        os.replace(server.out + "/copy", server.out + "/log.jsonl")
+        write(server, step(4, "other"))
+        if other == text:
+            assert followers[0].next()[2]["step"] == 4, "a copy is the same log"
     assert followers[0].next()[0] == "reset" and followers[0].take(6)[-1][2]["step"] == 4
+    later = Server(server.out)
+    assert Follower(later, followers[0].place).next() is None, "an id counts for the next server, too"
+    later.end()
     for last in (last, 10 ** 17, 12):  # ids of another log, of another server
         follower = Follower(server, last)
         assert follower.next()[0] == "reset" and follower.next()[2]["event"] == "config"
