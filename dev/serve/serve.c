@@ -22,11 +22,13 @@
 #include "build/serve_page.h"  // defines: serve_page, SERVE_STYLE, SERVE_SCRIPT
 
 #include <arpa/inet.h>
+#include <sys/resource.h>
 
 enum {
     MOST_CLIENTS = 32,
     MOST_OF_ADDRESS = 8,  // of them from one other machine
     MOST_BODY = 256 << 10,
+    LEAST_FILES = 64,      // a client needs one, and so do the process that answers, the log and what is always open
     REQUEST_SECONDS = 10,  // for a request, and for the next part of a response
     COMMENT_SECONDS = 5,
     TICK_MS = 250,
@@ -196,9 +198,9 @@ static unsigned judge(const Server* s, Client* c, const char* url, const char* m
     *why = "there is no such page";
     if (r == NUM_ROUTES) { return MHD_HTTP_NOT_FOUND; }
     c->respond = routes[r].respond;
-    const bool post = c->respond == respond_answer;
+    const bool post = c->respond == respond_answer, head = !post && strcmp(method, "HEAD") == 0;
     *why = post ? "wanted POST" : "wanted GET";
-    if (strcmp(method, post ? "POST" : "GET") != 0) { return MHD_HTTP_METHOD_NOT_ALLOWED; }
+    if (!head && strcmp(method, post ? "POST" : "GET") != 0) { return MHD_HTTP_METHOD_NOT_ALLOWED; }
     *why = "wanted Content-Type: application/json";
     const bool json = strncasecmp(type, "application/json", 16) == 0 && strchr("; \t", type[16]);
     return post && !json ? MHD_HTTP_UNSUPPORTED_MEDIA_TYPE : 0;
@@ -307,6 +309,7 @@ int main(int argc, char** argv) {
     Server s;
     Error e = NO_ERROR;
     const char *host = "127.0.0.1", *port = "8080", *key_file = NULL;
+    struct rlimit files;
     memset(&s, 0, sizeof s);
     s.queue.trainer = "./train_llama3";
     for (int i = 1; i < argc; i++) {
@@ -341,6 +344,11 @@ int main(int argc, char** argv) {
     }
     if (key_file) { s.key = key_read(key_file); }
     must(path_join(s.log, s.queue.run, "log.jsonl", &e), &e);
+    // without a free descriptor libmicrohttpd would look at the same new connection again and again
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < LEAST_FILES) {
+        die("the limit of open files is %d, wanted at least %d\n  hint: ulimit -n %d", (int)files.rlim_cur, LEAST_FILES,
+            LEAST_FILES);
+    }
     signal(SIGPIPE, SIG_IGN);
     const unsigned most_of_address = is_this_machine(address.sin_addr) ? MOST_CLIENTS : MOST_OF_ADDRESS;
     struct MHD_Daemon* daemon =

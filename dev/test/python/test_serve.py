@@ -210,6 +210,12 @@ def test_a_process_that_cannot_be_started_fails_its_question_alone(server):
     assert server.post({"prompt": "a"})[0] == 200
 
 
+def test_too_few_descriptors_are_an_error_at_the_start(tmp_path):
+    done = subprocess.run(["sh", "-c", f"ulimit -n 34; exec {SERVE} {make_run(tmp_path)} --port 0 --trainer {STUB}"],
+                          capture_output=True, text=True, timeout=10)
+    assert done.returncode == 1 and done.stderr.startswith("error: the limit of open files is 34, wanted at least 64")
+
+
 def test_of_20_clients_17_get_their_own_answer_and_3_are_sent_away(server):
     results = [None] * 20
 
@@ -288,6 +294,9 @@ def test_only_its_own_pages_reach_it(server):
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonp", "application", ""):
         assert server.post({"prompt": "a"}, **{"Content-Type": kind})[0] == 415
     assert server.request("GET", "/generation")[1].status == server.request("PUT", "/log")[1].status == 405
+    connection, response = server.request("HEAD", "/")
+    assert response.status == 200 and int(response.headers["Content-Length"]) > 10000 and response.read() == b""
+    assert server.request("HEAD", "/log")[1].status == 200 and server.request("HEAD", "/generation")[1].status == 405
     assert server.get("/../etc/passwd")[0] == server.get("/log.jsonl")[0] == 404
     assert server.post({"prompt": "a" * (256 << 10)})[0] == 413
 
