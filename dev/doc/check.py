@@ -25,9 +25,8 @@ import numpy as np
 DOC = Path(__file__).resolve().parent
 ROOT = DOC.parents[1]
 LESSONS = "rmsnorm rope attention swiglu crossentropy bugs".split()
-HEADERS = "rmsnorm rope attention swiglu crossentropy".split()
 FUNCTIONS = """rmsnorm_forward rmsnorm_backward rope_forward rope_backward attention_forward_plain attention_backward_plain
-attention_forward swiglu_forward swiglu_backward crossentropy_forward crossentropy_fused""".split()
+swiglu_forward swiglu_backward crossentropy_fused""".split()
 
 
 class Shape(ctypes.Structure):
@@ -38,16 +37,15 @@ class Oracle:
     """The functions of llmc/*.h, built as a library."""
 
     def __init__(self):
-        code = "".join(f'#include "llmc/{h}.h"\n' for h in HEADERS)
-        code += "const struct { const char* name; void* f; } functions[] = {\n"
-        code += "".join(f'    {{"{f}", (void*){f}}},\n' for f in FUNCTIONS) + "};\n"
+        code = "".join(f'#include "llmc/{name}.h"\n' for name in LESSONS if name != "bugs")
+        code += "const void* const functions[] = {" + ", ".join(FUNCTIONS) + "};\n"
         (ROOT / "build").mkdir(exist_ok=True)
         source, library = ROOT / "build/lessons.c", ROOT / "build/lessons.so"
         source.write_text(code)
         subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-O1", "-march=native", "-fPIC", "-shared", "-I.",
                         "-w", str(source), "-o", str(library), "-lm"], cwd=ROOT, check=True)
-        table = (ctypes.c_void_p * (2 * len(FUNCTIONS))).in_dll(ctypes.CDLL(str(library)), "functions")
-        self.functions = {f: table[2 * i + 1] for i, f in enumerate(FUNCTIONS)}
+        table = (ctypes.c_void_p * len(FUNCTIONS)).in_dll(ctypes.CDLL(str(library)), "functions")
+        self.functions = dict(zip(FUNCTIONS, table))
 
     def __getattr__(self, name):
         def call(*arguments):
@@ -85,7 +83,7 @@ def slope(f, x, h=1e-3):
 
 
 def main():
-    names = sys.argv[1:] or [n for n in LESSONS if (DOC / f"{n}.md").exists()]
+    names = sys.argv[1:] or LESSONS
     unknown = [n for n in names if not (DOC / f"{n}.md").exists()]
     if unknown:
         sys.exit(f"error: {unknown[0]}: no such lesson, wanted one of: {' '.join(LESSONS)}")
