@@ -47,9 +47,6 @@ static inline bool parse_line(Json* j, const Unit* u, const char* path, Error* e
     return json_parse_line(j, u->text, u->len, at, e);
 }
 
-/* Returns the name of the field that holds the text. */
-static inline const char* text_field(const Args* a) { return a->field ? a->field : "text"; }
-
 /* Returns the hint for a line without the field: the first member with a text, or --chat, or "". */
 static inline const char* other_field_hint(char* out, size_t cap, const Json* j) {
     for (size_t i = 0; i < sizeof chat_spellings / sizeof *chat_spellings; i++) {

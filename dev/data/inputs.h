@@ -41,22 +41,6 @@ static inline bool input_open(Input* in, const Args* a, const char* path, Error*
     return true;
 }
 
-/* Writes the end of the command that reads the input from another program. */
-static inline const char* reading_command(char* out, size_t cap, const Args* a, bool lines) {
-    char fraction[48] = "", train[48] = "";
-    if (a->val_fraction > 0) { snprintf(fraction, sizeof fraction, " --val-fraction %g", a->val_fraction); }
-    if (a->train_bpe) {
-        snprintf(train, sizeof train, " --train-bpe %zu%s", a->train_bpe, a->num_specials > 2 ? " --chat" : "");
-    }
-    snprintf(out, cap, "./tokenize%s%s%s%s%s%s -o %s -", train, a->tokenizer ? " --tokenizer " : "",
-             a->tokenizer ? a->tokenizer : "",
-             a->chat ? " --chat"
-             : lines ? " --field "
-                     : "",
-             lines && !a->chat ? text_field(a) : "", fraction, a->out);
-    return out;
-}
-
 /* Returns the length of the byte order mark at the start of an input; it does not belong to the text. */
 static inline size_t mark_length(const Args* a, const char* head, size_t n) {
     return !a->bytes && n >= 3 && memcmp(head, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;

@@ -41,15 +41,21 @@ static inline bool token_file_open(TokenFile* w, Error* e) {
     return w->f != NULL;
 }
 
-static inline bool token_file_create(TokenFile* w, const char* path, int token_bytes, bool masked, Error* e) {
-    static const char header[TOKENFILE_HEADER_BYTES] = {0};
+/* Begins an output: its temporary file is there, and locked until token_file_publish(). */
+static inline bool token_file_begin(TokenFile* w, const char* path, Error* e) {
     if (snprintf(w->tmp, sizeof w->tmp, "%s.tmp", path) >= PATH_CAP) {
         return fail(e, "%.100s...: the path is too long", path);
     }
     snprintf(w->path, sizeof w->path, "%s", path);
-    if (!is_replaceable(path, e)) { return false; }
-    if (!token_file_open(w, e)) { return false; }
+    if (!is_replaceable(path, e) || !token_file_open(w, e)) { return false; }
     w->lock = dup(fileno(w->f));
+    return true;
+}
+
+/* Begins a token file. */
+static inline bool token_file_create(TokenFile* w, const char* path, int token_bytes, bool masked, Error* e) {
+    static const char header[TOKENFILE_HEADER_BYTES] = {0};
+    if (!token_file_begin(w, path, e)) { return false; }
     w->token_bytes = token_bytes;
     w->masked = masked;
     crc_begin(&w->crc);

@@ -242,11 +242,12 @@ static bool write_token_files(Job* job, Error* e) {
 /* Trains a tokenizer on all inputs. */
 static bool train_bpe(Job* job, Error* e) {
     const Args* a = job->args;
+    char path[PATH_CAP];
     uint64_t size = 0;
     Counting counting;
     catch_the_end();
     job->counting = counting_begin(&counting);
-    bool ok = check_all_inputs(a, &size, e) && out_path(token_files[0].path, a, "", e);
+    bool ok = check_all_inputs(a, &size, e) && out_path(path, a, "", e) && token_file_begin(&token_files[0], path, e);
     Progress progress = progress_begin(stdout, "read", size, "B");
     for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_input(job, NULL, &progress, a->files[i], e); }
     progress_end(&progress);

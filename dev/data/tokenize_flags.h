@@ -120,7 +120,27 @@ static inline bool holds_lines(const Args* a, const char* path) {
     return descriptor_of(path) >= 0 ? a->field != NULL : len >= 6 && strcmp(path + len - 6, ".jsonl") == 0;
 }
 
+/* Returns the name of the field that holds the text. */
+static inline const char* text_field(const Args* a) { return a->field ? a->field : "text"; }
+
+/* Writes the end of the command that reads the input from another program. */
+static inline const char* reading_command(char* out, size_t cap, const Args* a, bool lines) {
+    char fraction[48] = "", train[48] = "";
+    if (a->val_fraction > 0) { snprintf(fraction, sizeof fraction, " --val-fraction %g", a->val_fraction); }
+    if (a->train_bpe) {
+        snprintf(train, sizeof train, " --train-bpe %zu%s", a->train_bpe, a->num_specials > 2 ? " --chat" : "");
+    }
+    snprintf(out, cap, "./tokenize%s%s%s%s%s%s -o %s -", train, a->tokenizer ? " --tokenizer " : "",
+             a->tokenizer ? a->tokenizer : "",
+             a->chat ? " --chat"
+             : lines ? " --field "
+                     : "",
+             lines && !a->chat ? text_field(a) : "", fraction, a->out);
+    return out;
+}
+
 static inline void check_inputs(const Args* a) {
+    char command[2 * PATH_CAP];
     bool lines = false;
     for (int i = 0; i < a->num_files; i++) {
         const int fd = descriptor_of(a->files[i]);
@@ -132,8 +152,8 @@ static inline void check_inputs(const Args* a) {
     if (a->field && !lines) {
         die_usage(
             "--field is for .jsonl files and for lines of JSON from -, but the input is %s\n"
-            "  hint: cat %s | ./tokenize --field %s -o %s -",
-            a->files[0], a->files[0], a->field, a->out);
+            "  hint: cat %s | %s",
+            a->files[0], a->files[0], reading_command(command, sizeof command, a, true));
     }
 }
 
@@ -176,6 +196,13 @@ static inline double parse_number(const char* flag, const char* text, double min
     return value;
 }
 
+/* The same of a number without a fraction. */
+static inline uint64_t parse_integer(const char* flag, const char* text, double min, double max, const char* wanted) {
+    const double value = parse_number(flag, text, min, max, wanted);
+    if (value != (double)(uint64_t)value) { die_usage("--%s is \"%.100s\", wanted %s", flag, text, wanted); }
+    return (uint64_t)value;
+}
+
 static inline void parse_args(Args* a, int argc, char** argv) {
     memset(a, 0, sizeof *a);
     a->files = (char**)xcalloc((size_t)argc, sizeof(char*));
@@ -211,9 +238,13 @@ static inline void parse_args(Args* a, int argc, char** argv) {
             case ARG_BYTES: a->bytes = true; break;
             case ARG_JSONL: a->jsonl = true; break;
             case ARG_DECODE: a->decode = true; break;
-            case ARG_SHOW: a->show = (uint64_t)parse_number(name, value, 1, 1e15, "the number of a document, from 1"); break;
-            case ARG_TRAIN_BPE: a->train_bpe = (size_t)parse_number(name, value, 1, 1 << 30, "a number of tokens"); break;
-            case ARG_THREADS: a->threads = (int)parse_number(name, value, 1, 4096, "a number of threads from 1 to 4096"); break;
+            case ARG_SHOW: a->show = parse_integer(name, value, 1, 1e15, "the number of a document, from 1"); break;
+            case ARG_TRAIN_BPE:
+                a->train_bpe = parse_integer(name, value, 1, 1 << 30, "a number of tokens, at most 1073741824");
+                break;
+            case ARG_THREADS:
+                a->threads = (int)parse_integer(name, value, 1, 4096, "a number of threads from 1 to 4096");
+                break;
             case ARG_HELP: print_help(); exit(0);
             case ARG_VERSION: printf("tokenize (llama3.c) %s\n", LLMC_VERSION); exit(0);
             case NUM_ARGS: break;

@@ -48,7 +48,8 @@ static inline void counting_end(Counting* c) {
     free(c->own);
 }
 
-/* Learns a tokenizer from the pieces, which it frees, and writes it to out->path; `start` is when the job began. */
+/* Learns a tokenizer from the pieces, which it frees, and writes it to `out`, which token_file_begin() began; `start` is
+ * when the job began. */
 static inline bool write_trained(TokenFile out[2], const Args* a, PieceCounts* pieces, double start, Error* e) {
     Bpe bpe;
     Tokenizer t;
@@ -63,11 +64,8 @@ static inline bool write_trained(TokenFile out[2], const Args* a, PieceCounts* p
     progress_end(&progress);
     bpe_tokenizer(&t, &bpe, a->num_specials);
     bpe_free(&bpe);
-    strcat(strcpy(out->tmp, out->path), ".tmp");  // out_path() left room for it
-    out->lock = -1;
-    bool ok = token_file_open(out, e);
-    if (ok) { write_tokenizer_json(out->f, &t); }
-    ok = ok && close_output(out->f, out->tmp, e) && token_files_publish(out, out + 1, e);
+    write_tokenizer_json(out->f, &t);
+    const bool ok = close_output(out->f, out->tmp, e) && token_files_publish(out, out + 1, e);
     if (ok) {
         print_names(stdout, "%s: %s tokens (%zu special) from %s distinct pieces, %.1f s\n", out->path,
                     text_count((uint64_t)t.vocab_size, text[1], sizeof text[1]), a->num_specials, text[0],

@@ -252,6 +252,10 @@ def test_a_token_of_five_thousand_bytes_is_read_by_all(tmp_path):
     (["--train-bpe", "257"], 2, "--train-bpe is 257, wanted at least 258: 256 bytes and 2 special tokens"),
     (["--train-bpe", "263", "--chat"], 2, "--train-bpe is 263, wanted at least 264: 256 bytes and 8 special tokens"),
     (["--train-bpe", "many"], 2, "wanted a number of tokens"),
+    (["--train-bpe", "300.5"], 2, "wanted a number of tokens"),
+    (["--train-bpe", "2147483648"], 2, "wanted a number of tokens, at most 1073741824"),
+    (["--train-bpe", "300", "--chat", "--field", "body", "good.txt"], 2,
+     "hint: cat good.txt | ./tokenize --train-bpe 300 --chat --field body -o tokenizer.json -"),
     (["--train-bpe", "300", "--val-fraction", "0.1"], 2, "--train-bpe goes without --val-fraction"),
     (["--train-bpe", "300", "--bytes"], 2, "--train-bpe goes without --bytes"),
     (["--train-bpe", "300", "--tokenizer", "."], 2, "--train-bpe goes without --tokenizer"),
@@ -289,11 +293,18 @@ def test_a_file_is_replaced_and_a_vocabulary_that_stays_small_says_so(tmp_path):
 def test_after_ctrl_c_there_is_no_half_file(tmp_path):
     rng = random.Random(4)
     (tmp_path / "text.txt").write_text(" ".join("".join(rng.choices("abcdefghijklmnop", k=8)) for _ in range(60_000)))
-    out, hit = tmp_path / "tokenizer.json", 0
+    out, temporary, hit = tmp_path / "tokenizer.json", tmp_path / "tokenizer.json.tmp", 0
+
+    def written():
+        try:
+            return temporary.stat().st_size > 0
+        except FileNotFoundError:
+            return False
+
     for wait_for_file in (True, False, True):
         out.write_text("the old file")
         with subprocess.Popen([TOKENIZE, "--train-bpe", "90000", "-o", out, tmp_path / "text.txt"], stdout=subprocess.DEVNULL) as p:
-            while wait_for_file and p.poll() is None and not (tmp_path / "tokenizer.json.tmp").exists():
+            while wait_for_file and p.poll() is None and not written():
                 pass
             hit += p.poll() is None
             p.send_signal(signal.SIGINT)

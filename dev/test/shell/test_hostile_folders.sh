@@ -231,6 +231,25 @@ started=
 check "and its file is whole" cmp both.bin reference.bin
 rm -f ./*
 
+# a tokenizer takes its name before it reads the text, which has no end yet
+ln -s target link.json
+expect "train-bpe: a link is refused at once" 1 "link.json: is a link" \
+    sh -c "{ echo text; sleep 5; } | timeout 3 '$bin/tokenize' --train-bpe 300 -o link.json -"
+mkfifo feed
+"$bin/tokenize" --train-bpe 300 -o both.json - <feed >first 2>&1 &
+one=$!
+started=$one
+exec 5>feed
+wait_for test -e both.json.tmp
+expect "two train-bpe into one file: the second is refused" 1 "both.json.tmp: another process is writing this file" \
+    tokens --train-bpe 300 -o both.json ../other.txt
+echo the first text >&5
+exec 5>&-
+wait $one
+check "two train-bpe into one file: the first ends well" test $? -eq 0 -a -s both.json -a ! -e both.json.tmp
+started=
+rm -f ./*
+
 "$bin/tokenize" -o z.bin --val-fraction 0.2 ../text.txt >/dev/null
 check "tokenize: both parts of a split have their names, and nothing else stays" test "$(ls)" = "z_train.bin
 z_val.bin"
