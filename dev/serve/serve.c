@@ -39,7 +39,7 @@ struct Server {
     char not_here[128];
     char* key;  // NULL: none
     char log[PATH_CAP];
-    Client* clients[MOST_CLIENTS];
+    Client clients[MOST_CLIENTS];  // without a connection: a free place
     Queue queue;
     double next_tick;
 };
@@ -247,16 +247,14 @@ static void on_completed(void* server, struct MHD_Connection* connection, void**
 static void on_connection(void* server, struct MHD_Connection* connection, void** context,
                           enum MHD_ConnectionNotificationCode code) {
     Server* s = (Server*)server;
-    int i = 0;
-    while (s->clients[i] != *context) { i++; }  // *context of a new connection is NULL, as one place is: see the limit
+    Client* c = (Client*)*context;
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
-        free(s->clients[i]);
-        s->clients[i] = NULL;
+        *c = (Client){0};
         return;
     }
-    Client* c = (Client*)xmalloc(sizeof *c);
+    for (c = s->clients; c->connection;) { c++; }  // finds one, since libmicrohttpd counts the connections, too
     *c = new_client(s, connection, MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd);
-    *context = s->clients[i] = c;
+    *context = c;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -265,10 +263,9 @@ static void on_connection(void* server, struct MHD_Connection* connection, void*
 /* Lets the clients that follow look for events, and cuts off requests that take too long. */
 static void tick(Server* s) {
     const double now = now_seconds();
-    for (int i = 0; i < MOST_CLIENTS; i++) {
-        Client* c = s->clients[i];
-        if (c && c->follows) { wake(c); }
-        if (c && c->since > 0 && now - c->since > REQUEST_SECONDS) { shutdown(c->fd, SHUT_RDWR); }
+    for (Client* c = s->clients; c < s->clients + MOST_CLIENTS; c++) {
+        if (c->follows) { wake(c); }
+        if (c->since > 0 && now - c->since > REQUEST_SECONDS) { shutdown(c->fd, SHUT_RDWR); }
     }
     s->next_tick = now + TICK_MS / 1e3;
 }
@@ -284,13 +281,13 @@ static void serve(Server* s, struct MHD_Daemon* daemon) {
     MHD_UNSIGNED_LONG_LONG wait = TICK_MS;
     if (MHD_get_timeout(daemon, &wait) != MHD_YES || wait > TICK_MS) { wait = TICK_MS; }
     for (int i = 0; i < MOST_CLIENTS; i++) {
-        const Client* c = s->clients[i];
-        fds[2 + i] = (struct pollfd){c && (c->suspended || c->since > 0) ? c->fd : -1, POLLRDHUP, 0};
+        const Client* c = &s->clients[i];
+        fds[2 + i] = (struct pollfd){c->suspended || c->since > 0 ? c->fd : -1, POLLRDHUP, 0};
     }
     poll(fds, 2 + MOST_CLIENTS, (int)wait);
     for (int i = 0; i < MOST_CLIENTS; i++) {
-        Client* c = s->clients[i];
-        if (fds[2 + i].revents == 0 || !c) { continue; }
+        Client* c = &s->clients[i];
+        if (fds[2 + i].revents == 0) { continue; }
         shutdown(c->fd, SHUT_RDWR);  // libmicrohttpd may overlook the end of a request that is cut off, but not this
         queue_leave(q, c);
         question_fail(c, "the client has left");  // nobody reads this, but it ends the response
