@@ -16,6 +16,7 @@ pytest.importorskip("safetensors")
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
 sys.path.insert(0, ROOT)
+import python_trainer  # noqa: E402
 import train_llama3 as ref  # noqa: E402
 from dev.reference import tokenfiles  # noqa: E402
 from dev.reference.config import Config  # noqa: E402
@@ -73,9 +74,9 @@ def c_run(folder, kind, *flags, trainer=TRAINER):
 
 
 def py_run(folder, kind, *flags):
-    program = [sys.executable, os.path.join(ROOT, "train_llama3.py")]
-    return subprocess.run(command(program, kind, "--device", "cpu", *flags), cwd=folder, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True)
+    done = python_trainer.run(folder, *command([], kind, "--device", "cpu", *flags))
+    done.stdout += done.stderr
+    return done
 
 
 def events(folder, out, *kinds):

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
+import python_trainer  # noqa: E402
 import train_llama3 as ref  # noqa: E402
 from dev.reference import folders, oracles, tokenfiles  # noqa: E402
 
@@ -27,10 +28,10 @@ TRAIN = ["--train", "data.bin", "--batch", B, "--seq", T, "--sample-tokens", 0, 
          "--lr", LR]
 
 
-def run(*flags, cwd=None, code=0, program=None):
+def run(*flags, cwd=None, code=0, python=False):
     """Runs the trainer; returns its output. An error is one line, exit 1."""
-    command = program or [ROOT / "train_llama3"]
-    done = subprocess.run([*map(str, command), *map(str, flags)], cwd=cwd, capture_output=True, text=True, check=False)
+    done = python_trainer.run(cwd, *flags) if python else \
+        subprocess.run([ROOT / "train_llama3", *map(str, flags)], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     if code:
         assert [line for line in done.stderr.splitlines() if not line.startswith(("  hint: ", "warning: "))] == \
@@ -124,8 +125,7 @@ def test_the_python_trainer_draws_the_same_adapters_and_prints_the_same_losses(w
     base_model(work / "base", tied=on == "ffn")
     flags = ["--model", "base", "--lora", 5, "--lora-on", on, "--lora-alpha", 7, "--seed", 9, *TRAIN, "--steps", STEPS]
     run(*flags, "--total-batch", 2 * B * T, "--out", "c", cwd=work)
-    run(*flags, "--total-batch", 2 * B * T, "--out", "py", "--device", "cpu", cwd=work,
-        program=[sys.executable, ROOT / "train_llama3.py"])
+    run(*flags, "--total-batch", 2 * B * T, "--out", "py", "--device", "cpu", cwd=work, python=True)
     assert np.abs(np.array(losses(work / "c")) - losses(work / "py")).max() <= 1e-4
     ours, theirs = (load_file(work / f"{out}/step_00000020/adapter_model.safetensors") for out in ("c", "py"))
     assert ours.keys() == theirs.keys()
@@ -133,8 +133,7 @@ def test_the_python_trainer_draws_the_same_adapters_and_prints_the_same_losses(w
         assert (w - theirs[name]).abs().max() <= 1e-4, name
     # and each reads the other's checkpoint
     run("--model", "py/step_00000020", *TRAIN, "--steps", 3, "--out", "c2", cwd=work)
-    run("--model", "c/step_00000020", *TRAIN, "--steps", 3, "--out", "py2", "--device", "cpu", cwd=work,
-        program=[sys.executable, ROOT / "train_llama3.py"])
+    run("--model", "c/step_00000020", *TRAIN, "--steps", 3, "--out", "py2", "--device", "cpu", cwd=work, python=True)
     assert np.abs(np.array(losses(work / "c2")) - losses(work / "py2")).max() <= 1e-4
 
 

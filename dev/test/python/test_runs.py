@@ -15,7 +15,8 @@ pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
-from train_llama3 import parse_arguments  # noqa: E402  packages that are missing skip the file before
+import python_trainer  # noqa: E402  packages that are missing skip the file before
+from train_llama3 import parse_arguments  # noqa: E402
 
 FLAGS = ["--model", "d1", "--train", "data.bin", "--batch", "1", "--seq", "16", "--sample-tokens", "0", "--threads", "1",
          "--checkpoint-every", "1"]
@@ -26,7 +27,7 @@ def run(folder, program, *flags):
 
 
 def torch_run(folder, *flags):
-    return run(folder, [sys.executable, ROOT / "train_llama3.py"], *FLAGS, *flags)
+    return python_trainer.run(folder, *FLAGS, *flags)
 
 
 def c_run(folder, *flags):
@@ -49,7 +50,7 @@ def work(tmp_path_factory):
     """Makes token files, and a run of each trainer: `torch` and `c`."""
     folder = tmp_path_factory.mktemp("runs")
     ids = [(7 * i * i + 3 * i) % 250 for i in range(2000)]
-    data = struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids)
+    data = struct.pack("<256i", 20240520, 1, len(ids), 256, *[0] * 252) + struct.pack(f"<{len(ids)}H", *ids)
     (folder / "data.bin").write_bytes(data)
     assert torch_run(folder, "--steps", 2, "--out", "torch").returncode == 0
     assert c_run(folder, *FLAGS, "--steps", 2, "--out", "c").returncode == 0
@@ -76,16 +77,16 @@ def test_a_living_run_of_the_c_trainer_is_left_alone_and_leaves_this_one_alone(w
         finally:
             c.kill()
     flags = [*FLAGS, "--steps", 1000000, "--out", "live2", "--keep", 2]
-    with subprocess.Popen([sys.executable, ROOT / "train_llama3.py", *map(str, flags)], cwd=work,
-                          stdout=subprocess.DEVNULL) as mine:
-        try:
-            while not list((work / "live2").glob("step_*[0-9]")):
-                time.sleep(0.05)
-            refused(c_run(work, *FLAGS, "--out", "live2", "--resume"), f"another run (process {mine.pid}) is writing")
-            owner = (work / "live2/.owner").read_text(encoding="utf-8").split()
-            assert owner[1] == str(mine.pid) and len(owner) == 4
-        finally:
-            mine.kill()
+    mine = python_trainer.start(work, *flags)
+    try:
+        while not list((work / "live2").glob("step_*[0-9]")):
+            time.sleep(0.05)
+        refused(c_run(work, *FLAGS, "--out", "live2", "--resume"), f"another run (process {mine.pid}) is writing")
+        owner = (work / "live2/.owner").read_text(encoding="utf-8").split()
+        assert owner[1] == str(mine.pid) and len(owner) == 4
+    finally:
+        mine.kill()
+        mine.join()
     assert torch_run(work, "--out", "live2", "--resume", "--stop-after", 2).returncode in (0, 2)  # its lock died with it
     assert not (work / "live2/.owner").exists()
 
