@@ -21,10 +21,13 @@ def _main(folder, flags, streams):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), fd)
     sys.path.insert(0, str(ROOT))
     sys.argv = [str(ROOT / "train_llama3.py"), *flags]
-    try:
+    try:  # ends as the interpreter does: a process of multiprocessing knows neither of the two
         runpy.run_path(sys.argv[0], run_name="__main__")
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
     finally:
-        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
+        atexit._run_exitfuncs()
 
 
 def start(folder, *flags, streams=(os.devnull, os.devnull)):
