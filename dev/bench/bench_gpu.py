@@ -157,12 +157,12 @@ class Side:
                                  start_new_session=True)
             begin, ms = None, []
             try:
-                while p.poll() is None:
+                while p.poll() is None and time.monotonic() < until:
                     time.sleep(0.02)
                     ms = read_steps(out)
                     if begin is None and len(ms) > warm:
                         begin = time.monotonic()
-                    if time.monotonic() > until or len(ms) > warm + 4 and sum(ms[warm:]) >= seconds * 1e3:
+                    if len(ms) > warm + 4 and sum(ms[warm:]) >= seconds * 1e3:
                         break
             finally:  # an interrupted benchmark leaves no trainer running
                 end, ended = time.monotonic(), p.poll()
