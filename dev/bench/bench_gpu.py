@@ -454,6 +454,19 @@ def asked(field):
     return text_of(["nvidia-smi", "-i", visible_card(0), f"--query-gpu={field}", "--format=csv,noheader"])
 
 
+def in_time(command, end, **streams):
+    """Runs a command until it ends, or kills it and what it started at the time `end`. Returns its result, or None if killed."""
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, text=True, **streams) as p:
+        try:
+            output, errors = p.communicate(timeout=max(0, end - time.monotonic()))
+        except BaseException as why:  # an interrupted benchmark leaves nothing running
+            os.killpg(p.pid, signal.SIGKILL)
+            if not isinstance(why, subprocess.TimeoutExpired):
+                raise
+            return None
+    return subprocess.CompletedProcess(command, p.returncode, output, errors)
+
+
 def flags_that_fit(trainer, flags):
     """Returns the flags that the trainer itself names if a run does not fit into the card, and the trainer's precision."""
     more = []
@@ -466,22 +479,28 @@ def flags_that_fit(trainer, flags):
     fail((r.stderr.strip().splitlines() or ["no message"])[0].removeprefix("error: "))
 
 
-def profile(trainer, flags):
+def profile(trainer, flags, end):
     """Returns the lines of a page for the trainer's --profile; none if there is no such table."""
-    r = subprocess.run([trainer, *flags, "--profile", "3"], capture_output=True, text=True, check=False)
+    r = in_time([trainer, *flags, "--profile", "3"], end, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    if r is None:
+        return ["No profile: the time was over.", ""]
     at = r.stdout.find("profile of one step")
     return ["```", r.stdout[at:].rstrip(), "```", ""] if at >= 0 else []
 
 
 def one_page(a):
     """--minutes: one page about this card. The profile has the last tenth of the time."""
-    a.until, cuda = time.monotonic() + 54 * a.minutes, a.device == "cuda"
+    begin, cuda = time.monotonic(), a.device == "cuda"
+    a.until, end = begin + 54 * a.minutes, begin + 60 * a.minutes
     if cuda and not shutil.which("nvidia-smi"):
         fail("no GPU: nvidia-smi is not installed")
     a.gpu, capability = (asked("name"), asked("compute_cap")) if cuda else ("CPU", "none")
     if a.trainer == TRAINER:
         print("make train_llama3cu, which takes some minutes", flush=True)
-        if subprocess.run(["make", "train_llama3cu"], cwd=ROOT, check=False).returncode:
+        made = in_time(["make", "train_llama3cu"], a.until)
+        if made is None:
+            fail("make train_llama3cu: no end within --minutes", "run it alone first, then this script again")
+        if made.returncode:
             fail("make train_llama3cu failed", "its lines above say why; see dev/doc/installing.md")
     a.torch = ref is not None and not capability.startswith("7.")
     name = (a.shapes or [SMALL])[0]
@@ -495,7 +514,7 @@ def one_page(a):
         lines[-1:] = [f"- compute capability {capability}" + (", which PyTorch's side is left out for: it needs bfloat16"
                       if ref and not a.torch else ""), ""]
         lines += compare(name, shape, a, monitor, work)[0]
-        lines += profile(a.trainer, [*flags, *more])
+        lines += profile(a.trainer, [*flags, *more], end)
     finally:
         monitor.close()
         shutil.rmtree(work, ignore_errors=True)

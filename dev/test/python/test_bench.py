@@ -1,5 +1,9 @@
-"""Tests how dev/bench/bench_gpu.py measures a side that runs out of memory: it finds the number of blocks to recompute."""
+"""Tests how dev/bench/bench_gpu.py measures: it finds the number of blocks that a side must recompute, and it ends in time."""
+import os
+import select
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,3 +50,21 @@ def test_another_error_ends_the_side(tmp_path):
     side = bench_gpu.Side("PyTorch", [sys.executable, "-c", "raise SystemExit('no card')"], 8, "bf16", 32)
     side.turn(str(tmp_path), bench_gpu.Monitor(), 0.5, 2)
     assert "no card" in side.error and side.blocks == 0
+
+
+def test_what_runs_over_the_time_is_killed_with_all_that_it_started():
+    ours, theirs = os.pipe()
+    begin = time.monotonic()
+    assert bench_gpu.in_time(["sh", "-c", "sleep 60 & wait"], begin + 0.5, stdout=theirs) is None
+    os.close(theirs)
+    assert select.select([ours], [], [], 20)[0] and not os.read(ours, 1)  # nothing holds the other end
+    os.close(ours)
+
+
+def test_a_page_says_that_its_profile_ran_over_the_time():
+    assert bench_gpu.profile("sh", ["-c", "sleep 60"], time.monotonic() + 0.1) == ["No profile: the time was over.", ""]
+
+
+def test_what_ends_in_time_gives_its_output():
+    result = bench_gpu.in_time(["sh", "-c", "echo done; exit 3"], time.monotonic() + 60, stdout=subprocess.PIPE)
+    assert (result.stdout, result.returncode) == ("done\n", 3)
