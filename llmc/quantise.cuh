@@ -6,12 +6,14 @@
  * rmsnorm_quantised.cuh, swiglu_quantised.cuh.
  * Transposes, for the products that sum over the rows: a block takes a tile, 16 elements of 4 rows a thread. A column's 4 bytes
  * are one word of its line in shared memory, `tile` (column, rows / 4). Groups of 4 words of a line change places by the
- * column's part of the tile, so neither the writes by columns nor the reads by lines meet in a bank. The kernels that made the
- * rows have left the largest value, which gives the one scale (QuantisedRows.largest). 2 bytes an element from 8-bit rows, 3
- * from 16 bits. Weights: a product in fp8 wants both factors with the summed index innermost. Forward sums over the inputs, dx
- * over the outputs, so a weight W (OC, C) has two copies: `rows` (OC, C) with a scale for each output, and `columns` (C, OC),
- * its transpose, with a scale for each input. One pass takes both kinds of maxima, in the arrays of the scales. They are maxima
- * of integers, so their order does not matter. A second pass converts both copies. 6 bytes a weight, once an update or gather.
+ * column's part of the tile, so neither the writes by columns nor the reads by lines meet in a bank. A transpose has one scale,
+ * from the largest value of all rows, which the kernels that made the rows stored (QuantisedRows.largest). 2 bytes an element
+ * from 8-bit rows, 3 from 16 bits.
+ * Weights: a product in fp8 wants both factors with the summed index innermost. Forward sums over the inputs, dx over the
+ * outputs, so a weight W (OC, C) has two copies: `rows` (OC, C) with a scale for each output, and `columns` (C, OC), its
+ * transpose, with a scale for each input. One pass finds both kinds of maxima and keeps them where the scales will lie. They
+ * are maxima of integers, so their order does not matter. A second pass converts both copies. 6 bytes a weight, once an update
+ * or gather.
  *
  * Counts (QuantiseCounts) are of a sample, one row in QUANTISE_SAMPLE, so that they cost nothing: integers, in any order.
  */

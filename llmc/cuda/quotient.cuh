@@ -2,7 +2,7 @@
  *
  * A card divides in software: it corrects an approximate reciprocal, or root, by the remainder, which a fused multiply-add
  * computes without an error. __fdiv_rn and __fsqrt_rn first test for numbers whose remainder or quotient is denormal, and
- * branch to longer code for them. The functions here have the corrections alone,
+ * branch to longer code for them. The functions here compute the corrections and nothing else,
  *
  *   r = approximate 1 / d          1 / d   = r + r (1 - r d)
  *   q = x (1 / d)                  x / d   = q + (x - q d) (1 / d)

@@ -2,8 +2,8 @@
  *
  * Gradients of matrices have one type, though the head's may be fp32. Gradients of norms, and of any tensor that is no matrix,
  * are fp32 and lie apart, as the table's arena of vectors. One GPU, and ZeRO 1, hold all of them, laid out as the trained
- * tensors. In ZeRO 2 and 3 the gradients of matrices lie in a ring (dist/zero.h), which every micro-step overwrites. By then
- * they have gone to their owners, who add them up.
+ * tensors. In ZeRO 2 and 3 the gradients of matrices lie in a ring (dist/zero.h), which every micro-step overwrites. Before
+ * that, each rank has sent them to their owners, who add them up.
  *
  * Gaps between the tensors of a bucket stay zero, since they are sent along. In the ring head and embedding take turns in one
  * place, where the gaps are zeroed each time.

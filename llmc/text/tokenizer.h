@@ -11,7 +11,7 @@
  *      a token only if merging its bytes gives that token.
  *
  * Bytes that are not UTF-8 are allowed: each is a symbol of its own, neither letter nor number nor space. So decoding the
- * tokens of any bytes gives the same bytes, if the vocabulary has all 256 of them (tiktoken's kind must). Invariants: ids are 0
+ * tokens of any bytes gives the same bytes, if the vocabulary has all 256 of them, as tiktoken's must. Invariants: ids are 0
  * .. vocab_size-1 without holes; a loaded Tokenizer is constant, so threads may share it; each thread that encodes has its own
  * TokenEncoder.
  * Elsewhere: tokenizer files (tokenizer_read.h, tokenizer_write.h), chat messages (chat.h), files of token ids

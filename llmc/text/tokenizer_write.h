@@ -1,7 +1,7 @@
 /* tokenizer_write.h -- writes a Tokenizer as the files that `transformers` reads: tokenizer.json and tokenizer_config.json.
  *
  * A tokenizer from a tokenizer.json is written unchanged, except for a post-processor that puts BOS in front of a text if there
- * is none. One from a tiktoken file, and the built-in bytes, are written anew.
+ * is none. A tokenizer from a tiktoken file, or of the built-in bytes, is written anew.
  */
 #ifndef LLMC_TOKENIZER_WRITE_H
 #define LLMC_TOKENIZER_WRITE_H

@@ -9,9 +9,9 @@
  * The decay of wsd is from Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024).
  * All of it is computed in double; the caller rounds.
  *
- * A run that gets a new end at a step passes through the rest of its schedule in the steps that it has left. A step's place is
- * the step of the whole schedule whose rate it has, a real number. So no rate changes before the new end counts, the rate
- * makes no jump there, and the last step has about the last rate.
+ * A run may get a new end while it runs. From the step at which the new end counts, it passes through the rest of its schedule
+ * in the steps that it has left: each step has a place in the whole schedule, a real number, and the rate of that place. So
+ * earlier steps keep their rates, the rate does not jump, and the last step has about the schedule's last rate.
  */
 #ifndef LLMC_SCHEDULER_H
 #define LLMC_SCHEDULER_H

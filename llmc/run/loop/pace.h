@@ -5,8 +5,9 @@
  * to step since the last look, with validations, samples and checkpoints, is the pace. The faster one of two looks in a row
  * counts: a pause of the process, or a short load, costs only the time that it takes.
  *
- * A run that would end more than a tenth of its minutes late gets a new end, at which its minutes are over. It keeps at least
- * PACE_FEWEST steps, so that the learning rate comes down in steps. It never gets more steps, also if it becomes faster.
+ * A run that would end more than a tenth of its minutes late gets an earlier last step, so that it ends with its minutes. It
+ * keeps at least PACE_FEWEST steps, so that the learning rate comes down in steps. A run that becomes faster keeps its last
+ * step.
  */
 #ifndef LLMC_PACE_H
 #define LLMC_PACE_H

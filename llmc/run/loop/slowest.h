@@ -1,5 +1,5 @@
-/* slowest.h -- finds the slowest of several ranks, by the time that each computes in a step without waiting for others. All
- * ranks take the same time for a step, the time of the slowest rank, so that time alone shows nothing.
+/* slowest.h -- finds the slowest of several ranks, by the time that each computes in a step without waiting for others. The
+ * ranks wait for each other, so the time of a whole step is the same on all and does not show which one is slow.
  *
  * It compares the means over a window of SLOWEST_STEPS steps. It reports a rank that takes more than SLOWEST_SHARE longer than
  * the median of the others. It reports the same rank again only after SLOWEST_AGAIN windows.

@@ -1,5 +1,6 @@
 /* machine.h -- the machine of a run: available main memory and cores within the limits of cgroups and ulimit, the peak memory
- * of this process, the names of processor and GPU, and what in a CPU build decides how results are rounded.
+ * of this process, and the names of processor and GPU. It also names the properties of a CPU build that decide how results are
+ * rounded.
  */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H

@@ -1,8 +1,8 @@
 /* owner.h -- guards --out against a run on another host.
  *
- * On one host the lock of OUT/.lock decides (files/checkpoint.h): the kernel drops it when its process ends in any way. Whether
- * it also holds between hosts is up to the file system: on NFS as a rule it does, on Lustre without -o flock and on some others
- * it does not. So the process that has the lock also owns
+ * On one host the lock of OUT/.lock decides (files/checkpoint.h): the kernel drops it when its process ends in any way. Between
+ * hosts the lock depends on the file system. NFS usually passes it on; Lustre without -o flock, and some others, do not. So the
+ * process that has the lock also owns
  *
  *   OUT/.owner   "HOST PID TOKEN BOOT\n": the host's name, the process, a random number, the id of the host's boot
  *

@@ -13,8 +13,8 @@
  * signals within RUN_SAME_SIGNAL seconds count as one.
  *
  * A handler only sets a flag. In a run the handler of SIGINT and SIGTERM also prints a line, because a step may take seconds.
- * Loops over layers, micro-batches, validation batches and sampled tokens look at it. Jobs that have nothing to save, and a run
- * that still loads its files, keep the system's handlers: they end at once.
+ * Loops over layers, micro-batches, validation batches and sampled tokens look at the flag. Jobs that have nothing to save, and
+ * a run that still loads its files, keep the system's handlers: they end at once.
  */
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H
