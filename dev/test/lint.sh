@@ -2,10 +2,9 @@
 # lint.sh -- static checks. Every header compiles alone without warnings: .h as C11 with gcc and (llmc) as C++17 with clang, .cuh
 # for the emulated card. All headers of llmc compile together as C++17 with gcc. clang reads every C file (gcc: make WERROR=1
 # test). FULL=1 compiles headers alone with each compiler in each language, and .cuh with nvcc. Without FULL nvcc warns only
-# when it builds. No function of a program may take more than 64 KiB of stack: threads may have 128 KiB (musl), and their
-# functions call little else. The tests may take more. Rooms of llmc include only files of lower floors, and files and functions
-# are short. Shell scripts are read by shellcheck, Python files by ruff. No line of C or CUDA has more than 128 columns. Each
-# fault that test_gpu_faults.sh plants still changes its file. A missing tool is skipped by name.
+# when it builds. Rooms of llmc include only files of lower floors, and files and functions are short. Shell scripts are read by
+# shellcheck, Python files by ruff. No line of C or CUDA has more than 128 columns. Each fault that test_gpu_faults.sh plants
+# still changes its file. A missing tool is skipped by name.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -72,12 +71,6 @@ for cc in gcc clang; do
 done
 together() { for header in $headers; do echo "#include \"$header\""; done | gcc $cpp -I. -; }
 ! have gcc || run "gcc, C++17: all headers together" together
-if have gcc; then
-    for file in train_llama3.c dev/data/*.c; do
-        run "stack frames: $file" gcc -std=c11 -O3 -march=native -fopenmp -c -o /dev/null $warnings -Wstack-usage=65536 \
-            -I. "$file"
-    done
-fi
 if have shellcheck; then
     bash=$(grep -lrE '^#!.*bash' dev --include='*.sh') lacks=SC1091,SC2010,SC2034,SC2046,SC2154
     run "shellcheck, sh" shellcheck -s sh -S warning -e $lacks $(find dev -name '*.sh' | grep -vxF "$bash")
