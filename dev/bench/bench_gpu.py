@@ -225,6 +225,19 @@ def ours(name, trainer, flags, ours_flags, a):
                 f"master {word(ours_flags, '--master', 'fp32')}, moments {word(ours_flags, '--moments', 'fp32')}")
 
 
+def level(side):
+    """Returns what a side of ours recomputes."""
+    return re.search(r"recompute (\S+),", side.note)[1]
+
+
+def unlike_work(name, alone, together):
+    """Returns lines for the page if the cards do not recompute the same alone and together."""
+    if len({level(side) for side in (*alone, *together)}) == 1:
+        return []
+    return [f"Unlike work: alone the cards recompute {', '.join(map(level, alone))}; together {', '.join(map(level, together))}. "
+            f"`--ours \"{name}=--recompute LEVEL ...\"` compares like work.", ""]
+
+
 def table(sides, tokens, flops, gpu):
     """Returns the lines of the table, and tokens/s by side. `tokens` in a step, `flops` of each token."""
     peak = tables.gpu_peak(gpu) or math.nan
@@ -328,10 +341,11 @@ def compare_gpus(name, shape, a, monitors, work):
              f"**{shares[0]:.1f} %** of the slowest card alone"
              + "".join(f", {share:.1f} % with {way}" for way, share in zip(a.together, shares[1:]))
              + f" (figures are per card; clock, power and memory of the {a.gpus} are card 0's; steps counted: {counts})",
-             ""]
+             "", *unlike_work(name, alone, together)]
     if a.torch_dist and step_args:
         theirs, most, one = torch_dist(a, step_args)
-        lines += [*theirs, "", f"**Ratio {speed.get(together[0].name, math.nan) / most:.3f}** (ours ÷ the fastest of PyTorch's ways above; "
+        lines += [*theirs, "", f"**Ratio {speed.get(together[0].name, math.nan) / most:.3f}** (ours, recompute "
+                  f"{level(together[0])}, ÷ the fastest of PyTorch's ways above; "
                   f"on one card {speed.get(alone[0].name, math.nan) / one:.3f})", ""]
     print("\n".join(lines))
     return lines, shares[0] / 100

@@ -1,4 +1,5 @@
 """Tests how dev/bench/bench_gpu.py measures: it finds the number of blocks that a side must recompute, and it ends in time."""
+import argparse
 import os
 import select
 import subprocess
@@ -22,7 +23,7 @@ if blocks < least:
     sys.exit("CUDA out of memory")
 os.makedirs(flags["--out"])
 with open(flags["--out"] + "/log.jsonl", "w") as log:
-    print('{"event":"config","options":{"recompute":"ffn:3"}}', file=log)
+    print('{"event":"config","options":{"recompute":"%s"}}' % "ffn:3", file=log)
     while True:
         print('{"event":"step","ms":%d}' % (100 + blocks + 50 * (blocks == least > 0)), file=log, flush=True)
         time.sleep(0.01)
@@ -50,6 +51,21 @@ def test_another_error_ends_the_side(tmp_path):
     side = bench_gpu.Side("PyTorch", [sys.executable, "-c", "raise SystemExit('no card')"], 8, "bf16", 32)
     side.turn(str(tmp_path), bench_gpu.Monitor(), 0.5, 2)
     assert "no card" in side.error and side.blocks == 0
+
+
+@pytest.mark.parametrize("together, unlike", [("ffn:3", False), ("norm+swiglu,ffn:1", True)])
+def test_the_page_of_several_cards_says_when_their_work_is_unlike(tmp_path, together, unlike):
+    trainer = tmp_path / "trainer"
+    code = STUB.replace('"ffn:3"', f'("{together}" if "--gpus" in flags else "ffn:3")')
+    trainer.write_text(f"#!{sys.executable}\nimport sys\nsys.argv.insert(1, '0')\n{code}")
+    trainer.chmod(0o755)
+    a = argparse.Namespace(ours={}, gpus=2, trainer=str(trainer), precision="BF16", together=[], rounds=1, seconds=0.1, warm=1,
+                           gpu="none", torch_dist=None)
+    monitors = [bench_gpu.Monitor(), bench_gpu.Monitor()]
+    page, _ = bench_gpu.compare_gpus("tiny", ("d1", 512, 2, 32, "--recompute auto", ""), a, monitors, str(tmp_path))
+    line = f"Unlike work: alone the cards recompute ffn:3, ffn:3; together {together}. "
+    assert [entry.startswith(line) for entry in page].count(True) == unlike
+    assert f"| BF16, recompute {together}, master fp32, moments fp32 |" in page[6]
 
 
 def test_what_runs_over_the_time_is_killed_with_all_that_it_started():
