@@ -26,9 +26,9 @@
  * per token, `pitch` elements apart. Pointers and pitches are multiples of 16 bytes. T need not be a multiple of any tile:
  * rows past the end are read as zeros and never written.
  *
- * A grid's z dimension limits a launch to 65,535 sequences; larger batches are split into slices. Its y dimension limits the
- * tiles of a head to as many: T may be four million with tensor cores and 524,280 in the worst case (head_dim 256). A longer T
- * is an error.
+ * A grid's z dimension limits a launch to 65,535 sequences; larger batches are split into slices. Its y dimension limits a head
+ * to 65,535 tiles. So T may be four million with tensor cores, and 524,280 in the worst case (head_dim 256). A longer T is an
+ * error.
  */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH

@@ -3,10 +3,10 @@
  * holds the CRC-32C of everything before it.
  *
  * A run has an id, drawn at random when it begins. Resuming keeps it. A run that is set back to an earlier step, or continues
- * in another folder, is a new one: "parent_run" and "parent_step" say where it branched off. The fingerprints of data,
- * tokenizer and build, and the number of the order of rows, show a resumed run what has changed. "bf16_weights" says that the
- * run has no master weights: a checkpoint's weights in BF16 are then the exact ones. Format 1 lacks the members since format 2.
- * It is read: then the run has no id, and the fingerprints are unknown.
+ * in another folder, is a new one: "parent_run" and "parent_step" say where it branched off. A resumed run compares the
+ * fingerprints of data, tokenizer and build, and ROW_ORDER, and so finds what has changed. "bf16_weights" says that the run has
+ * no master weights: a checkpoint's weights in BF16 are then the exact ones. Files of format 1 are read, too: such a run has no
+ * id, and the fingerprints are unknown.
  *
  * The training loop keeps a TrainerState up to date.
  */
