@@ -6,7 +6,7 @@
  * by spaces.
  *
  * A text ends at an EOS id or at BOS, and where a signal asks for its end. Token files separate documents with BOS, so a model
- * trained on them ends with BOS.
+ * trained on them ends its texts with BOS.
  *
  * Elsewhere: sampling (sampler.h), the tokens of a prompt (prompt.h), conversations (chat.h).
  */
