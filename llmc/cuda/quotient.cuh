@@ -12,8 +12,8 @@
  *
  * One correction of q is enough if 1 / d is rounded to nearest itself (P. Markstein, "Computation of elementary functions on
  * the IBM RISC System/6000 processor", 1990). This is so for every r within a unit in its last place, except for the d whose
- * mantissa is all ones. This d, and some roots, rely on the r that cards really compute. dev/test/cuda/test_kernels.cu compares
- * every mantissa.
+ * mantissa is all ones. For this d, and for some roots, the result is right only because of the r that cards really compute.
+ * dev/test/cuda/test_kernels.cu compares every mantissa.
  */
 #ifndef LLMC_QUOTIENT_CUH
 #define LLMC_QUOTIENT_CUH

@@ -9,18 +9,17 @@
  * When a rank fails, the others normally learn it from their connection to each other (dist/team.h), say so, and end with
  * status 1. Ranks left after LAUNCH_TERM_SECONDS, such as ranks that wait for a rank that never came, get SIGTERM. Ranks left
  * LAUNCH_KILL_SECONDS later get SIGKILL. The parent's status is the status of the rank that failed first: 128 + N for signal N.
- * The parent reports a signal, because a killed rank cannot. If a rank ended with 1 and the parent then sees that another rank
- * failed otherwise, that rank's status counts. The connections of a dying process close at once, but a large process takes
- * seconds to give back its memory, and the parent sees its end only then.
+ * The parent reports a signal, because a killed rank cannot. If the first status is 1 and another rank then ends with another
+ * error, the other status counts. For the connections of a dying process close at once, and other ranks end with 1. But a large
+ * process takes seconds to give back its memory, and the parent sees its end only then.
  *
  * When the parent dies, also by SIGKILL, the kernel kills the ranks (PR_SET_PDEATHSIG). Each rank also has the read end of a
  * pipe whose only writer is the parent. poll() reports POLLHUP there when the parent is gone; see launch_parent_fd().
  *
  * SIGINT, SIGTERM, SIGHUP, SIGXCPU, SIGUSR1 and SIGUSR2 are for the ranks: the parent passes them on, and stays until all ranks
- * have ended. It
- * does not pass on a SIGINT with si_code SI_KERNEL: Ctrl-C, which the terminal sends to all processes of the group. Other
- * senders signal the whole group, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot distinguish their signal from a
- * signal for itself alone, so a rank may get such a signal twice (run/session/signals.h counts it once).
+ * have ended. It does not pass on a SIGINT with si_code SI_KERNEL: Ctrl-C, which the terminal sends to all processes of the
+ * group. Other senders signal the whole group, too: `kill -TERM -PGID`, timeout, Slurm. The parent cannot distinguish their
+ * signal from a signal for itself alone, so a rank may get such a signal twice (run/session/signals.h counts it once).
  */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H

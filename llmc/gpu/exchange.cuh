@@ -52,8 +52,8 @@
  * bytes, and only our kernels add. A gradient is rounded once, when its rank computes it; all sums are fp32.
  *
  * No deadlock is possible. The collectives are on one stream, in the order of the host's calls, the same on all ranks. The
- * k-th can begin once the earlier ones are done and this rank's compute stream has come to a point that depends on no later
- * one. So by induction over k all ranks begin each collective, and it ends.
+ * k-th waits for the earlier collectives, and for a point in this rank's compute stream, which waits for earlier ones alone. So
+ * by induction over k all ranks begin each collective, and it ends.
  *
  * Across hosts the network is slower. So a sum has two levels, if all hosts have equally many ranks and the ranks of a host are
  * neighbours. The rank at place l of a host gets, from all ranks of its host, the shards of the ranks at place l of any host.

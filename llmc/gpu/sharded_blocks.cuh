@@ -3,8 +3,8 @@
  * 2.1 of 70.6 billion weights (3.9 GiB in 16 bits).
  *
  * dist/zero.h decides which block is gathered when, exchange.cuh says which stream waits for what. The forward pass gathers the
- * same way as the backward pass there, without sends. A captured graph can wait only for events of its own. So a pass begins
- * with no block gathered, after all gathers of the update have ended.
+ * same way as the backward pass there, without sends. A captured graph records the events of its gathers itself, and knows of
+ * no earlier gather. So each pass begins with no block gathered, after all gathers of the update.
  */
 #ifndef LLMC_SHARDED_BLOCKS_CUH
 #define LLMC_SHARDED_BLOCKS_CUH
