@@ -325,6 +325,24 @@ static void recompute_takes_levels_with_numbers_of_blocks(void) {
     CHECK(!parses(ON_GPU, "--recompute="), "an empty value");
 }
 
+/* 0: keeps everything; 1, 2, 3: recomputes so many groups. */
+static int groups_again(const Recompute* r, int l) {
+    const Again again = recompute_at(r, l);
+    CHECK(again.norms >= again.gate_up && again.gate_up >= again.block, "block %d", l);
+    return again.norms + again.gate_up + again.block;
+}
+
+static void recompute_counts_the_first_blocks(void) {
+    Recompute r;
+    CHECK(recompute_read(&r, "norm+swiglu,ffn:3,block:1"), "a list");
+    CHECK(groups_again(&r, 0) == 3 && groups_again(&r, 1) == 2 && groups_again(&r, 2) == 2 && groups_again(&r, 3) == 1,
+          "a list");
+    recompute_limit(&r, 2);
+    CHECK(groups_again(&r, 0) == 3 && groups_again(&r, 1) == 2 && groups_again(&r, 2) == 0, "of two blocks");
+    recompute_set(&r, RECOMPUTE_FFN, 1);
+    CHECK(groups_again(&r, 0) == 2 && groups_again(&r, 1) == 1 && groups_again(&r, 99) == 1, "a place in the order of cost");
+}
+
 static void sizes_of_memory_are_powers_of_1024(void) {
     static const struct {
         const char* text;
@@ -582,6 +600,7 @@ int main(void) {
     RUN(resume_takes_a_path_or_none);
     RUN(flags_of_the_gpu_are_refused_by_name_on_the_cpu);
     RUN(recompute_takes_levels_with_numbers_of_blocks);
+    RUN(recompute_counts_the_first_blocks);
     RUN(sizes_of_memory_are_powers_of_1024);
     RUN(an_unknown_flag_names_its_nearest);
     RUN(usage_errors_exit_2_and_help_exits_0_on_stdout);

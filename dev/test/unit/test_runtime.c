@@ -655,27 +655,31 @@ static void what_does_not_fit_is_refused_with_flags_that_fit(void) {
     }
 }
 
-/* Each choice but the last fits, and the one before it in the order of cost does not. */
+/* Each choice but the last fits, and the one before it in the order of cost does not. A group of a block takes one MiB. */
 static void recompute_auto_takes_as_few_blocks_as_fit(void) {
     static const struct {
         int have;  // MiB; 0: unknown
         const char* takes;
     } cases[] = {{0, "none"},
-                 {108, "none"},
-                 {107, "norm+swiglu:4"},
-                 {106, "norm+swiglu,ffn:1"},
-                 {105, "norm+swiglu,ffn:5"},
-                 {104, "ffn,block:2"},
-                 {103, "ffn,block:6"},
-                 {102, "block"}};
+                 {132, "none"},
+                 {131, "norm+swiglu:1"},
+                 {126, "norm+swiglu:6"},
+                 {125, "norm+swiglu"},
+                 {124, "norm+swiglu,ffn:1"},
+                 {119, "norm+swiglu,ffn:6"},
+                 {118, "ffn"},
+                 {117, "ffn,block:1"},
+                 {111, "block"},
+                 {110, "block"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Options o;
         char text[OPTION_TEXT];
         uint64_t fixed = (uint64_t)100 << 20;
         const MemoryRoom room = {(uint64_t)cases[i].have << 20, 1, PRETEND_LAYERS, pretend_need, &fixed};
         options_default(&o, ON_GPU);
-        o.batch = 8;
+        o.batch = 4 * PRETEND_LAYERS;
         CHECK(recompute_read(&o.recompute, "auto"), "auto");
+        recompute_set(&o.recompute, RECOMPUTE_FFN, 3);  // an earlier choice does not count
         memory_choose_recompute(&room, &o);
         CHECK(strcmp(option_text(&o, OPT_recompute, text), "auto") == 0, "checkpoints keep %s, not auto", text);
         o.recompute.automatic = false;
