@@ -278,7 +278,7 @@ check "and the weights are those of that step" \
     cmp "signalTERM/$(printf 'step_%08d' "$last")/model.safetensors" "unsignalled/$(printf 'step_%08d' "$last")/model.safetensors"
 
 # a grace period is short: the run drops the step, and between a signal and the end it only writes the checkpoint
-background --model d4 --batch 4 --seq 256 --total-batch 262144 --steps 9 --val-every 1 --out grace --train data.bin \
+background --model d2 --batch 1 --seq 64 --total-batch 262144 --steps 9 --val-every 1 --out grace --train data.bin \
     --val val.bin
 wait_for test -s grace/log.jsonl
 sleep 0.3
@@ -286,8 +286,8 @@ kill -TERM $pid
 finish
 check "a signal in a step: it is dropped, its validation left out" \
     test "$(grep -oE '"event":"(step|val|checkpoint)"' grace/log.jsonl | tr -d '\n')" = '"event":"checkpoint"'
-resume --model d4 --out grace --total-batch 1024 --steps 1 >/dev/null
-train --model d4 --batch 4 --seq 256 --steps 1 --out graceless --train data.bin --val val.bin >/dev/null
+resume --model d2 --out grace --total-batch 64 --steps 1 >/dev/null
+train --model d2 --batch 1 --seq 64 --steps 1 --out graceless --train data.bin --val val.bin >/dev/null
 check "a dropped step leaves no trace in the next" \
     cmp grace/step_00000001/model.safetensors graceless/step_00000001/model.safetensors
 
