@@ -2,8 +2,8 @@
 # lint.sh -- static checks. Every header compiles alone without warnings: .h as C11 with gcc and (llmc) as C++17 with clang, .cuh
 # for the emulated card. All headers of llmc compile together as C++17 with gcc. clang reads every C file (gcc: make WERROR=1
 # test). FULL=1 compiles headers alone with each compiler in each language, and .cuh with nvcc. Without FULL nvcc warns only
-# when it builds. Rooms of llmc include only files of lower floors, and files and functions are short. Shell scripts are read by
-# shellcheck, Python files by ruff. No line of C or CUDA has more than 128 columns. Each fault that test_gpu_faults.sh plants
+# when it builds. Rooms of llmc include only files of lower floors, and files and functions are short. Then shellcheck reads
+# shell scripts, ruff reads Python files. No line of C or CUDA has more than 128 columns. Each fault that test_gpu_faults.sh plants
 # still changes its file. A missing tool is skipped by name.
 set -u
 failed=0
