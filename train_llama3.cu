@@ -558,7 +558,7 @@ static void llama_backward(Llama* m, bool add, bool first, bool last) {
         norm_backward(q, m->dh, &w.post_norm, m->dnorm, s->mid, s->rstd2, N);
         // mid = h + att Wo^T
         linear_backward(q, m->datt, &w.o, m->dh, s->att, N, add);
-        attend_backward(q, m->dqkv, m->datt, s->att, again.block, s->lse, s->qkv, &rows);
+        attend_backward(q, m->dqkv, m->datt, s->att, again.block || l == L - 1, s->lse, s->qkv, &rows);
         linear_backward(q, m->dnorm, &w.qkv, m->dqkv, s->norm1, N, add);
         norm_backward(q, m->dh, &w.input_norm, m->dnorm, s->h, s->rstd1, N);
         exchange_send_layer(&m->exchange, &m->grads, l, first, last);

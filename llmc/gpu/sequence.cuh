@@ -6,8 +6,8 @@
  *   backward:  its gradient for the own tokens -> for the own heads, attention backward -> dqkv for the own tokens
  *
  * Forward keeps qkv and lse as attention wants them, and the output as the next product wants it. So backward exchanges the
- * output once more, unless a recomputed block has just left it. Packing is a pass of its own. Received data needs no unpacking,
- * because each exchange moves one row of the batch.
+ * output once more. The exception is a block whose attention ran last: the last block, and a block that was recomputed. Packing
+ * is a pass of its own. Received data needs no unpacking, because each exchange moves one row of the batch.
  *
  * The group has its own communicator, beside the communicator of all ranks (exchange.cuh). NCCL's kernels wait for one another
  * across GPUs. NCCL's user guide ("Using multiple NCCL communicators concurrently") and its authors (NVIDIA/nccl, issue 195)

@@ -77,6 +77,19 @@ block:5 19 9 9
 END
 }
 
+# With shared rows each block exchanges q, k and v, attention's output, and the gradients of both. Backward exchanges the output
+# once more, unless the block's attention ran last. A block that recomputes exchanges q, k, v and the output again.
+exchanges_are_counted() {
+    while read -r value exchanges; do
+        cu BF16 profiled --gpus 2 --seq-parallel 2 --profile 1 --recompute "$value" >"$tmp/profile" </dev/null || return 1
+        grep -q "^exchange of heads  *$exchanges  " "$tmp/profile" || { echo "$value: not $exchanges" && return 1; }
+    done <<'END'
+none 24
+block:1 25
+block 28
+END
+}
+
 documents_by_blocks() { # rows hold documents
     words=$(sed 's/.*/{"text": "&"}/' "$root/README.md" | tr -d '\\`\t' | grep '^{"text": "[^"]*"}$' | head -150) &&
         echo "$words" >"$tmp/words.jsonl" && "$bin/tokenize" -o "$tmp/words.bin" "$tmp/words.jsonl" &&
@@ -249,6 +262,7 @@ several_cards() {
     check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
     check "two cards share rows: the same bits in any order ..., --fp8 with the head" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8 --fp8-head
     check "two cards, ZeRO 3, some blocks recompute, and others after a resume: the same bits" by_blocks blocks_zero --gpus 2 --zero 3
+    check "two cards share rows: no output is exchanged that is still there" exchanges_are_counted
     check "two cards share rows, some blocks recompute ...: the same bits" by_blocks blocks_shared --gpus 2 --seq-parallel 2
     check "two cards, of which one has less room, agree on --recompute auto: the same bits" cards_agree
     check "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
