@@ -56,9 +56,9 @@
  * by induction over k all ranks begin each collective, and it ends.
  *
  * Across hosts the network is slower. So a sum has two levels, if all hosts have equally many ranks and the ranks of a host are
- * neighbours. The rank at place l of a host gets, from all ranks of its host, the shards of the ranks at place l of any host.
- * It adds them up in rank order, and sends each sum on in fp32, once for the whole host. The owner adds the hosts' sums in the
- * hosts' order.
+ * neighbours. Each rank has a place l in its host. First, it gets from the ranks of its host every shard whose owner has place
+ * l, on whatever host. It adds each shard up in rank order. Then it sends the sums to their owners in fp32, once for the whole
+ * host. The owner adds the hosts' sums in the hosts' order.
  *
  *   rank h L + l of H hosts with L ranks   grads (H, L, shard) -> landing (L, H, shard) -> sum of the host (H, shard)
  *                                          -> to the ranks l of all hosts (H, shard) -> sum (shard)

@@ -1,8 +1,8 @@
 /* merge_queue.h -- the queue of the merges of a long piece: the lowest rank comes first, of equal ranks the leftmost place.
  *
  * Ranks below `next_rank` are on a binary heap. Higher ranks have a list each; when the heap and the run are empty, the next
- * list becomes the run, sorted by place. Then all merges of one rank follow each other in the order of the text, and 20 MB in
- * one piece cost no walk through a heap that no cache holds. A merge may well make a pair of lower rank: the heap takes it.
+ * list becomes the run, sorted by place. Then all merges of one rank follow each other in the order of the text. With one heap
+ * for all ranks, a piece of 20 MB would miss the cache at each step. A merge may make a pair of lower rank: the heap takes it.
  * For pieces too short to be worth the lists, next_rank is UINT32_MAX and the heap holds all.
  */
 #ifndef LLMC_MERGE_QUEUE_H
