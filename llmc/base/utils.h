@@ -186,10 +186,14 @@ static inline void* xrealloc(void* old, size_t bytes) {
     return p;
 }
 
-static inline char* xstrdup(const char* s) {
-    size_t n = strlen(s) + 1;
-    return (char*)memcpy(xmalloc(n), s, n);
+/* Returns a copy of n bytes, any of which may be zero, with a zero behind them. */
+static inline char* xcopy_text(const char* s, size_t n) {
+    char* copy = (char*)memcpy(xmalloc(n + 1), s, n);
+    copy[n] = 0;
+    return copy;
 }
+
+static inline char* xstrdup(const char* s) { return xcopy_text(s, strlen(s)); }
 
 /* Opens a stream that writes to memory; xclose_memory() makes *text and *length valid, and the caller frees *text. */
 static inline FILE* xopen_memory(char** text, size_t* length) {

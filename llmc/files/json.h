@@ -336,9 +336,7 @@ static inline bool json_parse(Json* j, char* text, size_t len, const char* path,
 static inline bool json_parse_line(Json* j, const char* line, size_t len, const char* at, Error* e) {
     char in_line[PATH_CAP + 64];
     Error inner = NO_ERROR;
-    char* copy = (char*)memcpy(xmalloc(len + 1), line, len);
-    copy[len] = 0;
-    if (json_parse(j, copy, len, at, &inner)) { return true; }
+    if (json_parse(j, xcopy_text(line, len), len, at, &inner)) { return true; }
     // the parser counts lines too: it says "FILE:7:1:COLUMN" for column COLUMN of line 7
     snprintf(in_line, sizeof in_line, "%s:1:", at);
     const size_t skip = strncmp(inner.msg, in_line, strlen(in_line)) == 0 ? strlen(in_line) - 1 : 0;

@@ -68,16 +68,9 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // the text
 
-/* Returns a copy of the first n bytes of a text; the caller frees it. */
-static char* mix_copy(const char* text, size_t n) {
-    char* copy = (char*)memcpy(xmalloc(n + 1), text, n);
-    copy[n] = 0;
-    return copy;
-}
-
 /* Returns whether the first n bytes of a text are a file's path or a pattern that matches one. */
 static bool mix_names_files(const char* text, size_t n) {
-    char* pattern = mix_copy(text, n);
+    char* pattern = xcopy_text(text, n);
     glob_t g;
     memset(&g, 0, sizeof g);
     const bool found = file_exists(pattern) || glob(pattern, GLOB_NOSORT, NULL, &g) == 0;
@@ -108,13 +101,13 @@ static size_t mix_part_length(const char* text) {
 /* Reads a part of n bytes. A part without a weight after a ':' is a pattern alone. */
 static bool mix_parse_part(MixPart* p, const char* text, size_t n, Error* e) {
     const size_t colon = mix_last(text, n, ':');
-    char *whole = mix_copy(text, n), *end = whole;
+    char *whole = xcopy_text(text, n), *end = whole;
     const char* number = colon < n ? whole + colon + 1 : "";
     const double weight = strtod(number, &end);
     const bool is_number = *number && *end == 0;
     const bool weighted = colon < n && !mix_names_files(text, n) && (is_number || mix_names_files(text, colon));
     bool ok = n > 0 || fail(e, "--train: a part is empty, wanted PATTERN:WEIGHT between commas");
-    p->pattern = mix_copy(text, weighted ? colon : n);
+    p->pattern = xcopy_text(text, weighted ? colon : n);
     p->weight = weighted ? weight : 0;
     if (ok && *p->pattern == ' ' && !mix_names_files(p->pattern, strlen(p->pattern))) {
         ok = fail(e, "--train: \"%s\" begins with a blank, and names no file, wanted no blank behind a comma", p->pattern);

@@ -604,17 +604,12 @@ static inline bool tokenizer_parse_seeded(Tokenizer* t, const char* text, size_t
     bool ok;
     if (kind && strcmp(kind, "JSON text") == 0) {
         Json j;
-        char* copy = (char*)memcpy(xmalloc(len + 1), text, len);
-        copy[len] = 0;
-        ok = json_parse(&j, copy, len, path, e);
+        ok = json_parse(&j, xcopy_text(text, len), len, path, e);
         if (ok) {
             ok = tokenizer_parse_json(t, &j, e);
             json_free(&j);
         }
-        if (ok) {
-            t->source = (char*)memcpy(xmalloc(len + 1), text, len);
-            t->source[len] = 0;
-        }
+        if (ok) { t->source = xcopy_text(text, len); }
     } else {
         const char* line_end = (const char*)memchr(text, '\n', len);
         const char* space = (const char*)memchr(text, ' ', line_end ? (size_t)(line_end - text) : len);
@@ -659,8 +654,7 @@ static inline bool tokenizer_read_config(Tokenizer* t, const char* folder, Error
     if (!file_exists(path)) { return true; }
     t->config = read_file(path, &len, 16 << 20, e);
     if (!t->config) { return false; }
-    char* copy = (char*)memcpy(xmalloc(len + 1), t->config, len + 1);
-    if (!json_parse(&j, copy, len, path, e)) { return false; }
+    if (!json_parse(&j, xcopy_text(t->config, len), len, path, e)) { return false; }
     bool ok = json_root(&j)->type == JSON_OBJECT || fail(e, "%s: is not a JSON object", path);
     ok = ok && config_token(t, &j, "bos_token", &t->bos_id, e) && config_token(t, &j, "eos_token", &t->eos_id, e);
     json_free(&j);

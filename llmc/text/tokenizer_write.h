@@ -76,9 +76,7 @@ static inline bool source_adds_bos(const Tokenizer* t) {
     Error ignored = NO_ERROR;
     if (!json_find_member(t->source, "post_processor", &from, &to)) { return false; }
     const size_t len = (size_t)(to - from);
-    char* copy = (char*)memcpy(xmalloc(len + 1), from, len);
-    copy[len] = 0;
-    if (!json_parse(&j, copy, len, "post_processor", &ignored)) { return false; }
+    if (!json_parse(&j, xcopy_text(from, len), len, "post_processor", &ignored)) { return false; }
     size_t name_len;
     const char* name = tokenizer_token(t, t->bos_id, &name_len);
     const bool adds = post_processor_adds(&j, json_root(&j), name, name_len);

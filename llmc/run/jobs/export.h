@@ -66,11 +66,7 @@ static inline ExportDtype export_type(const Session* s, const ModelFiles* files)
 static inline char* export_chat_template(const Session* s) {
     for (size_t i = 0; i < s->side_files.count; i++) {
         const SideFile* file = &s->side_files.items[i];
-        if (strcmp(file->name, "chat_template.jinja") != 0) { continue; }
-        char* text = (char*)xmalloc(file->size + 1);
-        memcpy(text, file->data, file->size);
-        text[file->size] = 0;
-        return text;
+        if (strcmp(file->name, "chat_template.jinja") == 0) { return xcopy_text(file->data, file->size); }
     }
     char* config = tokenizer_config_text(&s->tokenizer, s->config.max_positions);
     char* found = chat_template_of_config(config);
