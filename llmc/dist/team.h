@@ -50,14 +50,14 @@ static inline void team_list_missing(const Team* t, char* out, size_t cap) {
     snprintf(out + used, cap - used, " of %d", t->run.ranks);
 }
 
-/* Prints after a while what this rank waits for: on rank 0, and once on each host where rank 0 does not answer. */
+/* Prints after a while what this rank waits for: on rank 0, and once on each host where rank 0 does not answer, and why. */
 static inline void team_tell_waiting(const Team* t) {
     char text[512], missing[128];
     if (t->run.rank == 0) {
         team_list_missing(t, missing, sizeof missing);
         snprintf(text, sizeof text, "%s at %s (%s), port %d", missing, t->run.address, t->numeric, t->run.port);
     } else {
-        snprintf(text, sizeof text, "rank 0 at %s, port %d", t->run.address, t->run.port);
+        snprintf(text, sizeof text, "rank 0 at %s, port %d: %.200s", t->run.address, t->run.port, t->cause.msg);
     }
     if (t->run.rank == 0 || (!t->members[0].joined && t->run.local_rank == 0)) { team_print("waiting for ", text); }
 }
