@@ -57,14 +57,6 @@ two_split_and_lean() {
         same_ranks "$d/whole" "$d/parts" 20
 }
 
-# overwrite FILE TENSOR BYTE OCTALS COUNT: writes these bytes COUNT times into a tensor of a safetensors file, from byte BYTE of
-# the tensor on
-overwrite() {
-    ow_header=$(od -An -tu8 -N8 "$1" | tr -d ' ')
-    ow_offset=$(head -c $((8 + ow_header)) "$1" | tail -c "$ow_header" | sed 's/.*"'"$2"'":{[^}]*"data_offsets":\[\([0-9]*\),.*/\1/')
-    printf "$4%.0s" $(seq "$5") | dd of="$1" bs=1 seek=$((8 + ow_header + ow_offset + $3)) conv=notrunc 2>/dev/null
-}
-
 # poisoned_model FROM TO TOKEN: a copy of a d1 model in BF16 in which the residual stream of one token overflows: its embedding
 # holds the largest numbers, half of them negative, and attention adds 1e37
 poisoned_model() {

@@ -226,6 +226,14 @@ fp16_finds_its_scale() {
     [ "$skips" -lt 20 ] && tail -n 2 "$d/log.jsonl" | head -n 1 | grep -qv skipped
 }
 
+# overwrite FILE TENSOR BYTE OCTALS COUNT: writes these bytes COUNT times into a tensor of a safetensors file, from byte BYTE of
+# the tensor on
+overwrite() {
+    ow_header=$(od -An -tu8 -N8 "$1" | tr -d ' ')
+    ow_offset=$(head -c $((8 + ow_header)) "$1" | tail -c "$ow_header" | sed 's/.*"'"$2"'":{[^}]*"data_offsets":\[\([0-9]*\),.*/\1/')
+    printf "$4%.0s" $(seq "$5") | dd of="$1" bs=1 seek=$((8 + ow_header + ow_offset + $3)) conv=notrunc 2>/dev/null
+}
+
 # Weights near the largest float are finite, so they are read, but the results overflow. Every step must be skipped and say so,
 # and the final weights must equal the initial ones.
 huge_weights() { # huge_weights DIR: a model's folder
