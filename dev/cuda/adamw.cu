@@ -5,6 +5,8 @@
  * An arena of n elements holds tensors of equal length, of which every fourth does not decay. In 16 bits the exact weights are
  * kept apart, in fp32 (`update`), as the lower halves of fp32 (`split`), or not at all (`none`: rounding is stochastic).
  */
+#include <map>
+
 #include "llmc/adamw.cuh"
 #include "llmc/adamw.h"
 #include "dev/cuda/zoo.cuh"
@@ -133,10 +135,9 @@ struct Fixed {
     void* scratch;  // of the norm
 };
 static Fixed fixed(const Case& c) {
-    static std::vector<std::pair<std::pair<size_t, size_t>, Fixed>> made;
-    for (auto& m : made) {
-        if (m.first.first == c.n[0] && m.first.second == c.n[1]) { return m.second; }
-    }
+    static std::map<std::pair<size_t, size_t>, Fixed> made;
+    Fixed& f = made[{c.n[0], c.n[1]}];
+    if (f.state) { return f; }
     StepState state;
     memset((void*)&state, 0, sizeof state);
     state.step = HYPER.step;
@@ -144,13 +145,11 @@ static Fixed fixed(const Case& c) {
     state.step_size = FACTORS.step_size, state.sqrt_correction2 = FACTORS.sqrt_correction2, state.decay = FACTORS.decay;
     std::vector<OptimizerStretch> stretches;
     for (size_t k = 0; k < c.n[1]; k++) { stretches.push_back({first_of(c, k), NULL, (uint32_t)k, decays(k)}); }
-    Fixed f;
     CUDA_CHECK(cudaMalloc((void**)&f.state, sizeof state));
     CUDA_CHECK(cudaMalloc((void**)&f.stretches, (1 + c.n[1]) * sizeof stretches[0]));
     CUDA_CHECK(cudaMalloc(&f.scratch, norm_square_scratch_cuda()));
     CUDA_CHECK(cudaMemcpy(f.state, &state, sizeof state, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaMemcpy(f.stretches, stretches.data(), c.n[1] * sizeof stretches[0], cudaMemcpyHostToDevice));
-    made.push_back({{c.n[0], c.n[1]}, f});
     return f;
 }
 
@@ -220,9 +219,10 @@ static Work predict_norm2(const Case& c) { return {c.bytes / 32, 0, 0, 0, 3, 409
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static void make(Case& c, MasterKind kind) {
+template <MasterKind KIND>
+static void make(Case& c) {
     const size_t n = c.n[0];
-    const bool low = kind == MASTER_NONE;
+    const bool low = KIND == MASTER_NONE;
     const float units = low ? 2 : 1;
     c.tensor<floatX>("params", CHANGE, 1, n, 0.02f, 0).units = units;
     c.tensor<floatX>("grads", READ, 1, n, 0.1f);
@@ -233,14 +233,11 @@ static void make(Case& c, MasterKind kind) {
         c.tensor<float>("m", CHANGE, 1, n, 0.1f);
         c.tensor<float>("v", CHANGE, 1, n, -0.1f);
     }
-    if (kind == MASTER_FP32 && !IN_FP32) { c.tensor<float>("master", CHANGE, 1, n, 0.02f); }
-    if (kind == MASTER_SPLIT) { c.tensor<char>("low", SCRATCH, 1, 2 * n); }
-    const double weights = kind == MASTER_FP32 ? (IN_FP32 ? 8 : 8 + X) : kind == MASTER_SPLIT ? 8 : 4;
+    if (KIND == MASTER_FP32 && !IN_FP32) { c.tensor<float>("master", CHANGE, 1, n, 0.02f); }
+    if (KIND == MASTER_SPLIT) { c.tensor<char>("low", SCRATCH, 1, 2 * n); }
+    const double weights = KIND == MASTER_FP32 ? (IN_FP32 ? 8 : 8 + X) : KIND == MASTER_SPLIT ? 8 : 4;
     c.bytes = (double)n * (X + weights + (low ? 8 : 16));
 }
-static void make_update(Case& c) { make(c, MASTER_FP32); }
-static void make_split(Case& c) { make(c, MASTER_SPLIT); }
-static void make_none(Case& c) { make(c, MASTER_NONE); }
 
 /* Returns by how much a weight without decay moves. */
 static float step_of(float m, float v, float g) {
@@ -303,14 +300,14 @@ static const Shape odd = {{104, 3}}, tail = {{1000, 7}}, wide = {{12296, 5}}, cl
 
 int main(int argc, char** argv) {
     constexpr MasterKind EXACT = sizeof(floatX) == 4 ? MASTER_NONE : MASTER_FP32;
-    const Ladder u("update", "n,tensors", make_update, values, oracle, {odd, tail, wide}, {classic}, {large},
+    const Ladder u("update", "n,tensors", make<MASTER_FP32>, values, oracle, {odd, tail, wide}, {classic}, {large},
                    {{1, "a kernel an operation", 0, update1, predict_update1},
                     {2, "a tensor a launch", 0, update2, predict_update2},
                     {3, "flat: all tensors in one launch", 0, update3, predict_update3},
                     {4, "16 bytes a thread, no branches", BOLD, trainer<EXACT>, predict_trainer}});
-    const Ladder s("split", "n,tensors", make_split, values, oracle, {odd, tail, wide}, {classic}, {large},
+    const Ladder s("split", "n,tensors", make<MASTER_SPLIT>, values, oracle, {odd, tail, wide}, {classic}, {large},
                    {{4, "lower halves of master weights", BOLD | ONLY_BF16, trainer<MASTER_SPLIT>, predict_trainer}});
-    const Ladder n("none", "n,tensors", make_none, values, oracle, {odd, tail, wide}, {classic}, {large},
+    const Ladder n("none", "n,tensors", make<MASTER_NONE>, values, oracle, {odd, tail, wide}, {classic}, {large},
                    {{5, "no master weights, stochastic", BOLD | ONLY_BF16, trainer<MASTER_NONE>, predict_trainer}});
     const Ladder g("norm", "n", make_norm, NULL, oracle_norm, {{{1000}}, {{4104}}, {{40000}}}, {{{6291456}}}, {{{1 << 30}}},
                    {{1, "atomic additions of warps", ATOMICS, norm1, predict_norm1},

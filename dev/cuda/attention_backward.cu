@@ -12,11 +12,8 @@
 #include "llmc/attention.cuh"
 #include "llmc/attention.h"
 #include "dev/cuda/attention_classic.cuh"
-#include "dev/cuda/zoo.cuh"
 
 enum { DQKV, SPARE, DOUT, OUT, LSE, QKV };
-
-static double scores(const Case& c) { return (double)c.n[0] * (double)c.n[2] * (double)c.n[1] * (double)c.n[1]; }
 
 /* The arguments of each version. */
 struct Args {
@@ -92,9 +89,7 @@ static void backward1(Args a, cudaStream_t stream) {
     CUDA_CHECK(cudaMemsetAsync(dkv, 0, n * sizeof(float), stream));
     const dim3 grid((unsigned)ceil_div(a.s.T, 4), (unsigned)a.s.NH, (unsigned)a.s.B);
     backward1_kernel<<<grid, dim3(32, 4), 0, stream>>>(dkv, a);
-    CUDA_CHECK_LAUNCH("backward1_kernel");
     backward1_round_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, stream>>>(a.dqkv, dkv, a.s, a.pitch);
-    CUDA_CHECK_LAUNCH("backward1_round_kernel");
 }
 
 // The L2 cache adds: 2 HD atomic additions for each score, a sector of 8 at a time, at about the rate at which memory moves
@@ -134,7 +129,6 @@ __global__ void group_sum2_kernel(floatX* dqkv, const floatX* m, AttentionShape 
 static void group_sum2(floatX* dqkv, const floatX* m, AttentionShape s, int first, size_t pitch, cudaStream_t stream) {
     const size_t n = (size_t)s.NKV * s.T * s.HD;
     group_sum2_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, stream>>>(dqkv, m, s, first, pitch);
-    CUDA_CHECK_LAUNCH("group_sum2_kernel");
 }
 
 static void backward2(Args a, cudaStream_t stream) {
@@ -148,7 +142,6 @@ static void backward2(Args a, cudaStream_t stream) {
         batched(matrices(d.scores), matrices(x.out), matrices(x.v, true), s.T, s.T, s.HD, s.NH, 1, stream);
         gradient2_kernel<<<(unsigned)ceil_div((size_t)s.NH * s.T, 8), dim3(32, 8), 0, stream>>>(x.p, d.p, x.scores, d.scores,
                                                                                                 a);
-        CUDA_CHECK_LAUNCH("gradient2_kernel");
         batched(matrices(d.v), matrices(x.p, true), matrices(x.out), s.T, s.HD, s.T, s.NH, 1, stream);
         batched(matrices(d.q), matrices(d.p), matrices(x.k), s.T, s.HD, s.T, s.NH, scale, stream);
         batched(matrices(d.k), matrices(d.p, true), matrices(x.q), s.T, s.HD, s.T, s.NH, scale, stream);
@@ -220,7 +213,7 @@ static void values(Case& c) {  // out and lse are the forward pass's
     std::vector<char> scratch(attention_forward_scratch());
     Floats& out = c.tensors[OUT].start;
     attention_forward(out.data(), c.tensors[LSE].start.data(), scratch.data(), c.tensors[QKV].start.data(), NULL, shape_of(c));
-    for (float& x : out) { x = to_float(from_float<floatX>(x)); }
+    to_floatX(out);
 }
 static void oracle(Case& c) {
     std::vector<char> scratch(attention_backward_scratch(shape_of(c)));
@@ -231,10 +224,8 @@ static void oracle(Case& c) {
 
 int main(int argc, char** argv) {
     const Ladder l(
-        "backward", "B,T,NH,NKV,HD", make, values, oracle,
-        {{{2, 24, 3, 1, 24}, 1, 3}, {{1, 70, 4, 2, 64}}, {{2, 33, 2, 1, 128}}},
-        {{{8, 1024, 12, 4, 64}}, {{8, 1024, 8, 2, 96}, 1, 3}, {{64, 320, 4, 4, 256}, 1, 3}}, {{{16, 8192, 32, 8, 64}, 4}},
-        {{0, "cuBLASLt, a product of as many operations", REFERENCE, backward<backward0>, NULL},
+        "backward", "B,T,NH,NKV,HD", make, values, oracle, TESTS, CLASSIC, LARGE,
+        {{0, "cuBLASLt, a product of as many operations", REFERENCE, backward<backward0>, predict_product},
          {1, "atomic additions to dk and dv", ATOMICS, backward<backward1>, predict_backward1},
          {2, "classic: copies, five products of cuBLASLt", 0, backward<backward2>, predict_backward2},
          {3, "seven products on the chip", BOLD, backward<trainer<ATTENTION_PLAIN>>, predict_backward3},

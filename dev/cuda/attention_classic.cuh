@@ -1,5 +1,5 @@
-/* attention_classic.cuh -- what the classic way of attention needs: each head of q, k and v as a matrix of its own, and
- * cuBLASLt's products of many such matrices in one call. Both files of attention use it.
+/* attention_classic.cuh -- what both files of attention share: their shapes, and the classic way. It has each head of q, k and v
+ * as a matrix of its own, and cuBLASLt's products of many such matrices in one call.
  */
 #ifndef ZOO_ATTENTION_CLASSIC_CUH
 #define ZOO_ATTENTION_CLASSIC_CUH
@@ -7,9 +7,16 @@
 #include "llmc/config.h"  // defines: AttentionShape
 #include "dev/cuda/product.cuh"
 
+// B, T, NH, NKV, HD; some shapes are for versions 1 to 3 alone, which take any head size, the large one for 4 and above
+static const std::vector<Shape> TESTS = {{{2, 24, 3, 1, 24}, 1, 3}, {{1, 70, 4, 2, 64}}, {{2, 33, 2, 1, 128}}},
+                                CLASSIC = {{{8, 1024, 12, 4, 64}}, {{8, 1024, 8, 2, 96}, 1, 3}, {{64, 320, 4, 4, 256}, 1, 3}},
+                                LARGE = {{{16, 8192, 32, 8, 64}, 4}};
+
 static AttentionShape shape_of(const Case& c) { return {(int)c.n[0], (int)c.n[1], (int)c.n[2], (int)c.n[3], (int)c.n[4]}; }
 static size_t qkv_width(AttentionShape s) { return (size_t)(s.NH + 2 * s.NKV) * s.HD; }
 static size_t out_width(AttentionShape s) { return (size_t)s.NH * s.HD; }
+
+static double scores(const Case& c) { return (double)c.n[0] * (double)c.n[2] * (double)c.n[1] * (double)c.n[1]; }
 
 /* Operations of one product of a head, of the causal half alone, for all heads. */
 static double half_product(AttentionShape s) { return (double)s.B * s.NH * s.T * s.T * s.HD; }
@@ -56,7 +63,6 @@ template <bool BACK = false>
 static void permute(floatX* x, floatX* m, AttentionShape s, int first, int group, size_t pitch, cudaStream_t stream) {
     const size_t n = (size_t)s.NH * s.T * s.HD;
     permute_kernel<BACK><<<(unsigned)ceil_div(n, 256), 256, 0, stream>>>(x, m, s, first, group, pitch);
-    CUDA_CHECK_LAUNCH("permute_kernel");
 }
 
 /* Fills q, k and v of one sequence. */
@@ -81,42 +87,32 @@ static Matrices matrices(const T* data, bool transposed = false) {
 static void batched(Matrices d, Matrices a, Matrices b, int64_t M, int64_t N, int64_t K, int32_t count, float scale,
                     cudaStream_t stream) {
     MatmulContext* ctx = product_context();
+    MatmulPlan plan = {};
+    cublasLtMatmulHeuristicResult_t found;
     const cublasOperation_t first = b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, second = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const float zero = 0;
-    cublasLtMatmulDesc_t product;
-    cublasLtMatrixLayout_t layouts[3];
-    cublasLtMatmulHeuristicResult_t found;
-    int results = 0;
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&product, ctx->compute, CUDA_R_32F));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
-    auto layout = [&](int i, Matrices m, int64_t rows, int64_t cols) {
+    auto layout = [&](cublasLtMatrixLayout_t* made, int alignment, Matrices m, int64_t rows, int64_t cols) {
         if (m.transposed) { std::swap(rows, cols); }
         const int64_t stride = rows * cols;
-        matmul_layout(&layouts[i], m.type, rows, cols, cols);
-        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+        matmul_layout(made, m.type, rows, cols, cols);
+        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(*made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
         CUBLAS_CHECK(
-            cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
+            cublasLtMatrixLayoutSetAttribute(*made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
+        // the second matrix may begin at a lower alignment than the first
+        plan.key.v[alignment] = alignment_of((const void*)((size_t)stride * matmul_type_bytes(m.type)));
     };
-    layout(0, b, K, N);
-    layout(1, a, M, K);
-    layout(2, d, M, N);
-    const size_t elements[4] = {(size_t)(K * N), (size_t)(M * K), (size_t)(M * N), (size_t)(M * N)};
-    const cudaDataType_t types[4] = {b.type, a.type, d.type, d.type};
-    for (int i = 0; i < 4; i++) {  // the second matrix may begin at a lower alignment than the first
-        static const cublasLtMatmulPreferenceAttributes_t attributes[4] = {
-            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-        const uint32_t align = (uint32_t)alignment_of((const void*)(elements[i] * matmul_type_bytes(types[i])));
-        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference, attributes[i], &align, sizeof align));
-    }
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(ctx->handle, product, layouts[0], layouts[1], layouts[2], layouts[2],
-                                                ctx->preference, 1, &found, &results));
-    if (results == 0) { die("cuBLASLt has no algorithm for these products"); }
-    CUBLAS_CHECK(cublasLtMatmul(ctx->handle, product, &scale, b.data, layouts[0], a.data, layouts[1], &zero, d.data, layouts[2],
-                                (void*)d.data, layouts[2], &found.algo, ctx->workspace, ctx->workspace_bytes, stream));
-    for (cublasLtMatrixLayout_t l : layouts) { CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(l)); }
-    CUBLAS_CHECK(cublasLtMatmulDescDestroy(product));
+    layout(&plan.a, KEY_ALIGN_B, b, K, N);
+    layout(&plan.b, KEY_ALIGN_A, a, M, K);
+    layout(&plan.c, KEY_ALIGN_C, d, M, N);
+    layout(&plan.d, KEY_ALIGN_D, d, M, N);
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.product, ctx->compute, CUDA_R_32F));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
+    if (matmul_candidates(ctx, &plan, &found, 1) == 0) { die("cuBLASLt has no algorithm for these products"); }
+    CUBLAS_CHECK(cublasLtMatmul(ctx->handle, plan.product, &scale, b.data, plan.a, a.data, plan.b, &zero, d.data, plan.c,
+                                (void*)d.data, plan.d, &found.algo, ctx->workspace, ctx->workspace_bytes, stream));
+    for (cublasLtMatrixLayout_t l : {plan.a, plan.b, plan.c, plan.d}) { CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(l)); }
+    CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan.product));
 }
 
 /* As many operations as `halves` products of all heads: a plain product, for the rate to compare with.   out (B T, T) */

@@ -10,11 +10,8 @@
 #include "llmc/attention.cuh"
 #include "llmc/attention.h"
 #include "dev/cuda/attention_classic.cuh"
-#include "dev/cuda/zoo.cuh"
 
 enum { QKV, OUT, LSE, SPARE };
-
-static double scores(const Case& c) { return (double)c.n[0] * (double)c.n[2] * (double)c.n[1] * (double)c.n[1]; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1: three kernels, as the formulas stand, with S in memory. A thread a score, a warp a row of the softmax (softmax.cu has its
@@ -48,7 +45,6 @@ __global__ void softmax_kernel(P* p, float* lse, const float* S, AttentionShape 
 template <typename P>
 static void softmax(P* p, float* lse, const float* S, AttentionShape s, cudaStream_t stream) {
     softmax_kernel<<<(unsigned)ceil_div((size_t)s.NH * s.T, 8), dim3(32, 8), 0, stream>>>(p, lse, S, s);
-    CUDA_CHECK_LAUNCH("softmax_kernel");
 }
 
 __global__ void values1_kernel(floatX* out, const float* P, const floatX* qkv, AttentionShape s, size_t pitch,
@@ -66,10 +62,8 @@ static void forward1(floatX* out, float* lse, floatX* qkv, void* spare, Attentio
     for (int b = 0; b < s.B; b++, qkv += s.T * pitch, out += s.T * out_pitch, lse += s.NH * s.T) {
         const dim3 grid((unsigned)ceil_div(s.T, 128), (unsigned)s.T, (unsigned)s.NH);
         scores1_kernel<<<grid, 128, 0, stream>>>(S, qkv, s, pitch);
-        CUDA_CHECK_LAUNCH("scores1_kernel");
         softmax(S, lse, S, s, stream);
         values1_kernel<<<dim3((unsigned)s.T, (unsigned)s.NH), s.HD, 0, stream>>>(out, S, qkv, s, pitch, out_pitch);
-        CUDA_CHECK_LAUNCH("values1_kernel");
     }
 }
 
@@ -160,14 +154,12 @@ static void oracle(Case& c) {
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const Ladder l(
-        "forward", "B,T,NH,NKV,HD", make, NULL, oracle, {{{2, 24, 3, 1, 24}, 1, 3}, {{1, 70, 4, 2, 64}}, {{2, 33, 2, 1, 128}}},
-        {{{8, 1024, 12, 4, 64}}, {{8, 1024, 8, 2, 96}, 1, 3}, {{64, 320, 4, 4, 256}, 1, 3}}, {{{16, 8192, 32, 8, 64}, 4}},
-        {{0, "cuBLASLt, a product of as many operations", REFERENCE, forward<forward0>, NULL},
-         {1, "scores in memory, a thread each", 0, forward<forward1>, predict_forward1},
-         {2, "classic: permute, copy, cuBLASLt, softmax", 0, forward<forward2>, predict_forward2},
-         {3, "scores on the chip, running maximum", BOLD, forward<trainer<ATTENTION_PLAIN>>, predict_forward3},
-         {4, "mma, cp.async", BOLD | ONLY_16, forward<trainer<ATTENTION_MMA>>, predict_forward4},
-         {5, "wgmma, TMA", BOLD | ONLY_16 | SM90, forward<trainer<ATTENTION_WGMMA>>, predict_forward5}});
+    const Ladder l("forward", "B,T,NH,NKV,HD", make, NULL, oracle, TESTS, CLASSIC, LARGE,
+                   {{0, "cuBLASLt, a product of as many operations", REFERENCE, forward<forward0>, predict_product},
+                    {1, "scores in memory, a thread each", 0, forward<forward1>, predict_forward1},
+                    {2, "classic: permute, copy, cuBLASLt, softmax", 0, forward<forward2>, predict_forward2},
+                    {3, "scores on the chip, running maximum", BOLD, forward<trainer<ATTENTION_PLAIN>>, predict_forward3},
+                    {4, "mma, cp.async", BOLD | ONLY_16, forward<trainer<ATTENTION_MMA>>, predict_forward4},
+                    {5, "wgmma, TMA", BOLD | ONLY_16 | SM90, forward<trainer<ATTENTION_WGMMA>>, predict_forward5}});
     return zoo(argc, argv, "attention_forward", {l});
 }

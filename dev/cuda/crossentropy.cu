@@ -10,7 +10,6 @@
 #include "llmc/crossentropy.cuh"
 #include "llmc/crossentropy.h"
 #include "dev/cuda/product.cuh"
-#include "dev/cuda/zoo.cuh"
 
 #include <float.h>
 
@@ -70,11 +69,12 @@ __global__ void __launch_bounds__(512) forward_kernel(float* losses, const float
     if (threadIdx.x == 0) { losses[n] = loss_of_row(s, target, to_float(logits[n * rows.pitch + max(target, 0)])); }
 }
 
-static void forward1(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch,
-                     cudaStream_t stream) {
-    forward_kernel<two_passes><<<(unsigned)N, 256, 0, stream>>>(losses, logits, targets, Rows{N, V, pitch});
-    CUDA_CHECK_LAUNCH("forward_kernel");
+template <RowSum ROW(const floatX*, int), int THREADS>
+static void forward_rows(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch,
+                         cudaStream_t stream) {
+    forward_kernel<ROW><<<(unsigned)N, THREADS, 0, stream>>>(losses, logits, targets, Rows{N, V, pitch});
 }
+static constexpr auto forward1 = forward_rows<two_passes, 256>;
 
 // 8 blocks of an SM have a row each in progress, far more than the cache holds. e^x is 9 instructions, the rest as many.
 static Work predict_forward1(const Case& c) {
@@ -109,11 +109,7 @@ __device__ RowSum one_pass(const floatX* row, int V) {
     return {largest, block_sum(s.sum * expf(s.max - largest), shared[1])};
 }
 
-static void forward2(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch,
-                     cudaStream_t stream) {
-    forward_kernel<one_pass><<<(unsigned)N, 512, 0, stream>>>(losses, logits, targets, Rows{N, V, pitch});
-    CUDA_CHECK_LAUNCH("forward_kernel");
-}
+static constexpr auto forward2 = forward_rows<one_pass, 512>;
 
 // Each logit is read once. Half an SM's warps are enough to keep memory at work: each of their threads has 64 bytes in flight.
 static Work predict_forward2(const Case& c) { return {sectors(c, ELEMENT), 0, 14 * elements(c)}; }
@@ -157,7 +153,6 @@ static void backward1(const Case& c, cudaStream_t stream) {
     loss_kernel<<<(N + 255) / 256, 256, 0, stream>>>(c.at<float>(BLOSSES), p, targets, rows);
     const dim3 grid(N, (unsigned)ceil_div(rows.V, 256));
     gradient_kernel<<<grid, 256, 0, stream>>>(c.at<floatX>(DLOGITS), p, targets, c.at<float>(DLOSSES), rows);
-    CUDA_CHECK_LAUNCH("gradient_kernel");
 }
 
 // Three reads of the logits, of which the cache serves some, and a write of p. Then a read of p and a write of the gradient.
@@ -198,7 +193,6 @@ template <RowSum ROW(const floatX*, int), int W, int THREADS>
 static void backward_rows(float* losses, floatX* logits, const int32_t* targets, float, const float* dloss, size_t N, int V,
                           size_t pitch, cudaStream_t stream) {
     backward_kernel<ROW, W><<<(unsigned)N, THREADS, 0, stream>>>(losses, logits, targets, dloss, Rows{N, V, pitch});
-    CUDA_CHECK_LAUNCH("backward_kernel");
 }
 static constexpr auto backward2 = backward_rows<two_passes, 1, 256>;
 
@@ -240,9 +234,9 @@ enum { X, W, HTARGETS, HDLOSSES, DX, DW, HLOSSES, HLOGITS };  // sizes N, V, C a
 typedef void Fused(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale, size_t N, int V,
                    size_t pitch, cudaStream_t);
 
-template <Fused* LAUNCH>
-static void head_rows(const Case& c, size_t chunk, cudaStream_t stream) {
-    const size_t N = c.n[0], C = c.n[2], pitch = c.pitch(c.n[1]);
+template <Fused* LAUNCH, bool CHUNKS = false>
+static void head(const Case& c, cudaStream_t stream) {
+    const size_t N = c.n[0], C = c.n[2], chunk = CHUNKS ? c.n[3] : N, pitch = c.pitch(c.n[1]);
     const int V = (int)c.n[1], width = (int)C;
     floatX* logits = (floatX*)c.at<char>(HLOGITS);
     const Operand w = operand(c.at<floatX>(W), C), d = operand(logits, pitch);
@@ -257,14 +251,6 @@ static void head_rows(const Case& c, size_t chunk, cudaStream_t stream) {
         matmul_backward_input_cuda(product_context(), c.at<floatX>(DX) + n * C, d, w, rows, width, V, C, stream);
         matmul_backward_weight_cuda(product_context(), c.at<float>(DW), d, x, rows, width, V, n > 0, stream);
     }
-}
-template <Fused* LAUNCH>
-static void head(const Case& c, cudaStream_t stream) {
-    head_rows<LAUNCH>(c, c.n[0], stream);
-}
-template <Fused* LAUNCH>
-static void head_chunks(const Case& c, cudaStream_t stream) {
-    head_rows<LAUNCH>(c, c.n[3], stream);
 }
 
 static double chunks(const Case& c) { return (double)ceil_div(c.n[0], c.n[3]); }
@@ -316,7 +302,7 @@ static void set_targets(Tensor& t, size_t V) {
 static void values(Case& c) {
     Floats& x = c.tensors[LOGITS].start;
     rand_normal(x.data(), 0, x.size(), 3, 1234, 1);
-    for (float& e : x) { e = to_float(from_float<floatX>(e)); }
+    to_floatX(x);
     set_targets(c.tensors[TARGETS], c.n[1]);
     if (c.tensors.size() > DLOSSES) { c.tensors[DLOSSES].start.assign(c.n[0], 4096); }
 }
@@ -340,8 +326,7 @@ static void make_head(Case& c) {
     c.bytes = (double)(2 * N * C + V * C) * ELEMENT + 4.0 * (double)(V * C) + 32 * sectors(c, 3 * ELEMENT);
 }
 static void values_head(Case& c) {
-    to_sixteenths(c, X);
-    to_sixteenths(c, W);
+    to_sixteenths(c, X, W);
     set_targets(c.tensors[HTARGETS], c.n[1]);
     c.tensors[HDLOSSES].start.assign(c.n[0], 64);
 }
@@ -349,13 +334,10 @@ static void oracle_head(Case& c) {
     const size_t N = c.n[0], V = c.n[1], C = c.n[2];
     Floats logits(N * V);
     std::vector<char> scratch(matmul_scratch());
-    auto round = [&] {
-        for (float& e : logits) { e = to_float(from_float<floatX>(e)); }
-    };
     matmul_forward(logits.data(), scratch.data(), c[X], c[W], NULL, N, (int)C, (int)V);
-    round();
+    to_floatX(logits);
     crossentropy_fused(c[HLOSSES], logits.data(), c.ints(HTARGETS), c[HDLOSSES][0], N, (int)V);
-    round();
+    to_floatX(logits);
     matmul_backward_input(c[DX], scratch.data(), logits.data(), c[W], N, (int)C, (int)V);
     std::fill_n(c[DW], V * C, 0.0f);
     matmul_backward_weight(c[DW], scratch.data(), logits.data(), c[X], N, (int)C, (int)V);
@@ -380,8 +362,8 @@ int main(int argc, char** argv) {
         "head", "N,V,C,chunk", make_head, values_head, oracle_head,
         {{{33, 97, 24, 16}}, {{40, 200, 32, 24}}, {{64, 256, 64, 32}}}, {{{4096, 8192, 768, 1024}}},
         {{{8192, 128256, 2048, 4096}}},
-        {{0, "cuBLASLt, the three products alone", REFERENCE, head<nullptr>, NULL},
+        {{0, "cuBLASLt, the three products alone", REFERENCE, head<nullptr>, predict_product},
          {3, "all logits in memory, version 3", 0, head<backward3>, predict_head},
-         {4, "a chunk of rows at a time, version 4", BOLD, head_chunks<crossentropy_fused_cuda>, predict_head_chunks}});
+         {4, "a chunk of rows at a time, version 4", BOLD, head<crossentropy_fused_cuda, true>, predict_head_chunks}});
     return zoo(argc, argv, "crossentropy", {f, b, h});
 }

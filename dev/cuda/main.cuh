@@ -1,15 +1,5 @@
-/* main.cuh -- the last include of each file of the zoo: the reader's own versions, and the command line.
- *
- * `make -C dev/cuda rmsnorm MINE=my.cuh` compiles my.cuh into rmsnorm.cu, after its kernels. There a line such as
- *
- *   static const Mine mine("forward", "two rows a warp", forward<my_launcher>);
- *
- * adds a version to a ladder. A variant, another formula than the trainer's, also names its oracle, a plain loop:
- *
- *   static const Mine mine("forward", "no weight", forward<my_launcher>, mine_oracle);
- *
- * If variants of a forward and a backward ladder have oracles, the gradient of the one is checked against differences of the
- * other.
+/* main.cuh -- the last include of each file of the zoo: the reader's own versions, and the command line. README.md shows how a
+ * reader's file adds a version, or a variant with an oracle of its own.
  */
 #ifndef ZOO_MAIN_CUH
 #define ZOO_MAIN_CUH
@@ -87,29 +77,25 @@ static void check_gradient(const Ladder& f, Oracle* forward, const Ladder& b, Or
     }
 }
 
+static Ladder* ladder_named(std::vector<Ladder>& ladders, const std::string& name) {
+    for (Ladder& l : ladders) {
+        if (name == l.name) { return &l; }
+    }
+    return NULL;
+}
+
 /* Appends the reader's versions to their ladders, and checks the gradients of variants. */
 static void add_mine(std::vector<Ladder>& ladders) {
-    struct Variant {
-        const Ladder* ladder;
-        Oracle* oracle;
-    };
-    std::vector<Variant> variants;
     for (const Mine& m : Mine::all()) {
-        Ladder* l = NULL;
-        for (Ladder& each : ladders) { l = strcmp(each.name, m.ladder) ? l : &each; }
+        Ladder* l = ladder_named(ladders, m.ladder);
         if (!l) { die("MINE: there is no ladder '%s' in this file", m.ladder); }
-        Version v = {l->versions.back().number + 1, m.idea, 0, m.run, NULL};
-        v.oracle = m.oracle;
-        l->versions.push_back(v);
-        if (m.oracle) { variants.push_back({l, m.oracle}); }
+        l->versions.push_back({l->versions.back().number + 1, m.idea, 0, m.run, NULL, NULL, m.oracle});
     }
-    for (const Variant& f : variants) {
-        for (const Variant& b : variants) {
-            if (strncmp(f.ladder->name, "forward", 7) || strncmp(b.ladder->name, "backward", 8)) { continue; }
-            checks_failed = 0;
-            check_gradient(*f.ladder, f.oracle, *b.ladder, b.oracle);
-            printf("%s the gradient of %s, by differences\n", checks_failed ? "FAIL" : "ok  ", f.ladder->name);
-            checks_failed ? tests_failed++ : tests_passed++;
+    for (const Mine& f : Mine::all()) {
+        for (const Mine& b : Mine::all()) {
+            if (!f.oracle || !b.oracle || strcmp(f.ladder, "forward") || strcmp(b.ladder, "backward")) { continue; }
+            check_gradient(*ladder_named(ladders, f.ladder), f.oracle, *ladder_named(ladders, b.ladder), b.oracle);
+            test_count("the gradient of forward, by differences");
         }
     }
 }
@@ -164,14 +150,14 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
             path = argv[++i];
         } else if (word == "--shape" && more) {
             shape = argv[++i];
-            std::string rest = shape;
-            for (int k = 0; k < 6 && isdigit(rest[0]); k++) {
-                own.n[k] = strtoull(rest.c_str(), NULL, 10);
-                rest.erase(0, rest.find_first_of(',') + 1 ? rest.find_first_of(',') + 1 : rest.size());
+            char* rest = argv[i];
+            for (int k = 0; k < 6 && isdigit(*rest); k++) {
+                own.n[k] = strtoull(rest, &rest, 10);
+                rest += *rest == ',';
             }
         } else if (isdigit(word[0])) {
             numbers.push_back(atoi(argv[i]));
-        } else if (std::any_of(ladders.begin(), ladders.end(), [&](const Ladder& l) { return word == l.name; })) {
+        } else if (ladder_named(ladders, word)) {
             name = argv[i];
         } else {
             fprintf(

@@ -50,7 +50,6 @@ __global__ void forward1_kernel(float* out, const float* x, const float* w, Size
 static void forward1(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
     const dim3 grid((unsigned)ceil_div(s.N, 32), (unsigned)ceil_div(s.OC, 32));
     forward1_kernel<<<grid, dim3(32, 32), 0, stream>>>(out, x, w, s);
-    CUDA_CHECK_LAUNCH("forward1_kernel");
 }
 
 // The L1 cache takes a clock for each of the 32 sectors of a warp's load: as long as 128 instructions.
@@ -70,7 +69,6 @@ __global__ void forward2_kernel(float* out, const float* x, const float* w, Size
 
 static void forward2(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
     forward2_kernel<<<dim3((unsigned)s.N, (unsigned)ceil_div(s.OC, 8)), dim3(32, 8), 0, stream>>>(out, x, w, s);
-    CUDA_CHECK_LAUNCH("forward2_kernel");
 }
 
 // Two loads of a warp from the L1 cache, and what the loop needs; the sum of a warp costs 10 more steps for every C / 32.
@@ -98,7 +96,6 @@ __global__ void forward3_kernel(float* out, const float* x, const float* w, Size
 static void forward3(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
     const dim3 grid((unsigned)ceil_div(s.N, 32), (unsigned)ceil_div(s.OC, 32));
     forward3_kernel<<<grid, dim3(32, 32), 0, stream>>>(out, x, w, s);
-    CUDA_CHECK_LAUNCH("forward3_kernel");
 }
 
 // Two loads from shared memory for an addition.
@@ -137,7 +134,6 @@ __global__ void __launch_bounds__(256) forward4_kernel(float* out, const float* 
 
 static void forward4(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
     forward4_kernel<<<tiles(s, 64, 64), 256, 0, stream>>>(out, x, w, s);
-    CUDA_CHECK_LAUNCH("forward4_kernel");
 }
 
 static Work predict_forward4(const Case& c) { return predict_lanes(c, 8 * 4 / 16.0 + 1); }
@@ -221,7 +217,6 @@ __global__ void __launch_bounds__(256, WHOLE ? 2 : 1) forward5_kernel(float* out
 static void forward5(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
     auto* kernel = s.C % 4 || s.OC % 4 ? forward5_kernel<false> : forward5_kernel<true>;
     kernel<<<tiles(s, 128, 128), 256, 0, stream>>>(out, x, w, s);
-    CUDA_CHECK_LAUNCH("forward5_kernel");
 }
 
 // Loads run beside additions here, so only the additions count, and a tenth for the instructions of loads and addresses.
@@ -297,7 +292,6 @@ __global__ void __launch_bounds__(256) forward6_kernel(floatX* out, const floatX
 
 static void forward6(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
     forward6_kernel<<<tiles(s, 128, 128), 256, 0, stream>>>(out, x, w, s);
-    CUDA_CHECK_LAUNCH("forward6_kernel");
 }
 
 // Two blocks of an SM take turns at loading and multiplying; a part takes a block a trip to the L2 cache, a third of a trip to
@@ -348,7 +342,6 @@ static void forward7(floatX* out, const floatX* x, const floatX* w, Sizes s, cud
     CUDA_CHECK(
         cudaFuncSetAttribute((const void*)forward7_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STAGES7 * STAGE7));
     forward7_kernel<<<tiles(s, BM7, BN7), 256, STAGES7 * STAGE7, stream>>>(out, x, w, s);
-    CUDA_CHECK_LAUNCH("forward7_kernel");
 }
 
 // The warps never wait for memory; they wait for each other once in 32 elements, and a tile's end is bare of products.
@@ -388,10 +381,7 @@ static void make(Case& c) {
     c.bytes = sizeof(floatX) * (double)(c.n[0] * c.n[1] + c.n[2] * c.n[1] + c.n[0] * c.n[2]);
     c.flops = 2 * macs(c);
 }
-static void values(Case& c) {
-    to_sixteenths(c, X);  // exact sums: in 16 bits an order of addition must not decide a rounding
-    to_sixteenths(c, W);
-}
+static void values(Case& c) { to_sixteenths(c, X, W); }
 static void oracle(Case& c) { product_oracle(c, OUT, X, W, c.n[0], c.n[1], c.n[2]); }
 
 #include "dev/cuda/main.cuh"
@@ -402,7 +392,7 @@ int main(int argc, char** argv) {
     const Shape tail = fp32 ? Shape{{150, 36, 132}} : Shape{{256, 192, 256}}, classic = {{8192, 768, 3072}};
     const Shape large = fp32 ? Shape{{32768, 2048, 8192}} : Shape{{65536, 2048, 8192}};
     const Ladder l("forward", "N,C,OC", make, values, oracle, {odd, tail, {{512, 64, 256}}}, {classic}, {large},
-                   {{0, "cuBLASLt", REFERENCE, forward<floatX, cublas>, NULL},
+                   {{0, "cuBLASLt", REFERENCE, forward<floatX, cublas>, predict_product},
                     {1, "a thread a sum", ONLY_FP32, forward<float, forward1>, predict_forward1},
                     {2, "a warp a sum, whole sectors", ONLY_FP32, forward<float, forward2>, predict_forward2},
                     {3, "tiles of 32 x 32 in shared memory", ONLY_FP32, forward<float, forward3>, predict_forward3},

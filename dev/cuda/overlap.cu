@@ -24,6 +24,8 @@ __device__ float work(float x, unsigned rounds, float up, float down) {
 
 static const double STEP = 1e-3, CALL = 2e-6;  // seconds of a step; of a call that queues something
 
+static Work host_work(double seconds) { return {0, 0, 0, 0, 0, 0, seconds}; }
+
 /* Multiplications that the card does in so many seconds, if each of n threads has as many; few if nothing is timed. */
 static unsigned rounds_for(double seconds, double n) {
     return card.launch > 0 ? (unsigned)(seconds * card.lanes / (2 * n)) : 3;
@@ -126,9 +128,7 @@ static void copies(const Case& c, cudaStream_t stream) {
 
 /* So many times the copy of all floats one way, and `calls` for a chunk that the host or the card takes besides. */
 static Work predict_copies(const Case& c, double times, double calls) {
-    Work w = {0, 0, 0, 0, 0};
-    w.host = times * 4 * (double)c.n[0] / link_rate() + calls * CALL * (double)c.n[1];
-    return w;
+    return host_work(times * 4 * (double)c.n[0] / link_rate() + calls * CALL * (double)c.n[1]);
 }
 
 // 1: pageable memory, one stream. The driver first copies pageable memory to pinned memory of its own, and the call waits for
@@ -167,7 +167,6 @@ static void step(const Case& c, size_t k, const int32_t* x, const int32_t* y, cu
     const size_t N = c.n[0] * c.n[1];
     const unsigned rounds = rounds_for(STEP, 2 * (double)N);
     step_kernel<<<(unsigned)ceil_div(N, 256), 256, 0, stream>>>(c.at<float>(SEEN) + k * 2 * N, x, y, N, rounds, 4, 0.25f);
-    CUDA_CHECK_LAUNCH("step_kernel");
 }
 
 /* A source of batches: token k of an endless text; a target is the token after. */
@@ -224,17 +223,13 @@ static void steps(const Case& c, cudaStream_t stream) {
 static double reading(const Case& c) { return 4e-9 * (double)(c.n[0] * c.n[1]); }
 static Work predict_steps1(const Case& c) {
     const double copy = 2 * 8 * (double)(c.n[0] * c.n[1]) / link_rate();
-    Work w = {0, 0, 0, 0, 0};
-    w.host = (double)c.n[2] * (STEP + reading(c) + copy + 3 * 10 * CALL);
-    return w;
+    return host_work((double)c.n[2] * (STEP + reading(c) + copy + 3 * 10 * CALL));
 }
 
 // step 5, the trainer's: the host reads the next batch during the step, to pinned memory, and a stream of its own copies it.
 // Two batches may be on their way. The steps follow each other, so only the first batch is waited for.
 static Work predict_steps5(const Case& c) {
-    Work w = {0, 0, 0, 0, 0};
-    w.host = (double)c.n[2] * STEP + reading(c) + 8 * (double)(c.n[0] * c.n[1]) / link_rate();
-    return w;
+    return host_work((double)c.n[2] * STEP + reading(c) + 8 * (double)(c.n[0] * c.n[1]) / link_rate());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -33,15 +33,19 @@ static void product_oracle(Case& c, int out, int x, int w, size_t N, size_t C, s
     matmul_forward(c[out], scratch.data(), c[x], c[w], NULL, N, (int)C, (int)OC);
 }
 
-/* Rounds start values to multiples of 1/16, so that a product's sums of them are exact. Then a product that is rounded before
- * the next operation has the same bits in any order of its sums. */
-static void to_sixteenths(Case& c, int i) {
-    for (float& x : c.tensors[i].start) { x = roundf(4 * x) / 16; }
+static Work predict_product(const Case& c) { return {c.bytes / 32, c.flops}; }
+
+/* Rounds the start values of both factors to multiples of 1/16, so that a product's sums of them are exact. Then a product that
+ * is rounded, by its type or before the next operation, has the same bits in any order of its sums. */
+static void to_sixteenths(Case& c, int x, int w) {
+    for (const int i : {x, w}) {
+        for (float& value : c.tensors[i].start) { value = roundf(4 * value) / 16; }
+    }
 }
 
-/* Rounds values of the oracle to floatX, as a kernel that writes them. */
-static void to_floatX(Case& c, int i) {
-    for (float& x : c.tensors[i].host) { x = to_float(from_float<floatX>(x)); }
+/* Rounds values to floatX, as a kernel that writes them. */
+static void to_floatX(Floats& values) {
+    for (float& x : values) { x = to_float(from_float<floatX>(x)); }
 }
 
 #endif

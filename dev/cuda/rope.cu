@@ -34,8 +34,9 @@ __global__ void table1_kernel(float* cos_sin, const float* inv_freq, int T, int 
     for (int i = 0; i < half; i++) { sincosf((float)t * inv_freq[i], &row[half + i], &row[i]); }
 }
 
-static void table1(float* cos_sin, const float* inv_freq, int T, int HD, cudaStream_t stream) {
-    table1_kernel<<<(unsigned)ceil_div((size_t)T, 64), 64, 0, stream>>>(cos_sin, inv_freq, T, HD);
+static void table1(const Case& c, cudaStream_t stream) {
+    table1_kernel<<<(unsigned)ceil_div(c.n[0], 64), 64, 0, stream>>>(c.at<float>(COS_SIN), c.at<float>(FREQUENCIES),
+                                                                     (int)c.n[0], (int)c.n[1]);
 }
 
 // A thread computes HD/2 pairs one after the other. A sine and cosine, of some 60 instructions that wait for each other, take
@@ -50,8 +51,9 @@ __global__ void table2_kernel(float* cos_sin, const float* inv_freq, int T, int 
     sincosf((float)t * inv_freq[i], &row[half], &row[0]);
 }
 
-static void table2(float* cos_sin, const float* inv_freq, int T, int HD, cudaStream_t stream) {
-    table2_kernel<<<(unsigned)ceil_div((size_t)T * HD / 2, 256), 256, 0, stream>>>(cos_sin, inv_freq, T, HD);
+static void table2(const Case& c, cudaStream_t stream) {
+    table2_kernel<<<(unsigned)ceil_div(c.n[0] * c.n[1] / 2, 256), 256, 0, stream>>>(
+        c.at<float>(COS_SIN), c.at<float>(FREQUENCIES), (int)c.n[0], (int)c.n[1]);
 }
 
 static Work predict_table2(const Case& c) { return {(double)c.n[0] * (double)c.n[1] / 8, 0, 0, 2}; }
@@ -169,7 +171,6 @@ static void product_with_rope(const Case& c, cudaStream_t stream) {
                      c.n[2], stream);
 }
 
-static Work predict_product(const Case& c) { return {c.bytes / 32, c.flops}; }
 static Work predict_product_and_rope(const Case& c) {
     const double turned = (double)(c.n[0] * c.n[1] * (c.n[3] + c.n[4]) * c.n[5]);
     return {c.bytes / 32, c.flops, 0, 0, 2, 2 * turned * sizeof(floatX) / 32};
@@ -177,14 +178,8 @@ static Work predict_product_and_rope(const Case& c) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-typedef void Table(float* cos_sin, const float* inv_freq, int T, int HD, cudaStream_t);
 typedef void Rotate(floatX* qkv, const int32_t* starts, const float* cos_sin, int first_pos, AttentionShape, size_t pitch,
                     cudaStream_t);
-
-template <Table* LAUNCH>
-static void table(const Case& c, cudaStream_t stream) {
-    LAUNCH(c.at<float>(COS_SIN), c.at<float>(FREQUENCIES), (int)c.n[0], (int)c.n[1], stream);
-}
 
 static AttentionShape shape_of(const Case& c) { return {(int)c.n[0], (int)c.n[1], (int)c.n[2], (int)c.n[3], (int)c.n[4]}; }
 
@@ -202,20 +197,18 @@ static void values_table(Case& c) {
     const ModelConfig config = config_of(c.n[1]);
     rope_inv_freq(c.tensors[FREQUENCIES].start.data(), &config);
 }
-static void oracle_table(Case& c) {
-    const ModelConfig config = config_of(c.n[1]);
-    rope_table(c[COS_SIN], (int)c.n[0], &config);
+static void set_table(Floats& cos_sin, size_t T, size_t HD) {
+    const ModelConfig config = config_of(HD);
+    rope_table(cos_sin.data(), (int)T, &config);
 }
+static void oracle_table(Case& c) { set_table(c.tensors[COS_SIN].host, c.n[0], c.n[1]); }
 
 static void make_rotate(Case& c) {
     c.rows("qkv", CHANGE, c.n[0] * c.n[1], width_of(shape_of(c)));
     c.tensor<float>("cos_sin", READ, c.n[1], c.n[4]);
     c.bytes = pairs(c) * 4 * sizeof(floatX);
 }
-static void values_rotate(Case& c) {
-    const ModelConfig config = config_of(c.n[4]);
-    rope_table(c.tensors[TABLE].start.data(), (int)c.n[1], &config);
-}
+static void values_rotate(Case& c) { set_table(c.tensors[TABLE].start, c.n[1], c.n[4]); }
 static void oracle_rotate(Case& c) { rope_forward(c[QKV], NULL, c[TABLE], 0, shape_of(c)); }
 
 static void make_qkv(Case& c) {
@@ -228,14 +221,12 @@ static void make_qkv(Case& c) {
     c.flops = 2.0 * (double)N * (double)C * (double)width;
 }
 static void values_qkv(Case& c) {
-    const ModelConfig config = config_of(c.n[5]);
-    to_sixteenths(c, PX);  // the product is rounded before the rotation; a sum in another order must not change it
-    to_sixteenths(c, PW);
-    rope_table(c.tensors[PTABLE].start.data(), (int)c.n[1], &config);
+    to_sixteenths(c, PX, PW);
+    set_table(c.tensors[PTABLE].start, c.n[1], c.n[5]);
 }
 static void oracle_qkv(Case& c) {
     product_oracle(c, PQKV, PX, PW, c.n[0] * c.n[1], c.n[2], width_of(product_shape(c)));
-    to_floatX(c, PQKV);
+    to_floatX(c.tensors[PQKV].host);
     rope_forward(c[PQKV], NULL, c[PTABLE], 0, product_shape(c));
 }
 
@@ -248,8 +239,8 @@ int main(int argc, char** argv) {
     const Shape q1 = {{1, 256, 64, 2, 1, 64}}, q2 = {{8, 96, 128, 6, 1, 64}}, q3 = {{2, 384, 64, 12, 4, 64}};
     const Shape layer = {{8, 1024, 768, 12, 4, 64}}, large_layer = {{64, 2048, 2048, 32, 8, 64}};
     const Ladder t("table", "T,HD", make_table, values_table, oracle_table, {t1, t2, t3}, {positions}, {},
-                   {{1, "a thread a position", 0, table<table1>, predict_table1},
-                    {2, "a thread a pair, whole sectors", 0, table<table2>, predict_table2}});
+                   {{1, "a thread a position", 0, table1, predict_table1},
+                    {2, "a thread a pair, whole sectors", 0, table2, predict_table2}});
     const Ladder r("rotate", "B,T,NH,NKV,HD", make_rotate, values_rotate, oracle_rotate, {odd, tail, wide}, {classic, other},
                    {large},
                    {{1, "sine and cosine on the fly", 0, rotate<rotate1>, predict_rotate1},

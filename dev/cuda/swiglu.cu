@@ -29,8 +29,9 @@ __global__ void forward1_kernel(floatX* out, const floatX* gate, const floatX* u
     out[at] = from_float<floatX>(g * swiglu_sigmoid(g) * to_float(up[at]));
 }
 
-static void forward1(floatX* out, const floatX* gate, const floatX* up, size_t N, int F, size_t pitch, cudaStream_t stream) {
-    forward1_kernel<<<grid_of(N, (size_t)F), 256, 0, stream>>>(out, gate, up, F, pitch);
+static void forward1(const Case& c, cudaStream_t stream) {
+    forward1_kernel<<<grid_of(c.n[0], c.n[1]), 256, 0, stream>>>(c.at<floatX>(OUT), c.at<floatX>(GATE), c.at<floatX>(UP),
+                                                                 (int)c.n[1], c.pitch(c.n[1]));
 }
 
 // Some 35 instructions an element. A thread waits for memory once; an SM holds 2048 threads.
@@ -54,8 +55,9 @@ static void in_vectors(floatX* out, const floatX* gate, const floatX* up, size_t
     kernel<<<grid_of(N, (size_t)(F % W == 0 ? F / W : F)), 256, 0, stream>>>(out, gate, up, F, pitch, out_pitch);
 }
 
-static void forward2(floatX* out, const floatX* gate, const floatX* up, size_t N, int F, size_t pitch, cudaStream_t stream) {
-    in_vectors(out, gate, up, N, F, pitch, pitch, stream);
+static void forward2(const Case& c, cudaStream_t stream) {
+    const size_t pitch = c.pitch(c.n[1]);
+    in_vectors(c.at<floatX>(OUT), c.at<floatX>(GATE), c.at<floatX>(UP), c.n[0], (int)c.n[1], pitch, pitch, stream);
 }
 
 // __expf and __fdividef leave about 12 instructions an element
@@ -151,22 +153,16 @@ static void product_with_swiglu(const Case& c, cudaStream_t stream) {
                        stream);
 }
 
-static Work predict_product(const Case& c) { return {c.bytes / 32, c.flops}; }
 static Work predict_product_and_swiglu(const Case& c) {
     return {c.bytes / 32, c.flops, 0, 0, 2, 3.0 * (double)(c.n[0] * c.n[2]) * sizeof(floatX) / 32};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-typedef void Apart(floatX* out, const floatX* gate, const floatX* up, size_t N, int F, size_t pitch, cudaStream_t);
 typedef void Forward(floatX* out, const floatX* gate_up, size_t N, int F, size_t gate_up_pitch, size_t out_pitch, cudaStream_t);
 typedef void Backward(floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up, size_t N, int F,
                       size_t gate_up_pitch, size_t out_pitch, cudaStream_t);
 
-template <Apart* LAUNCH>
-static void apart(const Case& c, cudaStream_t stream) {
-    LAUNCH(c.at<floatX>(OUT), c.at<floatX>(GATE), c.at<floatX>(UP), c.n[0], (int)c.n[1], c.pitch(c.n[1]), stream);
-}
 template <Forward* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<floatX>(OUT), c.at<floatX>(GATE_UP), c.n[0], (int)c.n[1], c.pitch(2 * c.n[1]), c.pitch(c.n[1]), stream);
@@ -227,13 +223,10 @@ static void make_product(Case& c) {
     c.bytes = sizeof(floatX) * (double)(N * C + 2 * F * C + 3 * N * F);
     c.flops = 2.0 * (double)N * (double)C * (double)(2 * F);
 }
-static void values_product(Case& c) {
-    to_sixteenths(c, X);  // gate and up are rounded before SwiGLU; a sum in another order must not change them
-    to_sixteenths(c, W_GATE_UP);
-}
+static void values_product(Case& c) { to_sixteenths(c, X, W_GATE_UP); }
 static void oracle_product(Case& c) {
     product_oracle(c, SUMS, X, W_GATE_UP, c.n[0], c.n[1], 2 * c.n[2]);
-    to_floatX(c, SUMS);
+    to_floatX(c.tensors[SUMS].host);
     swiglu_forward(c[ACT], c[SUMS], c.n[0], (int)c.n[2]);
 }
 
@@ -243,8 +236,8 @@ static const Shape odd = {{33, 97}}, tail = {{67, 520}}, wide = {{130, 256}}, cl
 
 int main(int argc, char** argv) {
     const Ladder f("forward", "N,F", make_forward, values_forward, oracle_forward, {odd, tail, wide}, {classic}, {large},
-                   {{1, "an element a thread, two tensors", 0, apart<forward1>, predict_forward1},
-                    {2, "16 bytes a thread", 0, apart<forward2>, predict_forward2},
+                   {{1, "an element a thread, two tensors", 0, forward1, predict_forward1},
+                    {2, "16 bytes a thread", 0, forward2, predict_forward2},
                     {3, "gate and up packed in a row", 0, forward<forward3>, predict_forward2},
                     {4, "two rows in flight", BOLD, forward<swiglu_forward_cuda>, predict_forward2}});
     const Ladder b("backward", "N,F", make_backward, NULL, oracle_backward, {odd, tail, wide}, {classic}, {large},

@@ -21,12 +21,17 @@ static int tests_passed, tests_failed, tests_skipped, checks_failed;
         }                                                         \
     } while (0)
 
-static inline void test_run(const char* name, void (*test)(void)) {
-    checks_failed = 0;
-    test();
+/* Counts a test, which failed if a check has failed since the test before it. */
+static inline void test_count(const char* name) {
     printf("%s %s\n", checks_failed ? "FAIL" : "ok  ", name);
     fflush(stdout);
     checks_failed ? tests_failed++ : tests_passed++;
+    checks_failed = 0;
+}
+static inline void test_run(const char* name, void (*test)(void)) {
+    checks_failed = 0;
+    test();
+    test_count(name);
 }
 #define RUN(test) test_run(#test, test)
 
