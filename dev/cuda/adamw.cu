@@ -72,7 +72,7 @@ __global__ void round_kernel(Arrays t) {
 static void update1(const Case& c, cudaStream_t stream) {
     for (size_t k = 0; k < c.n[1]; k++) {
         const Arrays t = arrays(c, first_of(c, k), first_of(c, k + 1));
-        const unsigned blocks = (unsigned)ceil_div(t.n, 256);
+        const unsigned blocks = blocks_for(t.n, 256);
         first_moment_kernel<<<blocks, 256, 0, stream>>>(t, FACTORS);
         second_moment_kernel<<<blocks, 256, 0, stream>>>(t, FACTORS);
         if (decays(k)) { decay_kernel<<<blocks, 256, 0, stream>>>(t, FACTORS.decay); }
@@ -103,7 +103,7 @@ __global__ void update2_kernel(Arrays t, Factors f, float decay) {
 static void update2(const Case& c, cudaStream_t stream) {
     for (size_t k = 0; k < c.n[1]; k++) {
         const Arrays t = arrays(c, first_of(c, k), first_of(c, k + 1));
-        update2_kernel<<<(unsigned)ceil_div(t.n, 256), 256, 0, stream>>>(t, FACTORS, decays(k) ? FACTORS.decay : 1);
+        update2_kernel<<<blocks_for(t.n, 256), 256, 0, stream>>>(t, FACTORS, decays(k) ? FACTORS.decay : 1);
     }
 }
 
@@ -119,7 +119,7 @@ __global__ void update3_kernel(Arrays t, Factors f, unsigned length, unsigned te
 
 static void update3(const Case& c, cudaStream_t stream) {
     const Arrays t = arrays(c, 0, c.n[0]);
-    update3_kernel<<<(unsigned)ceil_div(t.n, 256), 256, 0, stream>>>(t, FACTORS, (unsigned)tensor_length(c), (unsigned)c.n[1]);
+    update3_kernel<<<blocks_for(t.n, 256), 256, 0, stream>>>(t, FACTORS, (unsigned)tensor_length(c), (unsigned)c.n[1]);
 }
 
 // A division and a root by IEEE 754 are some 20 instructions each, the rest as many.
@@ -195,7 +195,7 @@ __global__ void norm_take_kernel(float* out, StepState* state) {
 
 static void norm1(const Case& c, cudaStream_t stream) {
     StepState* state = fixed(c).state;
-    const unsigned blocks = (unsigned)ceil_div(c.n[0], 256 * VECTOR<floatX>);
+    const unsigned blocks = blocks_for(c.n[0], 256 * VECTOR<floatX>);
     norm1_kernel<<<blocks, 256, 0, stream>>>(&state->norm_square, c.at<floatX>(NORM_GRADS), c.n[0]);
     norm_take_kernel<<<1, 1, 0, stream>>>(c.at<float>(NORM), state);
 }

@@ -87,9 +87,9 @@ static void backward1(Args a, cudaStream_t stream) {
     const size_t n = (size_t)a.s.B * a.s.T * 2 * a.s.NKV * a.s.HD;
     float* dkv = (float*)a.spare;  // (B T, 2 NKV HD)
     CUDA_CHECK(cudaMemsetAsync(dkv, 0, n * sizeof(float), stream));
-    const dim3 grid((unsigned)ceil_div(a.s.T, 4), (unsigned)a.s.NH, (unsigned)a.s.B);
+    const dim3 grid(blocks_for(a.s.T, 4), (unsigned)a.s.NH, (unsigned)a.s.B);
     backward1_kernel<<<grid, dim3(32, 4), 0, stream>>>(dkv, a);
-    backward1_round_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, stream>>>(a.dqkv, dkv, a.s, a.pitch);
+    backward1_round_kernel<<<blocks_for(n, 256), 256, 0, stream>>>(a.dqkv, dkv, a.s, a.pitch);
 }
 
 // The L2 cache adds: 2 HD atomic additions for each score, a sector of 8 at a time, at about the rate at which memory moves
@@ -128,20 +128,20 @@ __global__ void group_sum2_kernel(floatX* dqkv, const floatX* m, AttentionShape 
 
 static void group_sum2(floatX* dqkv, const floatX* m, AttentionShape s, int first, size_t pitch, cudaStream_t stream) {
     const size_t n = (size_t)s.NKV * s.T * s.HD;
-    group_sum2_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, stream>>>(dqkv, m, s, first, pitch);
+    group_sum2_kernel<<<blocks_for(n, 256), 256, 0, stream>>>(dqkv, m, s, first, pitch);
 }
 
 static void backward2(Args a, cudaStream_t stream) {
     const AttentionShape s = a.s;
     const float scale = 1 / sqrtf((float)s.HD);
-    Heads x(a.spare, s), d((char*)a.spare + Heads::bytes(s), s);  // q, k, v, dO, S, P and their gradients
+    Arena memory = {(char*)a.spare, 0};
+    Heads x(&memory, s), d(&memory, s);  // q, k, v, dO, S, P and their gradients
     for (int b = 0; b < s.B; b++, a.next_sequence()) {
         split_heads(x, a.qkv, s, a.pitch, stream);
         permute(a.dout, x.out, s, 0, 1, a.out_pitch, stream);
         batched(matrices(x.scores), matrices(x.q), matrices(x.k, true), s.T, s.T, s.HD, s.NH, scale, stream);
         batched(matrices(d.scores), matrices(x.out), matrices(x.v, true), s.T, s.T, s.HD, s.NH, 1, stream);
-        gradient2_kernel<<<(unsigned)ceil_div((size_t)s.NH * s.T, 8), dim3(32, 8), 0, stream>>>(x.p, d.p, x.scores, d.scores,
-                                                                                                a);
+        gradient2_kernel<<<blocks_for((size_t)s.NH * s.T, 8), dim3(32, 8), 0, stream>>>(x.p, d.p, x.scores, d.scores, a);
         batched(matrices(d.v), matrices(x.p, true), matrices(x.out), s.T, s.HD, s.T, s.NH, 1, stream);
         batched(matrices(d.q), matrices(d.p), matrices(x.k), s.T, s.HD, s.T, s.NH, scale, stream);
         batched(matrices(d.k), matrices(d.p, true), matrices(x.q), s.T, s.HD, s.T, s.NH, scale, stream);

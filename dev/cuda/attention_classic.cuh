@@ -1,10 +1,11 @@
-/* attention_classic.cuh -- what both files of attention share: their shapes, and the classic way. It has each head of q, k and v
- * as a matrix of its own, and cuBLASLt's products of many such matrices in one call.
+/* attention_classic.cuh -- what both files of attention share: their shapes, and the classic way. Each head of q, k and v is a
+ * matrix of its own there, and cuBLASLt multiplies many such matrices in one call.
  */
 #ifndef ZOO_ATTENTION_CLASSIC_CUH
 #define ZOO_ATTENTION_CLASSIC_CUH
 
-#include "llmc/config.h"  // defines: AttentionShape
+#include "llmc/config.h"        // defines: AttentionShape
+#include "llmc/cuda/arena.cuh"  // defines: Arena, take
 #include "dev/cuda/product.cuh"
 
 // B, T, NH, NKV, HD; some shapes are for versions 1 to 3 alone, which take any head size, the large one for 4 and above
@@ -26,21 +27,16 @@ struct Heads {
     floatX *q, *k, *v, *out;  // (NH, T, HD); k and v of a group's heads are copies
     float* scores;            // (NH, T, T)
     floatX* p;                // (NH, T, T)
-    static size_t bytes(AttentionShape s) {
+    Heads(Arena* a, AttentionShape s) {
         const size_t heads = (size_t)s.NH * s.T;
-        return heads * (4 * (size_t)s.HD * sizeof(floatX) + (size_t)s.T * (sizeof(float) + sizeof(floatX))) + 6 * 256;
+        for (floatX** m : {&q, &k, &v, &out}) { *m = take<floatX>(a, heads * s.HD); }
+        scores = take<float>(a, heads * s.T);
+        p = take<floatX>(a, heads * s.T);
     }
-    Heads(void* memory, AttentionShape s) {
-        char* at = (char*)memory;
-        auto take = [&](size_t n) {
-            char* piece = at;
-            at += round_up(n, (size_t)256);
-            return piece;
-        };
-        const size_t heads = (size_t)s.NH * s.T;
-        for (floatX** m : {&q, &k, &v, &out}) { *m = (floatX*)take(heads * s.HD * sizeof(floatX)); }
-        scores = (float*)take(heads * s.T * sizeof(float));
-        p = (floatX*)take(heads * s.T * sizeof(floatX));
+    static size_t bytes(AttentionShape s) {
+        Arena measured = {};
+        Heads(&measured, s);
+        return measured.used;
     }
 };
 
@@ -62,7 +58,7 @@ __global__ void permute_kernel(floatX* x, floatX* m, AttentionShape s, int first
 template <bool BACK = false>
 static void permute(floatX* x, floatX* m, AttentionShape s, int first, int group, size_t pitch, cudaStream_t stream) {
     const size_t n = (size_t)s.NH * s.T * s.HD;
-    permute_kernel<BACK><<<(unsigned)ceil_div(n, 256), 256, 0, stream>>>(x, m, s, first, group, pitch);
+    permute_kernel<BACK><<<blocks_for(n, 256), 256, 0, stream>>>(x, m, s, first, group, pitch);
 }
 
 /* Fills q, k and v of one sequence. */

@@ -44,7 +44,7 @@ __global__ void softmax_kernel(P* p, float* lse, const float* S, AttentionShape 
 
 template <typename P>
 static void softmax(P* p, float* lse, const float* S, AttentionShape s, cudaStream_t stream) {
-    softmax_kernel<<<(unsigned)ceil_div((size_t)s.NH * s.T, 8), dim3(32, 8), 0, stream>>>(p, lse, S, s);
+    softmax_kernel<<<blocks_for((size_t)s.NH * s.T, 8), dim3(32, 8), 0, stream>>>(p, lse, S, s);
 }
 
 __global__ void values1_kernel(floatX* out, const float* P, const floatX* qkv, AttentionShape s, size_t pitch,
@@ -60,7 +60,7 @@ static void forward1(floatX* out, float* lse, floatX* qkv, void* spare, Attentio
                      cudaStream_t stream) {
     float* S = (float*)spare;
     for (int b = 0; b < s.B; b++, qkv += s.T * pitch, out += s.T * out_pitch, lse += s.NH * s.T) {
-        const dim3 grid((unsigned)ceil_div(s.T, 128), (unsigned)s.T, (unsigned)s.NH);
+        const dim3 grid(blocks_for(s.T, 128), (unsigned)s.T, (unsigned)s.NH);
         scores1_kernel<<<grid, 128, 0, stream>>>(S, qkv, s, pitch);
         softmax(S, lse, S, s, stream);
         values1_kernel<<<dim3((unsigned)s.T, (unsigned)s.NH), s.HD, 0, stream>>>(out, S, qkv, s, pitch, out_pitch);
@@ -81,7 +81,8 @@ static Work predict_forward1(const Case& c) {
 
 static void forward2(floatX* out, float* lse, floatX* qkv, void* spare, AttentionShape s, size_t pitch, size_t out_pitch,
                      cudaStream_t stream) {
-    Heads h(spare, s);
+    Arena memory = {(char*)spare, 0};
+    Heads h(&memory, s);
     for (int b = 0; b < s.B; b++, qkv += s.T * pitch, out += s.T * out_pitch, lse += s.NH * s.T) {
         split_heads(h, qkv, s, pitch, stream);
         batched(matrices(h.scores), matrices(h.q), matrices(h.k, true), s.T, s.T, s.HD, s.NH, 1 / sqrtf((float)s.HD), stream);
@@ -125,10 +126,7 @@ static void forward0(floatX* out, float*, floatX* qkv, void* spare, AttentionSha
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-typedef void Forward(floatX* out, float* lse, floatX* qkv, void* spare, AttentionShape, size_t pitch, size_t out_pitch,
-                     cudaStream_t);
-
-template <Forward* LAUNCH>
+template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
     const AttentionShape s = shape_of(c);
     LAUNCH(c.at<floatX>(OUT), c.at<float>(LSE), c.at<floatX>(QKV), c.at<char>(SPARE), s, c.pitch(qkv_width(s)),

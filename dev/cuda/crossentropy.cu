@@ -150,8 +150,8 @@ static void backward1(const Case& c, cudaStream_t stream) {
     float* p = (float*)c.at<char>(PROBABILITY);
     const int32_t* targets = c.at<int32_t>(BTARGETS);
     softmax_kernel<<<N, 256, 0, stream>>>(p, c.at<floatX>(DLOGITS), rows);
-    loss_kernel<<<(N + 255) / 256, 256, 0, stream>>>(c.at<float>(BLOSSES), p, targets, rows);
-    const dim3 grid(N, (unsigned)ceil_div(rows.V, 256));
+    loss_kernel<<<blocks_for(N, 256), 256, 0, stream>>>(c.at<float>(BLOSSES), p, targets, rows);
+    const dim3 grid(N, blocks_for(rows.V, 256));
     gradient_kernel<<<grid, 256, 0, stream>>>(c.at<floatX>(DLOGITS), p, targets, c.at<float>(DLOSSES), rows);
 }
 
@@ -265,9 +265,7 @@ static Work predict_head_chunks(const Case& c) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-typedef void Forward(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch, cudaStream_t);
-
-template <Forward* LAUNCH>
+template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
     const Rows r = rows_of(c);
     LAUNCH(c.at<float>(LOSSES), c.at<floatX>(LOGITS), c.at<int32_t>(TARGETS), r.N, r.V, r.pitch, stream);

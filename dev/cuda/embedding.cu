@@ -27,7 +27,7 @@ __global__ void forward1_kernel(floatX* out, const floatX* table, const int32_t*
 
 static void forward1(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C, size_t pitch,
                      cudaStream_t stream) {
-    forward1_kernel<<<(unsigned)ceil_div(N * C, 256), 256, 0, stream>>>(out, table, tokens, N, C, pitch);
+    forward1_kernel<<<blocks_for(N * C, 256), 256, 0, stream>>>(out, table, tokens, N, C, pitch);
 }
 
 // The token, then the row: two trips, the first to a cache. A division of 64 bits is some 80 instructions.
@@ -89,7 +89,7 @@ static void backward2(float* dtable, void* scratch, const floatX* dout, const in
     const EmbeddingScratch s = embedding_scratch(scratch, N, C);
     const int2* pairs = embedding_sort_cuda(&s, tokens, N, V, stream);
     auto* kernel = C % VECTOR<floatX> == 0 ? backward2_kernel<VECTOR<floatX>> : backward2_kernel<1>;
-    kernel<<<(unsigned)ceil_div(N, 8), dim3(32, 8), 0, stream>>>(dtable, dout, pairs, (int)N, C, pitch);
+    kernel<<<blocks_for(N, 8), dim3(32, 8), 0, stream>>>(dtable, dout, pairs, (int)N, C, pitch);
 }
 
 // The sort by two digits is three launches, which move the pairs, and takes some 20 trips. A warp takes two trips a row of its
@@ -113,15 +113,11 @@ static Work predict_backward3(const Case& c) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-typedef void Forward(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C, size_t pitch, cudaStream_t);
-typedef void Backward(float* dtable, void* scratch, const floatX* dout, const int32_t* tokens, size_t N, int C, int V,
-                      size_t pitch, cudaStream_t);
-
-template <Forward* LAUNCH>
+template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<floatX>(OUT), c.at<floatX>(TABLE), c.at<int32_t>(TOKENS), c.n[0], (int)c.n[1], c.pitch(c.n[1]), stream);
 }
-template <Backward* LAUNCH>
+template <auto* LAUNCH>
 static void backward(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<float>(DTABLE), c.at<char>(SPARE), c.at<floatX>(DOUT), c.at<int32_t>(BTOKENS), c.n[0], (int)c.n[1], (int)c.n[2],
            c.pitch(c.n[1]), stream);

@@ -33,7 +33,7 @@ __global__ void permute1_kernel(floatX* out, const floatX* x, Turn m) {
 }
 
 static void permute1(floatX* out, const floatX* x, Turn m, cudaStream_t stream) {
-    permute1_kernel<<<dim3(m.B * m.C, (unsigned)ceil_div(m.T, 256)), 256, 0, stream>>>(out, x, m);
+    permute1_kernel<<<dim3(m.B * m.C, blocks_for(m.T, 256)), 256, 0, stream>>>(out, x, m);
 }
 
 // The L1 cache takes a clock for each of the 32 sectors of a warp's load: as long as 128 instructions. The other elements of
@@ -56,7 +56,7 @@ __global__ void permute2_kernel(floatX* out, const floatX* x, Turn m) {
 }
 
 static void permute2(floatX* out, const floatX* x, Turn m, cudaStream_t stream) {
-    const dim3 grid((unsigned)ceil_div(m.C, 32), (unsigned)ceil_div(m.T, 32), m.B);
+    const dim3 grid(blocks_for(m.C, 32), blocks_for(m.T, 32), m.B);
     permute2_kernel<<<grid, dim3(32, 8), 0, stream>>>(out, x, m);
 }
 
@@ -102,7 +102,7 @@ __global__ void score_kernel(float* scores, const floatX* q, const floatX* k, He
 }
 
 static void score(float* scores, const floatX* q, const floatX* k, Heads s, int group, size_t k_pitch, cudaStream_t stream) {
-    const dim3 grid((unsigned)s.N, (unsigned)ceil_div(s.NH, 4));
+    const dim3 grid((unsigned)s.N, blocks_for(s.NH, 4));
     score_kernel<<<grid, dim3(32, 4), 0, stream>>>(scores, q, k, s, group, k_pitch);
 }
 
@@ -111,8 +111,7 @@ static void repeat(const Case& c, cudaStream_t stream) {
     const Heads s = heads_of(c);
     floatX* copy = (floatX*)c.at<char>(COPY);
     if (s.HD % W) { return repeat<1>(c, stream); }
-    repeat_kernel<W>
-        <<<dim3((unsigned)s.N, (unsigned)ceil_div(s.NH * s.HD, 256 * W)), 256, 0, stream>>>(copy, c.at<floatX>(K), s);
+    repeat_kernel<W><<<dim3((unsigned)s.N, blocks_for(s.NH * s.HD, 256 * W)), 256, 0, stream>>>(copy, c.at<floatX>(K), s);
     score(c.at<float>(SCORES), c.at<floatX>(Q), copy, s, 1, s.q_pitch, stream);
 }
 
@@ -155,7 +154,7 @@ __global__ void backward1_kernel(float* dk, const floatX* dcopy, Heads s) {
 
 static void backward1(const Case& c, cudaStream_t stream) {
     const Heads s = heads_of(c);
-    const dim3 grid((unsigned)s.N, (unsigned)ceil_div(s.NH * s.HD, 256));
+    const dim3 grid((unsigned)s.N, blocks_for(s.NH * s.HD, 256));
     backward1_kernel<<<grid, 256, 0, stream>>>(c.at<float>(DK), c.at<floatX>(DCOPY), s);
 }
 
@@ -175,7 +174,7 @@ __global__ void backward2_kernel(float* dk, const floatX* dcopy, Heads s) {
 
 static void backward2(const Case& c, cudaStream_t stream) {
     const Heads s = heads_of(c);
-    const dim3 grid((unsigned)s.N, (unsigned)ceil_div(s.NKV * s.HD, 256));
+    const dim3 grid((unsigned)s.N, blocks_for(s.NKV * s.HD, 256));
     backward2_kernel<<<grid, 256, 0, stream>>>(c.at<float>(DK), c.at<floatX>(DCOPY), s);
 }
 

@@ -48,7 +48,7 @@ __global__ void forward1_kernel(float* out, const float* x, const float* w, Size
 }
 
 static void forward1(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
-    const dim3 grid((unsigned)ceil_div(s.N, 32), (unsigned)ceil_div(s.OC, 32));
+    const dim3 grid(blocks_for(s.N, 32), blocks_for(s.OC, 32));
     forward1_kernel<<<grid, dim3(32, 32), 0, stream>>>(out, x, w, s);
 }
 
@@ -68,7 +68,7 @@ __global__ void forward2_kernel(float* out, const float* x, const float* w, Size
 }
 
 static void forward2(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
-    forward2_kernel<<<dim3((unsigned)s.N, (unsigned)ceil_div(s.OC, 8)), dim3(32, 8), 0, stream>>>(out, x, w, s);
+    forward2_kernel<<<dim3((unsigned)s.N, blocks_for(s.OC, 8)), dim3(32, 8), 0, stream>>>(out, x, w, s);
 }
 
 // Two loads of a warp from the L1 cache, and what the loop needs; the sum of a warp costs 10 more steps for every C / 32.
@@ -94,7 +94,7 @@ __global__ void forward3_kernel(float* out, const float* x, const float* w, Size
 }
 
 static void forward3(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
-    const dim3 grid((unsigned)ceil_div(s.N, 32), (unsigned)ceil_div(s.OC, 32));
+    const dim3 grid(blocks_for(s.N, 32), blocks_for(s.OC, 32));
     forward3_kernel<<<grid, dim3(32, 32), 0, stream>>>(out, x, w, s);
 }
 
@@ -365,9 +365,7 @@ static Work predict_forward8(const Case& c) { return {c.bytes / 32, c.flops / 0.
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static void cublas(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
-    product_cuda(out, x, w, (size_t)s.N, (size_t)s.C, (size_t)s.OC, stream);
-}
+static void cublas(const Case& c, cudaStream_t stream) { product_cuda(c, OUT, X, W, c.n[0], c.n[1], c.n[2], stream); }
 
 template <typename T, void LAUNCH(T*, const T*, const T*, Sizes, cudaStream_t)>
 static void forward(const Case& c, cudaStream_t stream) {
@@ -392,7 +390,7 @@ int main(int argc, char** argv) {
     const Shape tail = fp32 ? Shape{{150, 36, 132}} : Shape{{256, 192, 256}}, classic = {{8192, 768, 3072}};
     const Shape large = fp32 ? Shape{{32768, 2048, 8192}} : Shape{{65536, 2048, 8192}};
     const Ladder l("forward", "N,C,OC", make, values, oracle, {odd, tail, {{512, 64, 256}}}, {classic}, {large},
-                   {{0, "cuBLASLt", REFERENCE, forward<floatX, cublas>, predict_product},
+                   {{0, "cuBLASLt", REFERENCE, cublas, predict_product},
                     {1, "a thread a sum", ONLY_FP32, forward<float, forward1>, predict_forward1},
                     {2, "a warp a sum, whole sectors", ONLY_FP32, forward<float, forward2>, predict_forward2},
                     {3, "tiles of 32 x 32 in shared memory", ONLY_FP32, forward<float, forward3>, predict_forward3},

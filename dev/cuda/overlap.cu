@@ -118,7 +118,7 @@ static void copies(const Case& c, cudaStream_t stream) {
         const size_t now = size_min(chunk, n - i), bytes = now * sizeof(float);
         cudaStream_t s = MANY ? fork->streams[i / chunk % STREAMS] : stream;
         CUDA_CHECK(cudaMemcpyAsync(arrived + i, h.in[PINNED] + i, bytes, cudaMemcpyHostToDevice, s));
-        work_kernel<<<(unsigned)ceil_div(now, 256), 256, 0, s>>>(out + i, arrived + i, now, rounds, 4, 0.25f);
+        work_kernel<<<blocks_for(now, 256), 256, 0, s>>>(out + i, arrived + i, now, rounds, 4, 0.25f);
         CUDA_CHECK(cudaMemcpyAsync(h.out[PINNED] + i, out + i, bytes, cudaMemcpyDeviceToHost, s));
     }
     if (MANY) { fork->join(stream); }
@@ -166,7 +166,7 @@ __global__ void step_kernel(float* seen, const int32_t* x, const int32_t* y, siz
 static void step(const Case& c, size_t k, const int32_t* x, const int32_t* y, cudaStream_t stream) {
     const size_t N = c.n[0] * c.n[1];
     const unsigned rounds = rounds_for(STEP, 2 * (double)N);
-    step_kernel<<<(unsigned)ceil_div(N, 256), 256, 0, stream>>>(c.at<float>(SEEN) + k * 2 * N, x, y, N, rounds, 4, 0.25f);
+    step_kernel<<<blocks_for(N, 256), 256, 0, stream>>>(c.at<float>(SEEN) + k * 2 * N, x, y, N, rounds, 4, 0.25f);
 }
 
 /* A source of batches: token k of an endless text; a target is the token after. */

@@ -18,16 +18,16 @@ static MatmulContext* product_context() {
     return ctx;
 }
 
-/* Writes out (N, OC) = x (N, C) w^T, w: (OC, C), without padding. */
-static void product_cuda(floatX* out, const floatX* x, const floatX* w, size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    matmul_forward_cuda(product_context(), out, operand(x, C), operand(w, C), (const floatX*)NULL, N, (int)C, (int)OC, OC,
-                        stream);
+/* Writes out (N, OC) = x (N, C) w^T, w: (OC, C): tensors of a case, without padding. */
+static void product_cuda(const Case& c, int out, int x, int w, size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    const Operand a = operand(c.at<floatX>(x), C), b = operand(c.at<floatX>(w), C);
+    matmul_forward_cuda(product_context(), c.at<floatX>(out), a, b, (const floatX*)NULL, N, (int)C, (int)OC, OC, stream);
 }
 
 /* Hopper's mma has 62 % of the rate of wgmma, which cuBLASLt uses there. */
 static double mma_rate() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 ? 0.62 : 0.95; }
 
-/* The oracle of the same: tensors of a case. */
+/* The oracle of the same. */
 static void product_oracle(Case& c, int out, int x, int w, size_t N, size_t C, size_t OC) {
     std::vector<char> scratch(matmul_scratch());
     matmul_forward(c[out], scratch.data(), c[x], c[w], NULL, N, (int)C, (int)OC);

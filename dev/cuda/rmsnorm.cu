@@ -34,7 +34,7 @@ __global__ void forward1_kernel(floatX* out, float* rstd, const floatX* x, const
 
 static void forward1(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
                      cudaStream_t stream) {
-    forward1_kernel<<<(unsigned)ceil_div(rows.N, 64), 64, 0, stream>>>(out, rstd, x, weight, rows, eps);
+    forward1_kernel<<<blocks_for(rows.N, 64), 64, 0, stream>>>(out, rstd, x, weight, rows, eps);
 }
 
 // Each store writes its sector anew. A thread waits once for each sector of its row, twice.
@@ -85,7 +85,7 @@ __global__ void forward3_kernel(floatX* out, float* rstd, const floatX* x, const
 
 static void forward3(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
                      cudaStream_t stream) {
-    forward3_kernel<<<(unsigned)ceil_div(rows.N, 8), dim3(32, 8), 0, stream>>>(out, rstd, x, weight, rows, eps);
+    forward3_kernel<<<blocks_for(rows.N, 8), dim3(32, 8), 0, stream>>>(out, rstd, x, weight, rows, eps);
 }
 
 // All 64 warps of an SM have a row in flight, read and written. As far as these rows exceed the cache, x comes from memory
@@ -137,7 +137,7 @@ static void forward4_launch(floatX* out, float* rstd, const floatX* x, const flo
         if (rows.C > 32 * W * K) { return forward4_launch<W, 4 * K>(out, rstd, x, weight, rows, eps, stream); }
     }
     if (rows.C > 32 * W * K) { die("forward 4: rows of %d elements, at most %d fit", rows.C, 32 * W * K); }
-    forward4_kernel<W, K><<<(unsigned)ceil_div(rows.N, 4), dim3(32, 4), 0, stream>>>(out, rstd, x, weight, rows, eps);
+    forward4_kernel<W, K><<<blocks_for(rows.N, 4), dim3(32, 4), 0, stream>>>(out, rstd, x, weight, rows, eps);
 }
 
 static void forward4(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
@@ -231,7 +231,7 @@ static void backward3(floatX* dx, float* dweight, void* scratch, const floatX* d
     const unsigned count = blocks_of(rows);
     float* partial = (float*)scratch;  // (count, C)
     backward2_kernel<true><<<count, 256, rows.C * sizeof(float), stream>>>(dx, partial, dout, x, weight, rstd, rows);
-    backward3_sum_kernel<<<(unsigned)ceil_div((size_t)rows.C, 32), 32, 0, stream>>>(dweight, partial, (int)count, rows.C);
+    backward3_sum_kernel<<<blocks_for((size_t)rows.C, 32), 32, 0, stream>>>(dweight, partial, (int)count, rows.C);
 }
 
 // The second kernel's threads walk down a column, with 4 loads in flight.
@@ -244,16 +244,12 @@ static Work predict_backward4(const Case& c) { return {4 * sectors(c), 0, 0, 0, 
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-typedef void Forward(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape, float eps, cudaStream_t);
-typedef void Backward(floatX* dx, float* dweight, void* scratch, const floatX* dout, const floatX* x, const floatX* weight,
-                      const float* rstd, RowShape, cudaStream_t);
-
-template <Forward* LAUNCH>
+template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<floatX>(OUT), c.at<float>(RSTD), c.at<floatX>(X), c.at<floatX>(WEIGHT), rows_of(c), EPS, stream);
 }
 
-template <Backward* LAUNCH>
+template <auto* LAUNCH>
 static void backward(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<floatX>(DX), c.at<float>(DWEIGHT), c.at<char>(SPARE), c.at<floatX>(DOUT), c.at<floatX>(BX),
            c.at<floatX>(BWEIGHT), c.at<float>(BRSTD), rows_of(c), stream);

@@ -35,8 +35,8 @@ __global__ void table1_kernel(float* cos_sin, const float* inv_freq, int T, int 
 }
 
 static void table1(const Case& c, cudaStream_t stream) {
-    table1_kernel<<<(unsigned)ceil_div(c.n[0], 64), 64, 0, stream>>>(c.at<float>(COS_SIN), c.at<float>(FREQUENCIES),
-                                                                     (int)c.n[0], (int)c.n[1]);
+    table1_kernel<<<blocks_for(c.n[0], 64), 64, 0, stream>>>(c.at<float>(COS_SIN), c.at<float>(FREQUENCIES), (int)c.n[0],
+                                                             (int)c.n[1]);
 }
 
 // A thread computes HD/2 pairs one after the other. A sine and cosine, of some 60 instructions that wait for each other, take
@@ -52,8 +52,8 @@ __global__ void table2_kernel(float* cos_sin, const float* inv_freq, int T, int 
 }
 
 static void table2(const Case& c, cudaStream_t stream) {
-    table2_kernel<<<(unsigned)ceil_div(c.n[0] * c.n[1] / 2, 256), 256, 0, stream>>>(
-        c.at<float>(COS_SIN), c.at<float>(FREQUENCIES), (int)c.n[0], (int)c.n[1]);
+    table2_kernel<<<blocks_for(c.n[0] * c.n[1] / 2, 256), 256, 0, stream>>>(c.at<float>(COS_SIN), c.at<float>(FREQUENCIES),
+                                                                            (int)c.n[0], (int)c.n[1]);
 }
 
 static Work predict_table2(const Case& c) { return {(double)c.n[0] * (double)c.n[1] / 8, 0, 0, 2}; }
@@ -143,7 +143,7 @@ static void rotate4(floatX* qkv, const int32_t*, const float* cos_sin, int, Atte
     const bool wide = s.HD / 2 % VECTOR<floatX> == 0;
     const unsigned vectors = (unsigned)(s.B * s.T * (s.NH + s.NKV) * (s.HD / 2 / (wide ? VECTOR<floatX> : 1)));
     auto* kernel = wide ? rotate4_kernel<VECTOR<floatX>> : rotate4_kernel<1>;
-    kernel<<<(unsigned)ceil_div(vectors, 256), 256, 0, stream>>>(qkv, cos_sin, s, vectors, pitch);
+    kernel<<<blocks_for(vectors, 256), 256, 0, stream>>>(qkv, cos_sin, s, vectors, pitch);
 }
 
 static Work predict_rotate4(const Case& c) { return {pairs(c) * 4 * sizeof(floatX) / 32}; }
@@ -156,8 +156,7 @@ enum { PX, PW, PTABLE, PQKV };  // tensors of the ladder `qkv`
 static AttentionShape product_shape(const Case& c) { return {(int)c.n[0], (int)c.n[1], (int)c.n[3], (int)c.n[4], (int)c.n[5]}; }
 
 static void product(const Case& c, cudaStream_t stream) {
-    product_cuda(c.at<floatX>(PQKV), c.at<floatX>(PX), c.at<floatX>(PW), c.n[0] * c.n[1], c.n[2], width_of(product_shape(c)),
-                 stream);
+    product_cuda(c, PQKV, PX, PW, c.n[0] * c.n[1], c.n[2], width_of(product_shape(c)), stream);
 }
 
 static void product_and_rope(const Case& c, cudaStream_t stream) {

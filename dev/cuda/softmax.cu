@@ -46,7 +46,7 @@ __global__ void softmax1_kernel(floatX* p, const floatX* s, Squares m) {
 }
 
 static void softmax1(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    softmax1_kernel<<<(unsigned)ceil_div(m.rows, 64), 64, 0, stream>>>(p, s, m);
+    softmax1_kernel<<<blocks_for(m.rows, 64), 64, 0, stream>>>(p, s, m);
 }
 
 // Each store writes its sector anew. A thread waits once for each sector of its row, three times.
@@ -71,7 +71,7 @@ __global__ void softmax2_kernel(floatX* p, const floatX* s, Squares m) {
 }
 
 static void softmax2(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    softmax2_kernel<<<(unsigned)ceil_div(m.rows, 8), dim3(32, 8), 0, stream>>>(p, s, m);
+    softmax2_kernel<<<blocks_for(m.rows, 8), dim3(32, 8), 0, stream>>>(p, s, m);
 }
 
 // e^x and a division are some 12 and 10 instructions. All 64 warps of an SM have a row, and a lane has 4 loads in flight.
@@ -99,7 +99,7 @@ __global__ void softmax3_kernel(floatX* p, const floatX* s, Squares m) {
 }
 
 static void softmax3(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    softmax3_kernel<<<(unsigned)ceil_div(m.rows, 8), dim3(32, 8), 0, stream>>>(p, s, m);
+    softmax3_kernel<<<blocks_for(m.rows, 8), dim3(32, 8), 0, stream>>>(p, s, m);
 }
 
 // A pass less, for an e^x more: these are in a chain, each waiting for the one before.
@@ -150,7 +150,7 @@ static void softmax4_launch(floatX* p, const floatX* s, Squares m, cudaStream_t 
         if (m.T > 32 * VECTOR<floatX> * K) { return softmax4_launch<4 * K>(p, s, m, stream); }
     }
     if (m.T > 32 * VECTOR<floatX> * K) { die("softmax 4: rows of %d, at most %d fit", m.T, 32 * VECTOR<floatX> * K); }
-    softmax4_kernel<K><<<(unsigned)ceil_div(m.rows, 4), dim3(32, 4), 0, stream>>>(p, s, m);
+    softmax4_kernel<K><<<blocks_for(m.rows, 4), dim3(32, 4), 0, stream>>>(p, s, m);
 }
 
 static void softmax4(floatX* p, const floatX* s, Squares m, cudaStream_t stream) { softmax4_launch<1>(p, s, m, stream); }

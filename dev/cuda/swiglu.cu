@@ -15,7 +15,7 @@
 static double sectors(const Case& c, double tensors) { return tensors * (double)(c.n[0] * c.n[1]) * sizeof(floatX) / 32; }
 
 /* Blocks of 256 threads along a row, a row of blocks for each row. */
-static dim3 grid_of(size_t N, size_t vectors) { return dim3((unsigned)N, (unsigned)ceil_div(vectors, 256)); }
+static dim3 grid_of(size_t N, size_t vectors) { return dim3((unsigned)N, blocks_for(vectors, 256)); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // forward 1: a thread an element. Gate and up are two tensors, each from a product of its own.
@@ -140,7 +140,7 @@ static Work predict_recompute3(const Case& c) { return {sectors(c, 6), 0, 30.0 *
 enum { X, W_GATE_UP, SUMS, ACT };  // tensors of the ladder `product`
 
 static void product(const Case& c, cudaStream_t stream) {
-    product_cuda(c.at<floatX>(SUMS), c.at<floatX>(X), c.at<floatX>(W_GATE_UP), c.n[0], c.n[1], 2 * c.n[2], stream);
+    product_cuda(c, SUMS, X, W_GATE_UP, c.n[0], c.n[1], 2 * c.n[2], stream);
 }
 
 static void product_and_swiglu(const Case& c, cudaStream_t stream) {
@@ -159,20 +159,16 @@ static Work predict_product_and_swiglu(const Case& c) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-typedef void Forward(floatX* out, const floatX* gate_up, size_t N, int F, size_t gate_up_pitch, size_t out_pitch, cudaStream_t);
-typedef void Backward(floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up, size_t N, int F,
-                      size_t gate_up_pitch, size_t out_pitch, cudaStream_t);
-
-template <Forward* LAUNCH>
+template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<floatX>(OUT), c.at<floatX>(GATE_UP), c.n[0], (int)c.n[1], c.pitch(2 * c.n[1]), c.pitch(c.n[1]), stream);
 }
-template <Backward* LAUNCH>
+template <auto* LAUNCH>
 static void backward(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<floatX>(DGATE_UP), NULL, c.at<floatX>(DOUT), c.at<floatX>(BGATE_UP), c.n[0], (int)c.n[1], c.pitch(2 * c.n[1]),
            c.pitch(c.n[1]), stream);
 }
-template <Backward* LAUNCH>
+template <auto* LAUNCH>
 static void recompute(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<floatX>(CHANGED), c.at<floatX>(AGAIN), c.at<floatX>(RDOUT), c.at<floatX>(CHANGED), c.n[0], (int)c.n[1],
            c.pitch(2 * c.n[1]), c.pitch(c.n[1]), stream);

@@ -12,6 +12,9 @@
 #include "dev/cuda/meter.cuh"
 #include "dev/test/cuda/kernels/kernel_test.cuh"
 
+/* Returns how many blocks a launch needs for n things, `each` a block. */
+static unsigned blocks_for(size_t n, size_t each) { return (unsigned)ceil_div(n, each); }
+
 // ---------------------------------------------------------------------------------------------------------------------
 // tensors, versions, ladders
 
