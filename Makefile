@@ -137,7 +137,8 @@ build/cuda_flags: FORCE | build
 	@echo '$(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCCFLAGS)' > $@
 
 require-nvcc:
-	@$(if $(NVCC),true,echo "error: nvcc was not found: install the CUDA toolkit, or set NVCC=/path/to/nvcc"; exit 1)
+	@$(if $(NVCC),command -v $(firstword $(NVCC)) >/dev/null,false) || \
+	    { echo "error: $(or $(firstword $(NVCC)),nvcc) was not found: install the CUDA toolkit, or set NVCC=/path/to/nvcc"; exit 1; }
 
 train_llama3cu: train_llama3.cu $(CUDA_HEADERS) build/cuda_flags | require-nvcc
 	$(NVCC) $(NVCCFLAGS) $(EDIT_FLAGS) -Xcompiler -Wframe-larger-than=65536 $< -o $@ $(CUDA_LDLIBS) $(EDIT_LIBS) $(STRICT)

@@ -158,6 +158,10 @@ class Run:
             self.target.close()
             self.tail.keep()
 
+    def is_empty(self):
+        """Returns whether the log has no event at all, neither now nor in earlier calls."""
+        return not self.tail.sent
+
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -182,6 +186,9 @@ def main():
             if count:
                 print(f"sent {count} events", flush=True)
             if not a.follow:
+                for log, run in zip(logs, runs):
+                    if run.is_empty():
+                        fail(f"{log}: has no event of a run")
                 break
             time.sleep(2)
     except KeyboardInterrupt:

@@ -61,6 +61,8 @@ def source_files(name, config, split):
     files = saved_files(name, split)
     if files:
         return "arrow", files
+    if not os.path.exists(name) and re.search(r"\.(parquet|arrow|jsonl?|csv)(\.(gz|zst))?$", name):
+        fail(f"{name}: no such file")  # the hub would be asked for a minute
     try:
         if os.path.isfile(name):
             folder, only = os.path.split(os.path.abspath(name))

@@ -148,6 +148,8 @@ def test_an_error_names_its_file_once(tmp_path):
         done = run(tmp_path, name, "-o", "out/bad")
         assert done.returncode == 1 and done.stderr.startswith(f"error: {name}: {words}"), done.stderr
         assert len(done.stderr.splitlines()) == 1, "no hint: the same command would fail again"
+    done = run(tmp_path, "missing.jsonl.gz", "-o", "out/bad")
+    assert done.returncode == 1 and done.stderr == "error: missing.jsonl.gz: no such file\n", "the hub is not asked"
 
 
 def test_a_damaged_file_leaves_no_shard(tmp_path):

@@ -64,6 +64,10 @@ def test_what_is_no_log_is_named(tmp_path):
         log.write_text(text)
         r = track(log, "--tensorboard", tmp_path / "tb")
         assert r.returncode == 1 and r.stderr == f"error: {log}:1: is no event of a run's log\n", r.stderr
+    for text in ("", "no newline"):
+        log.write_text(text)
+        r = track(log, "--tensorboard", tmp_path / "tb")
+        assert r.returncode == 1 and r.stderr == f"error: {log}: has no event of a run\n", r.stderr
     (tmp_path / "track-tensorboard.json").write_text("{")
     r = track(log, "--tensorboard", tmp_path / "tb")
     assert r.returncode == 1 and "track-tensorboard.json: is damaged" in r.stderr and "Traceback" not in r.stderr, r.stderr

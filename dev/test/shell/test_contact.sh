@@ -226,6 +226,8 @@ check "to plan the memory" grep -q '^memory  need ' stdout
 expect "but a vocabulary" 1 "--train: is not given" train --model d1 --dry-run
 make -s -C "$root" emulated NVCC= CUDA_HOME=/none PRECISION=FP32 EMULATED_ARCH=80 >made.txt 2>&1
 check "make emulated names what is missing" grep -q '^error: nvcc was not found' made.txt
+(cd "$root" && make -s require-nvcc NVCC=/nowhere/nvcc) >made.txt 2>&1
+check "so does an nvcc that is not there" grep -q '^error: /nowhere/nvcc was not found: install' made.txt
 check "before it compiles" sh -c '! grep -q "fatal error" made.txt'
 
 # --- for which cards make compiles -------------------------------------------------------------------------------------------
