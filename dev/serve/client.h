@@ -26,7 +26,7 @@ struct Client {
     unsigned status;  // of its response; 0: not known before the first line of the answer
     bool follows;     // the log, from `place` on
     LogPlace place;
-    double told;  // when it was last sent events or a comment
+    double sent;  // when it was last sent events or a comment
     Buffer out;
     bool done;  // nothing follows `out`
 };

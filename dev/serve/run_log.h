@@ -1,10 +1,10 @@
-/* run_log.h -- tells a run's log (llmc/files/logger.h) to a client as server-sent events, as it grows and is cut.
+/* run_log.h -- sends a run's log (llmc/files/logger.h) to a client as server-sent events, as it grows and is cut.
  *
  * An event's id is the place where its line ends in the log, and a checksum of the bytes before that place. So a client
  * continues after the last id that it got. It begins anew where the log no longer has these bytes. The server keeps nothing.
  *
- * Of the steps that the log has when a client begins, the client is told at most MOST_POINTS: evenly, and the newest one. The
- * same counts for the validations. It is told all other events, but no line that is longer than LONGEST_LINE.
+ * Of the steps that the log has when a client begins, the server sends at most MOST_POINTS: evenly, and the newest one. The
+ * same counts for the validations. It sends all other events, but no line that is longer than LONGEST_LINE.
  */
 #ifndef SERVE_RUN_LOG_H
 #define SERVE_RUN_LOG_H
@@ -34,8 +34,8 @@ static inline uint64_t log_id(int fd, uint64_t end) {
     return end << 24 | (crc_of(tail, n) & 0xffffff);
 }
 
-/* Returns whether a line is told: of a long history, each stride-th step and the last one. */
-static inline bool log_tells(LogPlace* p, const char* line) {
+/* Returns whether a line is sent: of a long history, each stride-th step and the last one. */
+static inline bool log_sends(LogPlace* p, const char* line) {
     static const char* const series[] = {"{\"event\":\"step\",", "{\"event\":\"val\","};
     for (int i = 0; i < 2; i++) {
         if (!text_starts(line, series[i])) { continue; }
@@ -45,24 +45,24 @@ static inline bool log_tells(LogPlace* p, const char* line) {
     return true;
 }
 
-/* Reads lines until some are told to `out`; NULL: reads all, to count them. */
+/* Reads lines until some are sent to `out`; NULL: reads all, to count them. */
 static inline void log_read(LogPlace* p, int fd, Buffer* out) {
     char head[64];
     char* block = (char*)xmalloc(LONGEST_LINE);
     uint64_t at = p->id >> 24;
     ssize_t n = 0;
-    bool told = false;
-    while (!told && (n = pread(fd, block, LONGEST_LINE, (off_t)at)) > 0) {
+    bool sent = false;
+    while (!sent && (n = pread(fd, block, LONGEST_LINE, (off_t)at)) > 0) {
         char *line = block, *end = NULL;
         for (; (end = (char*)memchr(line, '\n', (size_t)(block + n - line))); line = end + 1) {
-            const bool tells = !p->passes && log_tells(p, line) && out;
+            const bool sends = !p->passes && log_sends(p, line) && out;
             p->passes = false;
-            if (!tells) { continue; }
+            if (!sends) { continue; }
             snprintf(head, sizeof head, "id: %" PRIu64 "\ndata: ", log_id(fd, at + (uint64_t)(end + 1 - block)));
             buffer_text(out, head);
             buffer_add(out, line, (size_t)(end + 1 - line));
             buffer_text(out, "\n");
-            told = true;
+            sent = true;
         }
         if (line == block && n < LONGEST_LINE) { break; }  // the rest of the line is still to come
         if (line == block) { p->passes = true, line += n; }
@@ -72,8 +72,8 @@ static inline void log_read(LogPlace* p, int fd, Buffer* out) {
     free(block);
 }
 
-/* Adds what a client has not been told yet: if it is much, only the next part of it. */
-static inline void log_tell(const char* path, LogPlace* p, Buffer* out) {
+/* Adds the lines that a client has not got yet: if they are many, only the next part of them. */
+static inline void log_send(const char* path, LogPlace* p, Buffer* out) {
     struct stat s;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) { return; }

@@ -17,7 +17,7 @@
 #include "dev/serve/client.h"   // defines: Client, suspend, wake
 #include "dev/serve/key.h"      // defines: key_read, key_fits
 #include "dev/serve/queue.h"    // defines: Queue, queue_take, queue_leave, queue_read, queue_write
-#include "dev/serve/run_log.h"  // defines: log_tell
+#include "dev/serve/run_log.h"  // defines: log_send
 
 #include "build/serve_page.h"  // defines: serve_page, SERVE_STYLE, SERVE_SCRIPT
 
@@ -79,10 +79,10 @@ static ssize_t give(void* client, uint64_t at, char* out, size_t most) {
     Client* c = (Client*)client;
     (void)at;
     if (c->follows && !c->done && buffer_waits(&c->out) == 0) {
-        log_tell(c->server->log, &c->place, &c->out);
-        const bool quiet = buffer_waits(&c->out) == 0 && now_seconds() - c->told > COMMENT_SECONDS;
+        log_send(c->server->log, &c->place, &c->out);
+        const bool quiet = buffer_waits(&c->out) == 0 && now_seconds() - c->sent > COMMENT_SECONDS;
         if (quiet) { buffer_text(&c->out, ":\n\n"); }
-        if (buffer_waits(&c->out) > 0) { c->told = now_seconds(); }
+        if (buffer_waits(&c->out) > 0) { c->sent = now_seconds(); }
     }
     const size_t n = size_min(most, buffer_waits(&c->out));
     if (n == 0 && c->done) { return MHD_CONTENT_READER_END_OF_STREAM; }
@@ -114,7 +114,7 @@ static enum MHD_Result respond_log(Server* s, Client* c) {
     (void)s;
     c->place.id = strtoull(header(c, "Last-Event-ID"), NULL, 10);
     c->follows = true;
-    c->told = now_seconds();
+    c->sent = now_seconds();
     return respond_stream(c, MHD_HTTP_OK, "text/event-stream");
 }
 
