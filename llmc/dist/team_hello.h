@@ -175,10 +175,13 @@ static inline void team_reach(Team* t) {
     const int fd = link_connect(t->run.address, t->run.port, TEAM_CONNECT_SECONDS, &cause);
     if (fd < 0) {
         t->cause = cause;
+        t->turned_away = false;
         return;
     }
-    t->cause.msg[0] = 0;
-    fail(&t->cause, "what listens there says nothing");
+    if (!t->turned_away) {
+        t->cause.msg[0] = 0;
+        fail(&t->cause, "what listens there says nothing");
+    }
     team_begin(t, &t->members[0], fd);
 }
 

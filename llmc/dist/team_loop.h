@@ -98,6 +98,7 @@ static inline void team_lose(Team* t, TeamMember* m, const char* how) {
     t->cause.msg[0] = 0;
     if (t->run.rank > 0 && !m->joined) {
         fail(&t->cause, "what listens there is not rank 0 of this run, or has another LLAMA3_TOKEN");
+        t->turned_away = true;
     }
 }
 

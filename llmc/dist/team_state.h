@@ -132,6 +132,7 @@ typedef struct {
     bool lost;             // the cause: this rank has found that another one is lost
     char told[TEAM_HOST];  // the host where the cause is already printed; "": none
     Error cause;           // why rank 0 could not be reached
+    bool turned_away;      // the cause: what listens there ended the last connection
     char text[1024];
     size_t text_size;  // bytes so far of an ERROR that is being read
     size_t missing;    // bytes of a RESULT that have not come
