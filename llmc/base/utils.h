@@ -186,7 +186,7 @@ static inline void* xrealloc(void* old, size_t bytes) {
     return p;
 }
 
-/* Returns a copy of n bytes, any of which may be zero, with a zero behind them. */
+/* Returns a copy of n bytes and a zero after them. The bytes may be zeros, too. */
 static inline char* xcopy_text(const char* s, size_t n) {
     char* copy = (char*)memcpy(xmalloc(n + 1), s, n);
     copy[n] = 0;

@@ -2,8 +2,8 @@
  *
  * The number of steps comes from a few timed steps (session/plan.h). Other programs, a hot processor or a slow disk may make
  * later steps slower. So the run looks at the clock after each tenth of its minutes, and at least a second. The time from step
- * to step since the last look, with validations, samples and checkpoints, is the pace. Of two looks in a row the faster counts,
- * so that a pause of the process, or a short load, is not taken for a slower pace.
+ * to step since the last look, with validations, samples and checkpoints, is the pace. The run compares two looks
+ * in a row and keeps the faster pace. So a pause of the process, or a short load, does not count as a slower pace.
  *
  * A run that would end more than a tenth of its minutes late gets an earlier last step, so that it ends with its minutes. It
  * keeps at least PACE_FEWEST steps, so that the learning rate comes down in steps. A run that becomes faster keeps its last
