@@ -8,6 +8,8 @@
 #ifndef LLMC_ATTENTION_MMA_CUH
 #define LLMC_ATTENTION_MMA_CUH
 
+#include <algorithm>
+
 #include "llmc/attention_common.cuh"
 #include "llmc/cuda/occupancy.cuh"  // defines: multiprocessor_of, resident_blocks
 
@@ -543,64 +545,86 @@ static inline void attention_mma_backward_q(floatX* dqkv, const float2* stats, c
                      qkv, s);
 }
 
-// Tiles by architecture and head dimension: HD, tile of the side walked over, columns at a time (backward), MT, WARPS, BLOCKS,
-// ASYNC. sm_80: a block fits into the 99 KB that it may have on sm_86, sm_89 and sm_120. sm_75: within 64 KB. A multiprocessor
-// with 228 KB holds BLOCKS blocks; dev/doc/cards.md has the others.
+/* Tiles for one kernel. A card takes those that give its multiprocessors the most warps; of several, the first. All tiles of a
+ * list add in the same order, so every card computes the same bits. */
+template <typename... Tiles>
+struct MmaTileList {};
+
+// Tiles by head dimension: HD, tile of the side walked over, columns at a time (backward), MT, WARPS, BLOCKS, ASYNC. Two blocks
+// of four warps come first. Where shared memory holds one block, it has eight warps. Each card's warps: dev/doc/cards.md.
 template <int HD>
 struct MmaTiles;
 template <>
 struct MmaTiles<64> {
-    typedef MmaForwardTiles<64, 64, 2, 4, 2, true> Forward;
-    typedef MmaKVTiles<64, 64, 32, 2, 4, 2, true> BackwardKV;
-    typedef MmaQTiles<64, 64, 32, 2, 4, 2, true> BackwardQ;
-    typedef MmaForwardTiles<64, 64, 1, 4, 2, false> Forward75;
-    typedef MmaKVTiles<64, 64, 32, 1, 4, 2, false> BackwardKV75;
-    typedef MmaQTiles<64, 64, 32, 1, 4, 2, false> BackwardQ75;
+    typedef MmaTileList<MmaForwardTiles<64, 64, 2, 4, 2, true>, MmaForwardTiles<64, 64, 2, 4, 2, false>> Forward;
+    typedef MmaTileList<MmaKVTiles<64, 64, 32, 2, 4, 2, true>, MmaKVTiles<64, 64, 32, 2, 8, 1, true>,
+                        MmaKVTiles<64, 64, 32, 1, 8, 1, false>>
+        BackwardKV;
+    typedef MmaTileList<MmaQTiles<64, 64, 32, 2, 4, 2, true>, MmaQTiles<64, 64, 32, 2, 8, 1, true>,
+                        MmaQTiles<64, 64, 32, 1, 4, 2, false>>
+        BackwardQ;
 };
 template <>
 struct MmaTiles<128> {
-    typedef MmaForwardTiles<128, 32, 2, 4, 2, true> Forward;
-    typedef MmaKVTiles<128, 64, 64, 1, 4, 2, true> BackwardKV;
-    typedef MmaQTiles<128, 32, 32, 2, 4, 2, true> BackwardQ;
-    typedef MmaForwardTiles<128, 32, 1, 4, 2, false> Forward75;
-    typedef MmaKVTiles<128, 32, 32, 1, 4, 1, false> BackwardKV75;
-    typedef MmaQTiles<128, 32, 32, 1, 4, 1, false> BackwardQ75;
+    typedef MmaTileList<MmaForwardTiles<128, 32, 2, 4, 2, true>, MmaForwardTiles<128, 32, 1, 4, 2, false>> Forward;
+    typedef MmaTileList<MmaKVTiles<128, 64, 64, 1, 4, 2, true>, MmaKVTiles<128, 64, 64, 1, 8, 1, true>,
+                        MmaKVTiles<128, 32, 32, 1, 8, 1, true>, MmaKVTiles<128, 32, 32, 1, 4, 1, false>>
+        BackwardKV;
+    typedef MmaTileList<MmaQTiles<128, 32, 32, 2, 4, 2, true>, MmaQTiles<128, 32, 32, 1, 8, 1, true>,
+                        MmaQTiles<128, 32, 32, 1, 4, 1, false>>
+        BackwardQ;
 };
 
-/* Returns the blocks that a multiprocessor of such a card holds, if ptxas takes all registers that it may. */
+/* Returns the warps that such a multiprocessor holds, if ptxas takes all registers that it may; 0 for tiles of other code.
+ * async: whether the card loaded code for sm_80 or newer */
 template <typename Tiles>
-constexpr int mma_blocks(int capability) {
+constexpr int mma_warps(Multiprocessor m, bool async) {
     const int registers = least_of(MOST_REGISTERS, 4 * REGISTERS_OF_PART / (Tiles::THREADS * Tiles::BLOCKS));
-    return resident_blocks(multiprocessor_of(capability), Tiles::THREADS, registers, Tiles::SMEM);
+    return Tiles::ASYNC == async ? Tiles::WARPS * resident_blocks(m, Tiles::THREADS, registers, Tiles::SMEM) : 0;
 }
 template <typename... Tiles>
-constexpr bool mma_blocks_fit() {
-    return ((mma_blocks<Tiles>(90) >= Tiles::BLOCKS) && ...);
+constexpr bool mma_blocks_fit(MmaTileList<Tiles...>) {
+    return ((mma_warps<Tiles>(multiprocessor_of(90), Tiles::ASYNC) >= Tiles::WARPS * Tiles::BLOCKS) && ...);
 }
-static_assert(mma_blocks_fit<MmaTiles<64>::Forward, MmaTiles<64>::BackwardKV, MmaTiles<64>::BackwardQ, MmaTiles<128>::Forward,
-                             MmaTiles<128>::BackwardKV, MmaTiles<128>::BackwardQ>(),
+template <typename Tiles>
+constexpr bool mma_blocks_fit(Tiles) {
+    return mma_blocks_fit(typename Tiles::Forward()) && mma_blocks_fit(typename Tiles::BackwardKV()) &&
+           mma_blocks_fit(typename Tiles::BackwardQ());
+}
+static_assert(mma_blocks_fit(MmaTiles<64>()) && mma_blocks_fit(MmaTiles<128>()),
               "launch bounds ask for more blocks than any card holds");
+
+/* Returns the multiprocessor of the current device: multiprocessor_of() may not know a new card. */
+static inline Multiprocessor mma_multiprocessor() {
+    return {device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
+            device_attribute(cudaDevAttrReservedSharedMemoryPerBlock), device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor),
+            device_attribute(cudaDevAttrMaxBlocksPerMultiprocessor)};
+}
+
+static inline bool mma_is_async() { return compiled_arch(attention_stats_kernel<8, 8>) >= 80; }
+
+/* Calls launch with those tiles of a list that the card takes. */
+template <typename... Tiles, typename Launch>
+static inline void mma_choose(MmaTileList<Tiles...>, const Launch& launch, Multiprocessor m = mma_multiprocessor(),
+                              bool async = mma_is_async()) {
+    const int most = std::max({mma_warps<Tiles>(m, async)...});
+    (void)((mma_warps<Tiles>(m, async) == most && (launch(Tiles()), true)) || ...);
+}
 
 template <int HD>
 static inline void attention_mma_forward(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,
                                          cudaStream_t stream) {
-    if (compiled_arch(attention_forward_mma_kernel<typename MmaTiles<HD>::Forward>) >= 80) {
-        attention_mma_forward_tiles<typename MmaTiles<HD>::Forward>(out, lse, qkv, B, s, stream);
-    } else {
-        attention_mma_forward_tiles<typename MmaTiles<HD>::Forward75>(out, lse, qkv, B, s, stream);
-    }
+    mma_choose(typename MmaTiles<HD>::Forward(),
+               [&](auto tiles) { attention_mma_forward_tiles<decltype(tiles)>(out, lse, qkv, B, s, stream); });
 }
 
 template <int HD>
 static inline void attention_mma_backward(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
                                           const AttentionArgs& s, cudaStream_t stream) {
-    if (compiled_arch(attention_backward_kv_mma_kernel<typename MmaTiles<HD>::BackwardKV>) >= 80) {
-        attention_mma_backward_kv<typename MmaTiles<HD>::BackwardKV>(dqkv, stats, dout, qkv, B, s, stream);
-        attention_mma_backward_q<typename MmaTiles<HD>::BackwardQ>(dqkv, stats, dout, qkv, B, s, stream);
-    } else {
-        attention_mma_backward_kv<typename MmaTiles<HD>::BackwardKV75>(dqkv, stats, dout, qkv, B, s, stream);
-        attention_mma_backward_q<typename MmaTiles<HD>::BackwardQ75>(dqkv, stats, dout, qkv, B, s, stream);
-    }
+    mma_choose(typename MmaTiles<HD>::BackwardKV(),
+               [&](auto tiles) { attention_mma_backward_kv<decltype(tiles)>(dqkv, stats, dout, qkv, B, s, stream); });
+    mma_choose(typename MmaTiles<HD>::BackwardQ(),
+               [&](auto tiles) { attention_mma_backward_q<decltype(tiles)>(dqkv, stats, dout, qkv, B, s, stream); });
 }
 
 #endif  // PRECISION_FP32

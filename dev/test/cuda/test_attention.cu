@@ -623,6 +623,56 @@ static void compare_all_kernels_with_alone(AttentionShape s, int longest, std::i
     free(starts);
 }
 
+#ifndef PRECISION_FP32
+/* Calls check with those tiles of a list that this code and this card can run. */
+template <typename... Tiles, typename Check>
+static void with_each(MmaTileList<Tiles...>, const Check& check) {
+    const size_t limit = shared_limit(attention_stats_kernel<8, 8>);
+    ((Tiles::ASYNC == mma_is_async() && Tiles::SMEM <= (int)limit ? check(Tiles()) : (void)0), ...);
+}
+
+/* Cards with more and less shared memory take other tiles; a run may resume on another card. */
+template <int HD>
+static void tiles_give_the_same_bits(int longest) {
+    const AttentionShape s = {1, 300, 2, 1, HD};
+    const size_t N = (size_t)s.B * s.T, W = (size_t)(s.NH + 2 * s.NKV) * HD, O = (size_t)s.NH * HD;
+    int32_t *starts = random_starts(s.B, s.T, longest), *d_starts = upload_starts(starts, N);
+    const AttentionArgs args = attention_args(s, W, O, d_starts);
+    Results want = new_results(s), got = new_results(s);
+    Inputs in = new_inputs(s, ATTENTION_MMA);
+    attention_forward_by(ATTENTION_MMA, want.out, want.lse, in.qkv, s.B, args, 0);
+    attention_backward_by(ATTENTION_MMA, want.dqkv, in.scratch, in.dout, want.out, want.lse, in.qkv, s.B, args, 0);
+    const float2* stats = (const float2*)in.scratch;
+    with_each(typename MmaTiles<HD>::Forward(), [&](auto tiles) {
+        attention_mma_forward_tiles<decltype(tiles)>(got.out, got.lse, in.qkv, s.B, args, 0);
+        CHECK(same_bytes(want.out, got.out, N * O * sizeof(floatX)) && same_bytes(want.lse, got.lse, N * s.NH * sizeof(float)),
+              "forward, HD %d documents %d: tiles of %d bytes differ", HD, longest, tiles.SMEM);
+    });
+    with_each(typename MmaTiles<HD>::BackwardKV(), [&](auto kv_tiles) {
+        with_each(typename MmaTiles<HD>::BackwardQ(), [&](auto q_tiles) {
+            CUDA_CHECK(cudaMemset(got.dqkv, 0xff, N * W * sizeof(floatX)));
+            attention_mma_backward_kv<decltype(kv_tiles)>(got.dqkv, stats, in.dout, in.qkv, s.B, args, 0);
+            attention_mma_backward_q<decltype(q_tiles)>(got.dqkv, stats, in.dout, in.qkv, s.B, args, 0);
+            CHECK(same_bytes(want.dqkv, got.dqkv, N * W * sizeof(floatX)),
+                  "backward, HD %d documents %d: tiles of %d and %d bytes differ", HD, longest, kv_tiles.SMEM, q_tiles.SMEM);
+        });
+    });
+    CUDA_CHECK(cudaFree(d_starts));
+    free_inputs(&in);
+    free_results(&want);
+    free_results(&got);
+    free(starts);
+}
+
+static void all_tiles_give_the_same_bits(void) {
+    if (!is_tested(ATTENTION_MMA, 64, true)) { return; }
+    for (int longest : {0, 120}) {
+        tiles_give_the_same_bits<64>(longest);
+        tiles_give_the_same_bits<128>(longest);
+    }
+}
+#endif
+
 /* Here qkv has more than 2^31 elements. */
 static void offsets_past_two_to_the_31(void) { compare_all_kernels_with_alone({1400, 256, 32, 8, 128}, 0, {1399}); }
 
@@ -730,6 +780,9 @@ int main(int argc, char** argv) {
     RUN_NAMED(documents_with_scores_in_the_hundreds);
     RUN_NAMED(gradients_turned_back_by_rope);
     RUN_NAMED(one_token_against_a_cache);
+#ifndef PRECISION_FP32
+    RUN_NAMED(all_tiles_give_the_same_bits);
+#endif
     RUN_NAMED(many_rows_have_the_bits_of_one_alone);
     RUN_NAMED(more_sequences_than_a_grid_has_room_for);
     if (!strstr("offsets_past_two_to_the_31", named)) { return test_summary(); }

@@ -501,6 +501,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
         case cudaDevAttrL2CacheSize: *value = 60 << 20; break;
         case cudaDevAttrCooperativeLaunch: *value = 1; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)most_shared(); break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = multiprocessor().shared; break;
+        case cudaDevAttrReservedSharedMemoryPerBlock: *value = multiprocessor().reserved; break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = multiprocessor().threads; break;
+        case cudaDevAttrMaxBlocksPerMultiprocessor: *value = multiprocessor().blocks; break;
         default: emulator_die("cudaDeviceGetAttribute: %d is not known", (int)attribute);
     }
     return cudaSuccess;
