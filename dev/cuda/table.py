@@ -23,15 +23,13 @@ another idea, and not measured again: RoPE rotate 2 and 3, SwiGLU forward 2 and 
 
 
 def read():
-    """Returns {(file, ladder): {version: {column: {large: [rows]}}}} in the order of the files and runs."""
+    """Returns {(file, ladder): {version: {column: [rows in the order of the runs]}}} and {column: gpu}."""
     zoo, gpus = {}, {}
     for path in sorted(RESULTS.glob("zoo-*.json")):
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
+        for row in map(json.loads, path.read_text().splitlines()):
             column = (row["arch"], row["precision"])
             gpus[column] = row["gpu"]
-            of = zoo.setdefault((row["file"], row["ladder"]), {}).setdefault(row["version"], {}).setdefault(column, {})
-            of.setdefault(row["large"], []).append(row)
+            zoo.setdefault((row["file"], row["ladder"]), {}).setdefault(row["version"], {}).setdefault(column, []).append(row)
     return zoo, gpus
 
 
@@ -39,8 +37,8 @@ def order(columns):
     return sorted(columns, key=lambda c: COLUMNS.index(c) if c in COLUMNS else len(COLUMNS))
 
 
-def first(of, large):  # the rows of a version in its first column
-    return of[order(of)[0]].get(large, [])
+def first(of):  # the row of a version that counts: in its first column, at a large shape if there is one
+    return max(of[order(of)[0]], key=lambda row: row["large"])
 
 
 def digits(x):
@@ -51,32 +49,16 @@ def predicted(row):
     return digits(row["predicted"]) + (f" ({digits(row['corrected'])})" if row["corrected"] else "")
 
 
-def shapes(versions, column, large):
-    """The sizes at which versions of a ladder ran in a column, in the order of the runs."""
-    return list(dict.fromkeys(r["sizes"] for of in versions.values() for r in of.get(column, {}).get(large, [])))
-
-
-def at(of, sizes, large):
-    """The rows of a version at these sizes; None where the file leaves it out."""
-    return [next((r for r in first(of, large) if r["sizes"] == size), None) for size in sizes]
-
-
 def gain(row, before):  # times as fast as the version before, if both ran in the same way
     same = before and all(before[key] == row[key] for key in ("sizes", "arch", "precision"))
     return f"{before['ms'] / row['ms']:.2f}" if same else ""
 
 
-def cells(of, before, classic, large):
-    """The cells of a version: idea, error, same bits, classic, large, x; and the row that x compares."""
-    small, big = at(of, classic, 0), at(of, large, 1)
-    row = next(r for r in big + small if r)
-    checked = next(r for r in small + big if r)
-    error = f"{checked['error']:.0e} of {checked['allowed']:.0e}" if checked["allowed"] else ""
-    rate = f"{row['rate'] * (1e-12 if row['products'] else 1e-9):.0f} {'TFLOP/s' if row['products'] else 'GB/s'}"
-    return [row["idea"], error, "yes" if checked["same"] else "no",
-            "; ".join(f"{predicted(r)}, {digits(r['ms'])}, {r['share']:.2f}" if r else "not run" for r in small),
-            "; ".join(f"{predicted(r)}, {digits(r['ms'])}, {rate}, {r['share']:.2f}, {digits(r['joules'])} J" if r else "not run" for r in big),
-            gain(row, before)], row
+def measured(row):
+    """A version's cell at a shape: at a large one also the rate and the energy."""
+    rate = f"{row['rate'] * (1e-12 if row['products'] else 1e-9):.0f} {'TFLOP/s' if row['products'] else 'GB/s'}, "
+    joules = f", {digits(row['joules'])} J"
+    return f"{predicted(row)}, {digits(row['ms'])}, {rate * row['large']}{row['share']:.2f}{joules * row['large']}"
 
 
 def page(zoo, gpus):
@@ -89,27 +71,34 @@ def page(zoo, gpus):
         for (_, ladder), versions in [(k, v) for k, v in zoo.items() if k[0] == file]:
             name, before, said = ladder + " ", None, None
             for number, of in sorted(versions.items()):
-                classic, large = (shapes(versions, order(of)[0], kind) for kind in (0, 1))
-                row, before = cells(of, before, classic, large)
-                if said != (said := classic + large):  # the sizes, where they are others than in the line above
-                    name += "; ".join(said) + ":"
-                bold = "**" if before["bold"] else ""
-                rest = [(of.get(c, {}).get(1) or of.get(c, {}).get(0) or [None])[0] for c in others]
-                row += [f"{digits(r['ms'])}, {r['share']:.2f}" if r else "" for r in rest]
-                text += f"| {name} {bold}{number}{bold} | " + " | ".join(row) + " |\n"
-                name = ""
+                column = order(of)[0]
+                rows = {(r["large"], r["sizes"]): r for r in of[column]}
+                sizes = sorted(dict.fromkeys((r["large"], r["sizes"]) for v in versions.values() for r in v.get(column, [])),
+                                   key=lambda size: size[0])
+                if said != sizes:  # they are others than in the line above
+                    name += "; ".join(size for _, size in sizes) + ":"
+                said, row, checked = sizes, first(of), of[column][0]
+                at = ["; ".join(measured(rows[s]) if s in rows else "not run" for s in sizes if s[0] == large) for large in (0, 1)]
+                rest = [first({c: of[c]}) if c in of else None for c in others]
+                line = [f"{name} **{number}**" if row["bold"] else f"{name} {number}", row["idea"],
+                        f"{checked['error']:.0e} of {checked['allowed']:.0e}" if checked["allowed"] else "",
+                        "yes" if checked["same"] else "no", *at, gain(row, before)]
+                text += "| " + " | ".join(line + [f"{digits(r['ms'])}, {r['share']:.2f}" if r else "" for r in rest]) + " |\n"
+                name, before = "", row
     return text
 
 
+def any_large(versions):
+    return any(first(of)["large"] for of in versions.values())
+
+
 def lesson_table(versions):
-    large = any(first(of, 1) for of in versions.values())
     text, before = "| version | predicted ms | ms | share | x |\n|---|---|---|---|---|\n", None
-    for number, of in sorted(versions.items()):
-        row = (first(of, large) or [None])[0]
-        idea = (row or first(of, 0)[0])["idea"]
-        text += f"| {number} {idea} | " + (f"{predicted(row)} | {digits(row['ms'])} | {row['share']:.2f} | {gain(row, before)} |\n"
-                                           if row else "| not run | | |\n")
-        before = row or before
+    for number, row in [(number, first(of)) for number, of in sorted(versions.items())]:
+        run = row["large"] == any_large(versions)
+        text += f"| {number} {row['idea']} | " + (f"{predicted(row)} | {digits(row['ms'])} | {row['share']:.2f} | {gain(row, before)} |\n"
+                                                 if run else "not run | | |\n")
+        before = row if run else before
     return text
 
 
@@ -118,9 +107,8 @@ def picture(ladders):
     bars, y = [], 8
     for (file, ladder), versions in ladders:
         bars.append(f'<text x="8" y="{(y := y + 20) - 8}" font-weight="bold">{file} {ladder}</text>')
-        for number, of in sorted(versions.items()):
-            row = (first(of, 1) or first(of, 0))[0]
-            small = " (classic shape)" if any(first(v, 1) for v in versions.values()) and not row["large"] else ""
+        for number, row in [(number, first(of)) for number, of in sorted(versions.items())]:
+            small = " (classic shape)" if any_large(versions) and not row["large"] else ""
             width, guess = 300 * row["share"], 300 * row["share"] * row["ms"] / row["predicted"]
             bars.append(f'<text x="8" y="{y + 12}">{number} {escape(row["idea"] + small)}</text><rect x="300" y="{y}" width="{width:.1f}" '
                         f'height="14" fill="{"#1f6feb" if row["bold"] else "#9aa4b0"}"/><path d="M{300 + min(guess, 360):.1f} {y - 1}v16" '
