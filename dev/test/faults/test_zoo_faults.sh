@@ -20,6 +20,8 @@ softmax | FP32 | s/sum \* expf\(before - mine\)/sum/
 softmax | BF16 | s/u \+ i < end \?/u + i < end - 1 ?/
 swiglu | BF16 | s/gate_up \+ F, N/gate_up, N/
 swiglu | FP32 | s/\(1\.0f \+ g \* \(1\.0f - s\)\)/(1.0f + g * s)/
+matmul | BF16 | /the next buffer is full/s/__syncthreads\(\);//
+matmul | BF16 | s/ahead \+= gridDim\.x/ahead += 1/
 crossentropy | BF16 | s/s\.sum \*= expf\(s\.max - largest\);//
 embedding | BF16 | s/i < N && pairs/i < N - 1 \&\& pairs/
 adamw | FP32 | s/k % 4 != 0 \? f\.decay : 1/f.decay/
