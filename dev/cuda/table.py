@@ -88,17 +88,20 @@ def page(zoo, gpus):
     return text
 
 
-def any_large(versions):
-    return any(first(of)["large"] for of in versions.values())
+def shown(versions):
+    """The rows for a lesson, [(version, idea, row)], at the shape that most versions ran at, the large one if it can be; or None."""
+    rows = {number: of[order(of)[0]] for number, of in sorted(versions.items())}
+    ran = [(r["large"], r["sizes"]) for of in rows.values() for r in of]
+    shape = max(dict.fromkeys(ran), key=lambda s: (ran.count(s), s[0]))
+    return [(number, of[0]["idea"], next((r for r in of if (r["large"], r["sizes"]) == shape), None)) for number, of in rows.items()]
 
 
 def lesson_table(versions):
     text, before = "| version | predicted ms | ms | share | x |\n|---|---|---|---|---|\n", None
-    for number, row in [(number, first(of)) for number, of in sorted(versions.items())]:
-        run = row["large"] == any_large(versions)
-        text += f"| {number} {row['idea']} | " + (f"{predicted(row)} | {digits(row['ms'])} | {row['share']:.2f} | {gain(row, before)} |\n"
-                                                 if run else "not run | | |\n")
-        before = row if run else before
+    for number, idea, row in shown(versions):
+        text += f"| {number} {idea} | " + (f"{predicted(row)} | {digits(row['ms'])} | {row['share']:.2f} | {gain(row, before)} |\n"
+                                          if row else "not run | | |\n")
+        before = row or before
     return text
 
 
@@ -107,10 +110,9 @@ def picture(ladders):
     bars, y = [], 8
     for (file, ladder), versions in ladders:
         bars.append(f'<text x="8" y="{(y := y + 20) - 8}" font-weight="bold">{file} {ladder}</text>')
-        for number, row in [(number, first(of)) for number, of in sorted(versions.items())]:
-            small = " (classic shape)" if any_large(versions) and not row["large"] else ""
+        for number, idea, row in [each for each in shown(versions) if each[2]]:
             width, guess = 300 * row["share"], 300 * row["share"] * row["ms"] / row["predicted"]
-            bars.append(f'<text x="8" y="{y + 12}">{number} {escape(row["idea"] + small)}</text><rect x="300" y="{y}" width="{width:.1f}" '
+            bars.append(f'<text x="8" y="{y + 12}">{number} {escape(idea)}</text><rect x="300" y="{y}" width="{width:.1f}" '
                         f'height="14" fill="{"#1f6feb" if row["bold"] else "#9aa4b0"}"/><path d="M{300 + min(guess, 360):.1f} {y - 1}v16" '
                         f'stroke="#cf222e" stroke-width="2"/><text x="{306 + width:.1f}" y="{y + 12}">{row["share"]:.2f}</text>')
             y += 20
