@@ -77,6 +77,19 @@ def theirs(shape, backend, deterministic):
         torch.use_deterministic_algorithms(False)
 
 
+def flash(shape, deterministic=False):
+    """Returns the times of FlashAttention 2."""
+    return theirs(shape, SDPBackend.FLASH_ATTENTION, deterministic)
+
+
+def need_gpu():
+    """Ends the program without PyTorch, or where PyTorch finds no GPU."""
+    if not torch:
+        fail("torch is not installed", pip_command("torch"))
+    if not torch.cuda.is_available():
+        fail("PyTorch finds no GPU here")
+
+
 def documents(times):
     """Returns the lines of a table of rows of documents beside whole rows."""
     lines = ["", "| T | head_dim | B | documents of | whole rows, ms forward / backward | documents | times as fast |",
@@ -129,10 +142,7 @@ def main():
         lines = between_builds(a.before, a.program)
         print("\n".join(lines))
         return write(a.out, lines)
-    if not torch:
-        fail("torch is not installed", pip_command("torch"))
-    if not torch.cuda.is_available():
-        fail("PyTorch finds no GPU here")
+    need_gpu()
     lines = [f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, TFLOP/s forward / backward, bf16", "",
              "| T | head_dim | B | heads | ours | flash | flash, deterministic | cuDNN | ours / flash | ours / deterministic |",
              "|---|---|---|---|---|---|---|---|---|---|"]
@@ -140,8 +150,7 @@ def main():
     before = ours(a.program)
     others = {}
     for shape in [shape for shape in before if "_" not in shape[0]]:
-        others[shape] = [theirs(shape, SDPBackend.FLASH_ATTENTION, False), theirs(shape, SDPBackend.FLASH_ATTENTION, True),
-                         theirs(shape, SDPBackend.CUDNN_ATTENTION, False)]
+        others[shape] = [flash(shape), flash(shape, deterministic=True), theirs(shape, SDPBackend.CUDNN_ATTENTION, False)]
         torch.cuda.empty_cache()
     after = ours(a.program)
     means = mean(before, after)
