@@ -43,6 +43,16 @@ static void resident_blocks_are_those_of_the_toolkit(void) {
 }
 
 #ifndef PRECISION_FP32
+/* The launchers ask the driver; here it gives the numbers of the table by compute capability. */
+static void multiprocessor_is_that_of_the_card(void) {
+    const int capability =
+        10 * device_attribute(cudaDevAttrComputeCapabilityMajor) + device_attribute(cudaDevAttrComputeCapabilityMinor);
+    const Multiprocessor got = mma_multiprocessor(), want = multiprocessor_of(capability);
+    CHECK(
+        got.shared == want.shared && got.reserved == want.reserved && got.threads == want.threads && got.blocks == want.blocks,
+        "card of %d: %d and %d bytes, %d threads, %d blocks", capability, got.shared, got.reserved, got.threads, got.blocks);
+}
+
 /* Checks the blocks and their warps that a multiprocessor with 64, 100, 164 and 228 KB of shared memory holds. */
 template <typename List>
 static void check_warps(const char* part, int HD, List list, std::initializer_list<const char*> want) {

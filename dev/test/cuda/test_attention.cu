@@ -781,6 +781,7 @@ int main(int argc, char** argv) {
     RUN_NAMED(gradients_turned_back_by_rope);
     RUN_NAMED(one_token_against_a_cache);
 #ifndef PRECISION_FP32
+    RUN_NAMED(multiprocessor_is_that_of_the_card);
     RUN_NAMED(all_tiles_give_the_same_bits);
 #endif
     RUN_NAMED(many_rows_have_the_bits_of_one_alone);

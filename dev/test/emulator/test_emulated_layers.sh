@@ -62,8 +62,10 @@ passes() {
     for card in 80 90 100 120; do check "a card of $card with code for sm_80 runs mma, BF16_80" chosen $card mma; done
     # a card's shared memory decides which tiles of attention it takes: 164 KB above, here 228 and 100
     for card in 90 120; do
-        check "test_attention_cu mma scores_in_the_hundreds on a card of $card, BF16_80" env EMULATOR_CAPABILITY=$card \
-            timeout "${LIMIT:-300}" $emulated/BF16_80/test_attention_cu mma scores_in_the_hundreds
+        for test in multiprocessor_is_that scores_in_the_hundreds; do
+            check "test_attention_cu mma $test on a card of $card, BF16_80" env EMULATOR_CAPABILITY=$card \
+                timeout "${LIMIT:-300}" $emulated/BF16_80/test_attention_cu mma $test
+        done
     done
     emulated BF16_80 test_attention_cu mma all_tiles_give_the_same_bits
 
