@@ -23,22 +23,20 @@ another idea, and not measured again: RoPE rotate 2 and 3, SwiGLU forward 2 and 
 
 
 def read():
-    """Returns {(file, ladder): {version: {column: [rows in the order of the runs]}}} and {column: gpu}."""
+    """Returns {file: {ladder: {version: {column: [rows in the order of the runs]}}}} and {column: gpu}, by the order of COLUMNS."""
+    rows = [json.loads(line) for path in sorted(RESULTS.glob("zoo-*.json")) for line in path.read_text().splitlines()]
     zoo, gpus = {}, {}
-    for path in sorted(RESULTS.glob("zoo-*.json")):
-        for row in map(json.loads, path.read_text().splitlines()):
-            column = (row["arch"], row["precision"])
-            gpus[column] = row["gpu"]
-            zoo.setdefault((row["file"], row["ladder"]), {}).setdefault(row["version"], {}).setdefault(column, []).append(row)
+    for row in rows:
+        row["column"], row["shape"] = (row["arch"], row["precision"]), (row["large"], row["sizes"])
+    for row in sorted(rows, key=lambda r: [*COLUMNS, r["column"]].index(r["column"])):
+        gpus[row["column"]] = row["gpu"]
+        ladders = zoo.setdefault(row["file"], {})
+        ladders.setdefault(row["ladder"], {}).setdefault(row["version"], {}).setdefault(row["column"], []).append(row)
     return zoo, gpus
 
 
-def order(columns):
-    return sorted(columns, key=lambda c: COLUMNS.index(c) if c in COLUMNS else len(COLUMNS))
-
-
-def first(of):  # the row of a version that counts: in its first column, at a large shape if there is one
-    return max(of[order(of)[0]], key=lambda row: row["large"])
+def main_row(rows):
+    return max(rows, key=lambda row: row["large"])
 
 
 def digits(x):
@@ -50,7 +48,7 @@ def predicted(row):
 
 
 def gain(row, before):  # times as fast as the version before, if both ran in the same way
-    same = before and all(before[key] == row[key] for key in ("sizes", "arch", "precision"))
+    same = before and all(before[key] == row[key] for key in ("sizes", "column"))
     return f"{before['ms'] / row['ms']:.2f}" if same else ""
 
 
@@ -62,38 +60,37 @@ def measured(row):
 
 
 def page(zoo, gpus):
-    others = order(gpus)[1:]
-    text = HEAD.format(about="; ".join(f"{gpus[c]}, code of sm_{c[0]}, {c[1]}" for c in order(gpus)))
-    for file in [f for f in FILES if any(f == k[0] for k in zoo)]:
-        more = "".join(f" sm_{a} {p} |" for a, p in others)
+    others = list(gpus)[1:]
+    text = HEAD.format(about="; ".join(f"{gpu}, code of sm_{arch}, {precision}" for (arch, precision), gpu in gpus.items()))
+    more = "".join(f" sm_{arch} {precision} |" for arch, precision in others)
+    for file in [f for f in FILES if f in zoo]:
         text += f"\n## {file}\n\n| | idea | error | same bits | classic: predicted, ms, share | large: predicted, ms, rate, share, J "
         text += f"| x |{more}\n|---|---|---|---|---|---|---|{'---|' * len(others)}\n"
-        for (_, ladder), versions in [(k, v) for k, v in zoo.items() if k[0] == file]:
+        for ladder, versions in zoo[file].items():
             name, before, said = ladder + " ", None, None
             for number, of in sorted(versions.items()):
-                column = order(of)[0]
-                rows = {(r["large"], r["sizes"]): r for r in of[column]}
-                sizes = sorted(dict.fromkeys((r["large"], r["sizes"]) for v in versions.values() for r in v.get(column, [])),
-                                   key=lambda size: size[0])
-                if said != sizes:  # they are others than in the line above
-                    name += "; ".join(size for _, size in sizes) + ":"
-                said, row, checked = sizes, first(of), of[column][0]
-                at = ["; ".join(measured(rows[s]) if s in rows else "not run" for s in sizes if s[0] == large) for large in (0, 1)]
-                rest = [first({c: of[c]}) if c in of else None for c in others]
-                line = [f"{name} **{number}**" if row["bold"] else f"{name} {number}", row["idea"],
-                        f"{checked['error']:.0e} of {checked['allowed']:.0e}" if checked["allowed"] else "",
-                        "yes" if checked["same"] else "no", *at, gain(row, before)]
-                text += "| " + " | ".join(line + [f"{digits(r['ms'])}, {r['share']:.2f}" if r else "" for r in rest]) + " |\n"
-                name, before = "", row
+                rows, *_ = of.values()  # of the first column
+                row, checked, ran = main_row(rows), rows[0], {r["shape"]: r for r in rows}
+                shapes = dict.fromkeys(r["shape"] for v in versions.values() for r in v.get(row["column"], []))
+                shapes = sorted(shapes, key=lambda shape: shape[0])
+                if said != shapes:  # they are others than in the line above
+                    name += "; ".join(sizes for _, sizes in shapes) + ":"
+                at = ["; ".join(measured(ran[s]) if s in ran else "not run" for s in shapes if s[0] == large) for large in (0, 1)]
+                rest = [main_row(of[c]) if c in of else None for c in others]
+                cells = [f"{name} **{number}**" if row["bold"] else f"{name} {number}", row["idea"],
+                         f"{checked['error']:.0e} of {checked['allowed']:.0e}" if checked["allowed"] else "",
+                         "yes" if checked["same"] else "no", *at, gain(row, before)]
+                text += "| " + " | ".join(cells + [f"{digits(r['ms'])}, {r['share']:.2f}" if r else "" for r in rest]) + " |\n"
+                name, before, said = "", row, shapes
     return text
 
 
 def shown(versions):
     """The rows for a lesson, [(version, idea, row)], at the shape that most versions ran at, the large one if it can be; or None."""
-    rows = {number: of[order(of)[0]] for number, of in sorted(versions.items())}
-    ran = [(r["large"], r["sizes"]) for of in rows.values() for r in of]
+    rows = {number: next(iter(of.values())) for number, of in sorted(versions.items())}
+    ran = [r["shape"] for of in rows.values() for r in of]
     shape = max(dict.fromkeys(ran), key=lambda s: (ran.count(s), s[0]))
-    return [(number, of[0]["idea"], next((r for r in of if (r["large"], r["sizes"]) == shape), None)) for number, of in rows.items()]
+    return [(number, of[0]["idea"], next((r for r in of if r["shape"] == shape), None)) for number, of in rows.items()]
 
 
 def lesson_table(versions):
@@ -108,7 +105,7 @@ def lesson_table(versions):
 def picture(ladders):
     """An SVG of bars: a version's share of the limit. A line marks the share that was predicted."""
     bars, y = [], 8
-    for (file, ladder), versions in ladders:
+    for file, ladder, versions in ladders:
         bars.append(f'<text x="8" y="{(y := y + 20) - 8}" font-weight="bold">{file} {ladder}</text>')
         for number, idea, row in [each for each in shown(versions) if each[2]]:
             width, guess = 300 * row["share"], 300 * row["share"] * row["ms"] / row["predicted"]
@@ -127,9 +124,9 @@ def main():
     for path in sorted(DOC.glob("*.md")):
         text = path.read_text()
         made[path] = re.sub(r"(<!-- zoo: (\w+) (\w+) -->\n).*?(<!-- end -->)",
-                            lambda m: m[1] + lesson_table(zoo[m[2], m[3]]) + m[4] if (m[2], m[3]) in zoo else m[0], text, flags=re.S)
+                            lambda m: m[1] + lesson_table(zoo[m[2]][m[3]]) + m[4] if m[2] in zoo else m[0], text, flags=re.S)
         for name in re.findall(r"\(zoo-(\w+)\.svg\)", text) if zoo else []:
-            made[DOC / f"zoo-{name}.svg"] = picture([(k, v) for k, v in zoo.items() if k[0].startswith(name)])
+            made[DOC / f"zoo-{name}.svg"] = picture([(f, l, v) for f in zoo if f.startswith(name) for l, v in zoo[f].items()])
     stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
     check = "--check" in sys.argv
     for path in stale:
