@@ -254,6 +254,8 @@ SECONDS ?= 20
 INPUTS ?=
 JOBS ?= 1
 TARGETS ?=
+# building takes longer than a few seconds of fuzzing
+FUZZ_OPT = $(if $(filter 0 1 2 3 4 5,$(SECONDS)),-O0,-O1)
 
 # a portable build with the plain loops: no OpenMP, only the architecture's baseline vector instructions
 build/test_llama3_plain: test_llama3.cu train_llama3.c $(HEADERS) | build
@@ -317,7 +319,7 @@ sanitize: sanitize-programs
 
 # make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/fuzz/corpus
 fuzz:
-	@JOBS=$(JOBS) dev/test/fuzz/fuzz.sh $(if $(INPUTS),inputs $(INPUTS),seconds $(SECONDS)) $(TARGETS)
+	@JOBS=$(JOBS) OPT=$(FUZZ_OPT) dev/test/fuzz/fuzz.sh $(if $(INPUTS),inputs $(INPUTS),seconds $(SECONDS)) $(TARGETS)
 fuzz-minimize:
 	@dev/test/fuzz/fuzz.sh minimize $(TARGETS)
 fuzz-coverage:
