@@ -1,5 +1,5 @@
-"""Runs train_llama3.py for tests. Each run is a process of its own, forked from a server that has imported PyTorch: an import takes
-more CPU time than the few steps of a test."""
+"""Runs train_llama3.py for tests. Each run is a process of its own, forked from a server that has imported PyTorch: an import
+takes more CPU time than the few steps of a test."""
 
 import atexit
 import multiprocessing
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "safetensors.torch"])
+FORKS.set_forkserver_preload(["torch", "safetensors.torch", "torch._dynamo"])  # the last: an optimizer's first step imports it
 
 
 def _main(folder, flags, streams):
