@@ -186,7 +186,7 @@ emulated-FP16_75: OF_VARIANT = EMULATED_OPT=-O1 EMULATED_PROGRAMS="test_kernels_
 test-emulated test-cards: train_llama3 build/random_model $(VARIANTS_BUILT)
 	@FULL=$(FULL) dev/test/run.sh $(if $(filter %cards,$@),dev/test/gpu/test_no_gpu.sh) \
 	    $(addprefix dev/test/emulator/test_emulated_layers.sh:,kernels passes) \
-	    $(addprefix dev/test/emulator/test_emulated_runs.sh:,one several)
+	    $(addprefix dev/test/emulator/test_emulated_runs.sh:,one two shared)
 # test-no-gpu and test-emulated in one queue
 test-cards: train_llama3cu
 

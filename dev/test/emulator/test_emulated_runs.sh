@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_emulated_runs.sh [one|several] -- tests train_llama3cu on emulated cards (dev/test/emulator) against the CPU trainer and
-# against itself: in other orders, with and without graphs, recomputed, resumed. `one` card, `several`, or both. `make
-# test-emulated` builds the programs and runs this.
+# test_emulated_runs.sh [one|two|shared] -- tests train_llama3cu on emulated cards (dev/test/emulator) against the CPU trainer and
+# against itself: in other orders, with and without graphs, recomputed, resumed. `one` card, `two` and more, cards that have
+# `shared` rows, or all. Runs have 8 steps, with FULL=1 20. `make test-emulated` builds the programs and runs this.
 #
 # Every run has its own number. From this number the emulator draws the order of works and threads that the program leaves
 # unordered. So "the same bits" says that no bit depends on this order. Memory starts as NaN.
@@ -22,7 +22,9 @@ mkdir -p "$tmp/wide" && sed 's/"intermediate_size": 96/"intermediate_size": 512/
     s/"num_attention_heads": 2/"num_attention_heads": 4/; s/"num_hidden_layers": 5/"num_hidden_layers": 2/' "$tmp/model.json" \
     >"$tmp/wide.json" && "$bin/build/random_model" "$tmp/wide.json" "$tmp/wide" || exit 1
 wide="--model $tmp/wide --batch 8 --steps 3"
-flags="--model $tmp/model --train $tmp/rows.bin --seq 32 --batch 2 --steps 20 --lr 3e-3 --warmup 5 --sample-tokens 0 --val-every 0"
+steps=$([ "${FULL:-0}" = 1 ] && echo 20 || echo 8)
+half=$((steps / 2)) quarter=$((steps / 4))
+flags="--model $tmp/model --train $tmp/rows.bin --seq 32 --batch 2 --steps $steps --lr 3e-3 --warmup 5 --sample-tokens 0 --val-every 0"
 
 # cu PRECISION OUT FLAGS...: a run; with --resume in FLAGS, which come last, it continues
 cu() {
@@ -32,9 +34,11 @@ cu() {
     EMULATOR_SEED=$run LD_LIBRARY_PATH=$emulated timeout "${LIMIT:-300}" "$cu_program" "$@" --out "$cu_out"
 }
 
+step() { printf 'step_%08d' "$1"; } # the name of its checkpoint
+
 # same_bits A B [STEP]: two runs have the same weights and state
 same_bits() {
-    sb=$(printf 'step_%08d' "${3:-20}")
+    sb=$(step "${3:-$steps}")
     for sb_file in "$tmp/$1/$sb"/*.safetensors; do cmp "$sb_file" "$tmp/$2/$sb/$(basename "$sb_file")" || return 1; done
 }
 
@@ -51,13 +55,13 @@ repeats() { # repeats NAME FLAGS...: the same bits in another order, without a g
     cu BF16 "$r" "$@" && cu BF16 "${r}_again" "$@" && same_bits "$r" "${r}_again" &&
         cu BF16 "${r}_eager" "$@" --no-graph && same_bits "$r" "${r}_eager" &&
         cu BF16 "${r}_block" "$@" --recompute block && same_bits "$r" "${r}_block" &&
-        cu BF16 "${r}_parts" "$@" --stop-after 10 && cu BF16 "${r}_parts" --resume "$@" && same_bits "$r" "${r}_parts"
+        cu BF16 "${r}_parts" "$@" --stop-after $half && cu BF16 "${r}_parts" --resume "$@" && same_bits "$r" "${r}_parts"
 }
 
 by_blocks() { # by_blocks NAME FLAGS...: the same bits when some blocks recompute, and when others do after the run was resumed
     b=$1
     shift
-    cu BF16 "$b" "$@" && cu BF16 "${b}_some" "$@" --recompute ffn:2 --stop-after 10 &&
+    cu BF16 "$b" "$@" && cu BF16 "${b}_some" "$@" --recompute ffn:2 --stop-after $half &&
         cu BF16 "${b}_some" "$@" --resume --recompute norm+swiglu,block:3 && same_bits "$b" "${b}_some"
 }
 
@@ -143,7 +147,7 @@ two_are_one() { # two_are_one NAME FLAGS...: two cards have the losses of one, i
     t=$1
     shift
     cu FP32 "one_$t" --total-batch 128 && cu FP32 "two_$t" --total-batch 128 --gpus 2 "$@" &&
-        close_steps 1e-6 1e-4 "$tmp/one_$t" "$tmp/two_$t"
+        close_steps 1e-6 1e-4 "$tmp/one_$t" "$tmp/two_$t" $steps
 }
 
 # has_joined NAMES FLAGS...: the wide model's operations with "swiglu" or "rope" in their names are NAMES
@@ -178,19 +182,19 @@ layers_join_on_two_cards() {
 }
 
 goes_on_elsewhere() { # two cards, then one, then four: as one card alone
-    cu FP32 alone --total-batch 256 && cu FP32 moved --total-batch 256 --gpus 2 --stop-after 5 &&
-        cu FP32 moved --resume --stop-after 10 && cu FP32 moved --resume --gpus 4 --stop-after 15 &&
-        cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved"
+    cu FP32 alone --total-batch 256 && cu FP32 moved --total-batch 256 --gpus 2 --stop-after $quarter &&
+        cu FP32 moved --resume --stop-after $half && cu FP32 moved --resume --gpus 4 --stop-after $((half + quarter)) &&
+        cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved" $steps
 }
 
 # A plan file as older versions wrote it after a search (--tune) has other choices than the heuristic's. A run by this file has
 # other bits. Its checkpoint carries them to a run that has no plan file.
 plans_are_kept() {
-    cu BF16 own_plan && other_choices "$tmp/own_plan/step_00000020/matmul_plan.json" "$tmp/other.json" &&
+    cu BF16 own_plan && other_choices "$tmp/own_plan/$(step $steps)/matmul_plan.json" "$tmp/other.json" &&
         sed 's/"algo"/"us": 12.25, "heuristic_us": 12.50, &/' "$tmp/other.json" >"$tmp/tuned.json" &&
-        cu BF16 tuned --plan "$tmp/tuned.json" --checkpoint-every 10 && ! same_bits own_plan tuned >"$tmp/differ" &&
-        cmp "$tmp/other.json" "$tmp/tuned/step_00000010/matmul_plan.json" && mkdir "$tmp/tuned_on" &&
-        cp -r "$tmp/tuned/step_00000010" "$tmp/tuned_on" && cu BF16 tuned_on --resume && same_bits tuned tuned_on
+        cu BF16 tuned --plan "$tmp/tuned.json" --checkpoint-every $half && ! same_bits own_plan tuned >"$tmp/differ" &&
+        cmp "$tmp/other.json" "$tmp/tuned/$(step $half)/matmul_plan.json" && mkdir "$tmp/tuned_on" &&
+        cp -r "$tmp/tuned/$(step $half)" "$tmp/tuned_on" && cu BF16 tuned_on --resume && same_bits tuned tuned_on
 }
 
 # The limit: at this learning rate most steps are smaller than a unit of their weight. Over 20 steps, in which the loss falls by
@@ -198,7 +202,7 @@ plans_are_kept() {
 none="--master none --moments bf16"
 no_master_is_near() { # losses are near the losses with fp32 master weights
     token_file "$tmp/few.bin" 6000 4
-    few="--train $tmp/few.bin --lr 3e-4 --warmup 0 --schedule constant"
+    few="--train $tmp/few.bin --lr 3e-4 --warmup 0 --schedule constant --steps 20"
     cu BF16 with_master $few && cu BF16 without_master $few $none &&
         close_losses 6e-3 "$tmp/with_master/log.jsonl" "$tmp/without_master/log.jsonl"
 }
@@ -212,23 +216,23 @@ goes_on() {
 
 rounded="are now rounded to bfloat16"
 masters_change() { # the state holds no master; all weights become exact masters, which are rounded once, as a line says
-    cu BF16 none10 $none --stop-after 10 && "$bin/train_llama3" --verify "$tmp/none10" || return 1
-    ! grep -q '"master\.' "$tmp/none10/step_00000010/state_rank00000.safetensors" || return 1
-    for kind in fp32 split; do goes_on none10 "to_$kind" 15 --master $kind || return 1; done
-    same_bits to_fp32 to_split 15 && grep -q '"master\.' "$tmp/to_split/step_00000015/state_rank00000.safetensors" || return 1
-    for kind in fp32 split; do goes_on "to_$kind" "from_$kind" 20 --master none && grep -q "$rounded" "$tmp/from_$kind.out" || return 1; done
-    same_bits from_fp32 from_split && goes_on none10 none20 20 && ! grep "$rounded" "$tmp/none20.out" || return 1
-    cp -r "$tmp/none10" "$tmp/precise" && cu FP32 precise --resume --stop-after 12 && "$bin/train_llama3" --verify "$tmp/precise" &&
-        grep -q '"master\.' "$tmp/precise/step_00000012/state_rank00000.safetensors" && cu BF16 precise --resume | grep -q "$rounded"
+    cu BF16 none_half $none --stop-after $half && "$bin/train_llama3" --verify "$tmp/none_half" || return 1
+    ! grep -q '"master\.' "$tmp/none_half/$(step $half)/state_rank00000.safetensors" || return 1
+    for kind in fp32 split; do goes_on none_half "to_$kind" $((half + quarter)) --master $kind || return 1; done
+    same_bits to_fp32 to_split $((half + quarter)) && grep -q '"master\.' "$tmp/to_split/$(step $((half + quarter)))/state_rank00000.safetensors" || return 1
+    for kind in fp32 split; do goes_on "to_$kind" "from_$kind" $steps --master none && grep -q "$rounded" "$tmp/from_$kind.out" || return 1; done
+    same_bits from_fp32 from_split && goes_on none_half none_end $steps && ! grep "$rounded" "$tmp/none_end.out" || return 1
+    cp -r "$tmp/none_half" "$tmp/precise" && cu FP32 precise --resume --stop-after $((half + 1)) && "$bin/train_llama3" --verify "$tmp/precise" &&
+        grep -q '"master\.' "$tmp/precise/$(step $((half + 1)))/state_rank00000.safetensors" && cu BF16 precise --resume | grep -q "$rounded"
 }
 
 weights_are_saved_as() { # in any dtype: F32 holds the exact weights; beside F16 the state holds the exact ones
-    cu BF16 none_f32 $none --export-dtype f32 --stop-after 10 && cu BF16 none_f16 $none --export-dtype f16 --stop-after 10 || return 1
+    cu BF16 none_f32 $none --export-dtype f32 --stop-after $half && cu BF16 none_f16 $none --export-dtype f16 --stop-after $half || return 1
     for dtype in f32 f16; do
-        "$bin/train_llama3" --verify "$tmp/none_$dtype" && goes_on "none_$dtype" "${dtype}_to_bf16" 20 --export-dtype bf16 &&
-            ! grep "$rounded" "$tmp/${dtype}_to_bf16.out" && same_bits none20 "${dtype}_to_bf16" || return 1
+        "$bin/train_llama3" --verify "$tmp/none_$dtype" && goes_on "none_$dtype" "${dtype}_to_bf16" $steps --export-dtype bf16 &&
+            ! grep "$rounded" "$tmp/${dtype}_to_bf16.out" && same_bits none_end "${dtype}_to_bf16" || return 1
     done
-    cp -r "$tmp/none10" "$tmp/none_cpu" && "$bin/train_llama3" --resume --sample-tokens 0 --stop-after 12 --out "$tmp/none_cpu"
+    cp -r "$tmp/none_half" "$tmp/none_cpu" && "$bin/train_llama3" --resume --sample-tokens 0 --stop-after $((half + 1)) --out "$tmp/none_cpu"
 }
 
 in_full() { # in_full NAME COMMAND...: a test whose parts others test together. FULL=1 (make test-full) runs it
@@ -260,29 +264,33 @@ one_card() {
     check "SwiGLU and RoPE apart from them: nearly the same losses; adapters and 8 bits keep them apart" layers_are_apart
 }
 
-several_cards() {
+two_cards() {
     check "two cards have the losses of one" two_are_one plain
     check "two cards have the losses of one, ZeRO 3" two_are_one zero3 --zero 3
-    check "two cards share rows with the losses of one" two_are_one shared --seq-parallel 2
-    check "four cards in two groups share rows with the losses of one" two_are_one groups --seq-parallel 2 --gpus 4
     check "two cards, ZeRO 1, 2 and 3: the same bits" zeros_repeat zeros "1 2 3"
     check "two cards, ZeRO 2 and 3, two micro-batches: the same bits" zeros_repeat zeros_micro "2 3" --total-batch 256
     in_full "two cards, ZeRO 1, 2 and 3, --fp8 with the head: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8 --fp8-head
     in_full "two cards, ZeRO 1, 2 and 3, no master weights: the same bits" zeros_repeat zeros_none "1 2 3" $none
     check "two cards, ZeRO 1, 2 and 3, no master weights, --fp8 with the head: the same bits" zeros_repeat zeros_none_fp8 "1 2 3" $none --fp8 --fp8-head
-    check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
-    check "two cards share rows: the same bits in any order ..., --fp8 with the head" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8 --fp8-head
     check "two cards, ZeRO 3, some blocks recompute, and others after a resume: the same bits" by_blocks blocks_zero --gpus 2 --zero 3
-    check "two cards share rows: no output is exchanged that is still there" exchanges_are_counted
-    check "two cards share rows, some blocks recompute ...: the same bits" by_blocks blocks_shared --gpus 2 --seq-parallel 2
     check "two cards, of which one has less room, agree on --recompute auto: the same bits" cards_agree
     check "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
     check "a run goes on on one, four and two cards" goes_on_elsewhere
 }
 
+shared_rows() {
+    check "two cards share rows with the losses of one" two_are_one shared --seq-parallel 2
+    check "four cards in two groups share rows with the losses of one" two_are_one groups --seq-parallel 2 --gpus 4
+    check "two cards share rows: the same bits in any order, without a graph, recomputed, resumed" repeats shared16 --gpus 2 --seq-parallel 2
+    check "two cards share rows: the same bits in any order ..., --fp8 with the head" repeats shared_fp8 --gpus 2 --seq-parallel 2 --fp8 --fp8-head
+    check "two cards share rows: no output is exchanged that is still there" exchanges_are_counted
+    check "two cards share rows, some blocks recompute ...: the same bits" by_blocks blocks_shared --gpus 2 --seq-parallel 2
+}
+
 case ${1:-} in
 one) one_card ;;
-several) several_cards ;;
-*) one_card; several_cards ;;
+two) two_cards ;;
+shared) shared_rows ;;
+*) one_card; two_cards; shared_rows ;;
 esac
 summary
