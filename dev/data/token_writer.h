@@ -14,7 +14,7 @@
 
 #include <signal.h>
 
-enum { CONVERT_TOKENS = 1 << 13 };  // tokens converted or copied at a time
+enum { CONVERT_TOKENS = 1 << 12 };  // tokens converted or copied at a time
 
 typedef struct {
     FILE* f;
