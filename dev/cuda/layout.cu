@@ -41,27 +41,46 @@ static void permute1(floatX* out, const floatX* x, Turn m, cudaStream_t stream) 
 static double turned(const Case& c) { return (double)(c.n[0] * c.n[1] * c.n[2] * c.n[3]); }
 static Work predict_permute1(const Case& c) { return {2 * sectors(turned(c)), 0, (128 + 12) * turned(c), trips(turned(c))}; }
 
-// permute 2: through shared memory. A block reads a tile of 32 x 32 along the rows of x, and writes it along the rows of out:
-// both whole sectors. A row of the tile has 33 places, so that the 32 elements of a column lie in 32 banks.
+// permute 2: through shared memory. A block reads a tile along the rows of x, and writes it along the rows of out, in words of
+// 4 bytes: both whole sectors. A word has two neighbors of 16 bits, so two words of two rows change an element between them.
+// A row of the tile has 33 places, so that the words of a column lie in many banks.
 __global__ void permute2_kernel(floatX* out, const floatX* x, Turn m) {
-    __shared__ floatX tile[32][33];
-    const unsigned c0 = blockIdx.x * 32, t0 = blockIdx.y * 32, b = blockIdx.z, lane = threadIdx.x;
-    for (unsigned i = threadIdx.y; i < 32 && t0 + i < m.T; i += 8) {
-        if (c0 + lane < m.C) { tile[i][lane] = x[((size_t)b * m.T + t0 + i) * m.pitch + c0 + lane]; }
+    constexpr int E = 4 / sizeof(floatX), SIDE = 32 * E;  // elements of a word; the tile is SIDE x SIDE
+    typedef Vec<floatX, E> Neighbors;
+    __shared__ Neighbors tile[SIDE][33];  // [c][t / E]
+    const unsigned c0 = blockIdx.x * SIDE, t0 = blockIdx.y * SIDE, b = blockIdx.z, lane = threadIdx.x, c = c0 + lane * E;
+    Neighbors word[4][E];
+#pragma unroll
+    for (int k = 0; k < 4 * E; k++) {
+        const unsigned t = t0 + (threadIdx.y + k / E * 8) * E + k % E;
+        if (t < m.T && c < m.C) { word[k / E][k % E] = load_vec<E>(x + ((size_t)b * m.T + t) * m.pitch + c); }
+    }
+#pragma unroll
+    for (int k = 0; k < 4 * E; k++) {
+        Neighbors turned;
+#pragma unroll
+        for (int e = 0; e < E; e++) { turned.v[e] = word[k / E][e].v[k % E]; }
+        tile[lane * E + k % E][threadIdx.y + k / E * 8] = turned;
     }
     __syncthreads();
-    for (unsigned i = threadIdx.y; i < 32 && c0 + i < m.C; i += 8) {
-        if (t0 + lane < m.T) { out[((size_t)b * m.C + c0 + i) * m.out_pitch + t0 + lane] = tile[lane][i]; }
+#pragma unroll
+    for (int k = 0; k < 4 * E; k++) {
+        const unsigned row = threadIdx.y + k * 8, t = t0 + lane * E;
+        floatX* to = out + ((size_t)b * m.C + c0 + row) * m.out_pitch + t;
+        if (c0 + row < m.C && t + E <= m.T) { store_vec(to, tile[row][lane]); }
+        if (c0 + row < m.C && t + 1 == m.T && E > 1) { *to = tile[row][lane].v[0]; }  // half a word ends the row
     }
 }
 
 static void permute2(floatX* out, const floatX* x, Turn m, cudaStream_t stream) {
-    const dim3 grid(blocks_for(m.C, 32), blocks_for(m.T, 32), m.B);
-    permute2_kernel<<<grid, dim3(32, 8), 0, stream>>>(out, x, m);
+    const unsigned side = 128 / sizeof(floatX);
+    permute2_kernel<<<dim3(blocks_for(m.C, side), blocks_for(m.T, side), m.B), dim3(32, 8), 0, stream>>>(out, x, m);
 }
 
-// A thread has 4 elements, whose loads are in flight together.
-static Work predict_permute2(const Case& c) { return {2 * sectors(turned(c)), 0, 25 * turned(c), trips(turned(c) / 4)}; }
+// A thread has 4 elements, or 16 of 16 bits, whose loads are in flight together.
+static Work predict_permute2(const Case& c) {
+    return {2 * sectors(turned(c)), 0, 25 * turned(c), trips(turned(c) / (sizeof(floatX) == 2 ? 16 : 4))};
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // repeat 1: a thread an element of the copy
@@ -87,23 +106,24 @@ __global__ void repeat_kernel(floatX* copy, const floatX* k, Heads s) {
     store_vec(copy + blockIdx.x * s.q_pitch + i, load_vec<W>(from));
 }
 
-/* A warp a query head: the product of its query with key head h / group. */
+/* Eight lanes a query head: the product of its query with key head h / group. W elements a load */
+template <int W>
 __global__ void score_kernel(float* scores, const floatX* q, const floatX* k, Heads s, int group, size_t k_pitch) {
-    const int h = blockIdx.y * blockDim.y + threadIdx.y;
-    if (h >= s.NH) { return; }
+    const int h = blockIdx.y * 16 + threadIdx.x / 8;
     q += blockIdx.x * s.q_pitch + h * s.HD, k += blockIdx.x * k_pitch + h / group * s.HD;
     float sum = 0;
-    for (int d = 2 * threadIdx.x; d < s.HD; d += 64) {
-        const float2 a = load2(q + d), b = load2(k + d);
-        sum += a.x * b.x + a.y * b.y;
+    for (int d = threadIdx.x % 8 * W; d < s.HD && h < s.NH; d += 8 * W) {
+        const Vec<floatX, W> a = load_vec<W>(q + d), b = load_vec<W>(k + d);
+#pragma unroll
+        for (int i = 0; i < W; i++) { sum += to_float(a.v[i]) * to_float(b.v[i]); }
     }
-    sum = warp_sum(sum);
-    if (threadIdx.x == 0) { scores[blockIdx.x * (size_t)s.NH + h] = sum; }
+    for (int step = 4; step > 0; step /= 2) { sum += __shfl_xor_sync(~0u, sum, step); }
+    if (threadIdx.x % 8 == 0 && h < s.NH) { scores[blockIdx.x * (size_t)s.NH + h] = sum; }
 }
 
 static void score(float* scores, const floatX* q, const floatX* k, Heads s, int group, size_t k_pitch, cudaStream_t stream) {
-    const dim3 grid((unsigned)s.N, blocks_for(s.NH, 4));
-    score_kernel<<<grid, dim3(32, 4), 0, stream>>>(scores, q, k, s, group, k_pitch);
+    auto* kernel = s.HD % VECTOR<floatX> ? score_kernel<1> : score_kernel<VECTOR<floatX>>;
+    kernel<<<dim3((unsigned)s.N, blocks_for(s.NH, 16)), 128, 0, stream>>>(scores, q, k, s, group, k_pitch);
 }
 
 template <int W>
@@ -136,10 +156,10 @@ static void repeat3(const Case& c, cudaStream_t stream) {
     score(c.at<float>(SCORES), c.at<floatX>(Q), c.at<floatX>(K), s, s.NH / s.NKV, s.k_pitch, stream);
 }
 
-// A head is a warp's work: 45 instructions of 32 lanes, and a trip; an SM has 64 warps.
+// Some 100 instructions and a trip for each of a head's 8 lanes
 static Work predict_repeat3(const Case& c) {
-    const double heads = (double)(c.n[0] * c.n[1]);
-    return {c.bytes / 32, 0, 45 * 32 * heads, trips(32 * heads)};
+    const double lanes = 8 * (double)(c.n[0] * c.n[1]);
+    return {c.bytes / 32, 0, 100 * lanes, trips(lanes)};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -161,25 +181,35 @@ static void backward1(const Case& c, cudaStream_t stream) {
 // Each addition of 8 floats is a sector in the L2 cache.
 static Work predict_backward1(const Case& c) { return {c.bytes / 32 + queries(c) / 8, 0, 60 * queries(c), trips(queries(c))}; }
 
-// backward 2: a thread an element of dk adds up its group's heads in their order. The same bits each time, and one store. But
+// backward 2: a thread adds its group's heads in their order, 16 bytes at a time. The same bits each time, and one store. But
 // the copies' gradients were written and read for it: attention with the index h / group adds them up where it computes them.
+template <int W>
 __global__ void backward2_kernel(float* dk, const floatX* dcopy, Heads s) {
-    const int i = blockIdx.y * 256 + threadIdx.x, kv = i / s.HD, group = s.NH / s.NKV;
+    const int i = (blockIdx.y * 64 + threadIdx.x) * W, kv = i / s.HD, group = s.NH / s.NKV;
     if (kv >= s.NKV) { return; }
     const floatX* from = dcopy + blockIdx.x * s.q_pitch + kv * group * s.HD + i % s.HD;
-    float sum = 0;
-    for (int h = 0; h < group; h++) { sum += to_float(from[h * s.HD]); }
-    dk[blockIdx.x * (size_t)s.NKV * s.HD + i] += sum;
+    dk += blockIdx.x * (size_t)s.NKV * s.HD + i;
+    Vec<float, W> sum = load_vec<W>(dk);
+#pragma unroll 4
+    for (int h = 0; h < group; h++) {
+        const Vec<floatX, W> d = load_vec<W>(from + h * s.HD);
+#pragma unroll
+        for (int j = 0; j < W; j++) { sum.v[j] += to_float(d.v[j]); }
+    }
+    store_vec(dk, sum);
 }
 
 static void backward2(const Case& c, cudaStream_t stream) {
     const Heads s = heads_of(c);
-    const dim3 grid((unsigned)s.N, blocks_for(s.NKV * s.HD, 256));
-    backward2_kernel<<<grid, 256, 0, stream>>>(c.at<float>(DK), c.at<floatX>(DCOPY), s);
+    const int W = s.HD % VECTOR<floatX> ? 1 : VECTOR<floatX>;
+    auto* kernel = W == 1 ? backward2_kernel<1> : backward2_kernel<VECTOR<floatX>>;
+    kernel<<<dim3((unsigned)s.N, blocks_for(s.NKV * s.HD / W, 64)), 64, 0, stream>>>(c.at<float>(DK), c.at<floatX>(DCOPY), s);
 }
 
 // The heads of a group are independent loads, so they are one trip.
-static Work predict_backward2(const Case& c) { return {c.bytes / 32, 0, 60 * keys(c) + 6 * queries(c), trips(keys(c))}; }
+static Work predict_backward2(const Case& c) {
+    return {c.bytes / 32, 0, 15 * keys(c) + 3 * queries(c), trips(keys(c) / VECTOR<floatX>)};
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 

@@ -215,6 +215,10 @@ static void backward2(floatX* dx, float* dweight, void*, const floatX* dout, con
 
 // A row takes its block a trip for both inputs, the sum, and a trip for dx; 4 blocks of an SM do this beside each other.
 static Work predict_backward2(const Case& c) { return {4 * sectors(c), 0, 0, 3 * (double)c.n[0] / (4 * sms())}; }
+// For the compiler, the store to dx may change what the next loads read. So a thread waits for each of its C / 256 elements,
+// and twice besides. At both shapes a wait takes as long as two trips of a lone thread.
+static double waits(const Case& c) { return 2 * ((double)c.n[1] / 256 + 2) * (double)c.n[0] / (4 * sms()); }
+static Work correct_backward2(const Case& c) { return {4 * sectors(c), 0, 0, waits(c)}; }
 
 // backward 3: each block writes its sum as a row of its own, and a second kernel adds these rows in their order. The same bits
 // in each run, for C floats a block more.
@@ -239,6 +243,8 @@ static Work predict_backward3(const Case& c) {
     const double count = 4 * sms();
     return {4 * sectors(c) + count * (double)c.n[1] / 4, 0, 0, 3 * (double)c.n[0] / count + count / 4, 2};
 }
+// By its time, the second kernel has some 16 loads in flight.
+static Work correct_backward3(const Case& c) { return {4 * sectors(c), 0, 0, waits(c) + 4 * sms() / 16, 2}; }
 
 static Work predict_backward4(const Case& c) { return {4 * sectors(c), 0, 0, 0, 2}; }
 
@@ -295,10 +301,11 @@ int main(int argc, char** argv) {
                     {3, "a warp a row, shuffles", 0, forward<forward3>, predict_forward3},
                     {4, "16-byte loads, row in registers", 0, forward<forward4>, predict_forward4},
                     {5, "as few warps as hold the row", BOLD, forward<rmsnorm_forward_cuda>, predict_forward4}});
-    const Ladder b("backward", "N,C", make_backward, NULL, oracle_backward, {odd, tail, padded_rows}, {classic}, {large},
-                   {{1, "atomic additions of each row", ATOMICS, backward<backward1>, predict_backward1},
-                    {2, "sums in shared memory, then atomics", ATOMICS, backward<backward2>, predict_backward2},
-                    {3, "partial rows, ordered sum", 0, backward<backward3>, predict_backward3},
-                    {4, "one wave, row and dweight in registers", BOLD, backward<rmsnorm_backward_cuda>, predict_backward4}});
+    const Ladder b(
+        "backward", "N,C", make_backward, NULL, oracle_backward, {odd, tail, padded_rows}, {classic}, {large},
+        {{1, "atomic additions of each row", ATOMICS, backward<backward1>, predict_backward1},
+         {2, "sums in shared memory, then atomics", ATOMICS, backward<backward2>, predict_backward2, correct_backward2},
+         {3, "partial rows, ordered sum", 0, backward<backward3>, predict_backward3, correct_backward3},
+         {4, "one wave, row and dweight in registers", BOLD, backward<rmsnorm_backward_cuda>, predict_backward4}});
     return zoo(argc, argv, "rmsnorm", {f, b});
 }

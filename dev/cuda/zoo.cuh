@@ -267,7 +267,7 @@ static void bench(const Ladder& l, const std::vector<Version>& versions, const S
         const Verdict& is = verdicts[i];
         if (!(v.flags & REFERENCE || s.has(v))) { continue; }
         auto run = [&](int k, cudaStream_t stream) { launch(v, cases[(size_t)k % cases.size()], stream); };
-        run(0, 0);  // loads its code
+        run(0, 0);                            // loads its code
         CUDA_CHECK(cudaDeviceSynchronize());  // the products of two streams would share cuBLASLt's workspace
         Turns t = in_turns(1, run, v.flags & ON_HOST);
         const int count = (int)fmin(fmax(20, (double)cases.size()), 20 / t.ms);
