@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(Path(__file__).parent))
+import forks  # noqa: E402
+
+HF = ROOT / "dev/data/hf.py"
 TOKENIZE = ROOT / "tokenize"
 TALES = ROOT / "dev/data/tinytales"
 pytest.importorskip("datasets")
@@ -21,16 +25,20 @@ def texts(file, count=40):
     return [f"In file {file}, story {i} says:\n\"caf\u00e9 \U0001F600\"" for i in range(count)]
 
 
-def command(*flags):
-    return [sys.executable, str(ROOT / "dev/data/hf.py"), *map(str, flags)]
-
-
-def environment(tmp_path):
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+@pytest.fixture(scope="module", autouse=True)
+def offline(tmp_path_factory):
+    """No run asks the hub. The server that runs are forked from imports `datasets` in this environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("USE_TORCH", "USE_TF", "USE_JAX"):
+            patch.setenv(name, "0")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("home")))
+        forks.preload("datasets")
+        yield
 
 
 def run(tmp_path, *flags):
-    return subprocess.run(command(*flags), capture_output=True, text=True, check=False, cwd=tmp_path, env=environment(tmp_path))
+    return forks.run(HF, tmp_path, *flags)
 
 
 def write_parquet(path, rows, **columns):
@@ -83,7 +91,7 @@ def test_a_killed_run_goes_on(tmp_path):
         lines = "".join(json.dumps({"body": t, "n": i}) + "\n" for i, t in enumerate(texts(file, 3000)))
         (tmp_path / f"set/{file}.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
     flags = ["set", "--column", "body", "-o", "out/z", "--val-files", 0]
-    with subprocess.Popen(command(*flags), cwd=tmp_path, env=environment(tmp_path), start_new_session=True,
+    with subprocess.Popen([sys.executable, str(HF), *map(str, flags)], cwd=tmp_path, start_new_session=True,
                           stdout=subprocess.DEVNULL) as killed:
         until = time.monotonic() + 200
         while not (tmp_path / "out/z_manifest.json").exists() and killed.poll() is None and time.monotonic() < until:

@@ -1,0 +1,53 @@
+"""Runs scripts of Python for tests. Each run is a process of its own, forked from a server that has imported what preload() names:
+such imports take more CPU time than the little that a test wants."""
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+
+FORKS = multiprocessing.get_context("forkserver")
+
+
+def preload(*modules):
+    """The server begins with the first run, in the environment of that moment."""
+    FORKS.set_forkserver_preload(list(modules))
+
+
+def _main(script, folder, flags, streams, environment):
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for fd, path in enumerate(streams, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), fd)
+    sys.path.insert(0, os.path.dirname(script))
+    sys.argv = [script, *flags]
+    try:  # ends as the interpreter does: a process of multiprocessing knows neither of the two
+        runpy.run_path(script, run_name="__main__")
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()
+
+
+def start(script, folder, *flags, streams=(os.devnull, os.devnull)):
+    """Starts the script in `folder` and returns its multiprocessing.Process. streams: files that take its stdout and stderr"""
+    process = FORKS.Process(target=_main, args=(str(script), str(folder), [str(f) for f in flags], [str(s) for s in streams],
+                                                dict(os.environ)))
+    process.start()
+    return process
+
+
+def run(script, folder, *flags, timeout=300):
+    """Runs the script in `folder` to its end and returns a subprocess.CompletedProcess with texts."""
+    with tempfile.NamedTemporaryFile("r+") as out, tempfile.NamedTemporaryFile("r+") as err:
+        process = start(script, folder, *flags, streams=(out.name, err.name))
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(script, timeout)
+        return subprocess.CompletedProcess(flags, process.exitcode, out.read(), err.read())
