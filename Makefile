@@ -222,10 +222,13 @@ build/zoo/%: dev/cuda/%.cu $(CUDA_HEADERS) $(MINE) build/cuda_flags build/zoo/fl
 build/emulated/zoo/%: dev/cuda/% $(EMULATOR)/launches.sed $(MINE) build/zoo/flags
 	@mkdir -p $(@D) && sed -z -E -f $(EMULATOR)/launches.sed $< > $@
 	@$(if $(MINE),sed -z -E -f $(EMULATOR)/launches.sed $(MINE) > $(@D)/mine.cuh)
-$(EMULATED)/zoo/%: EMULATED_ZOO = 1
-$(EMULATED)/zoo/%: build/emulated/zoo/%.cu build/emulated/sources $(EMULATED_CARD)
+# device.h and the toolkit's headers take a fifth of the time, so they are compiled once
+$(EMULATED)/zoo/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h | require-nvcc
 	@mkdir -p $(@D)
-	$(CXX) $(EMULATED_FLAGS) $(ZOO_FLAGS) -Ibuild/emulated/sources -Ibuild/emulated/zoo -x c++ -include device.h $< -x none \
+	$(CXX) $(EMULATED_FLAGS) -x c++-header $< -o $@
+$(EMULATED)/zoo/%: EMULATED_ZOO = 1
+$(EMULATED)/zoo/%: build/emulated/zoo/%.cu build/emulated/sources $(EMULATED_CARD) $(EMULATED)/zoo/device.h.gch
+	$(CXX) $(EMULATED_FLAGS) $(ZOO_FLAGS) -Ibuild/emulated/sources -Ibuild/emulated/zoo -x c++ -include $(@D)/device.h $< -x none \
 	    $(EMULATED_CARD) -no-pie -rdynamic -o $@ -ldl -lpthread
 
 # --- the embedded data set and the first run ---------------------------------------------------------------------------
