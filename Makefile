@@ -292,8 +292,8 @@ test-no-gpu: train_llama3cu train_llama3
 	@dev/test/run.sh dev/test/gpu/test_no_gpu.sh
 
 # the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
-# unit tests of at most a second: to optimize them would take longer than they run
-QUICK_TESTS = $(shell awk '/^build\/test_/ && $$3 < 2 { sub("build/", ""); print $$1 }' dev/test/counts.txt)
+# unit tests that compute for at most a second: to optimize them would take longer than they run. test_generate waits
+QUICK_TESTS = test_generate $(shell awk '/^build\/test_/ && $$3 < 2 { sub("build/", ""); print $$1 }' dev/test/counts.txt)
 SANITIZE = -std=c11 $(if $(filter $(QUICK_TESTS),$(notdir $@)),-O0,-O1) -g1 -fsanitize=address,undefined \
            -fno-sanitize-recover=all -fno-omit-frame-pointer \
            $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -I.
@@ -313,7 +313,7 @@ build/sanitize/threads_%: test_%.c $(HEADERS) | build/sanitize
 
 THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
 # FULL=1: also tests of little that the others do not run under the sanitizers
-NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh $(if $(filter 1,$(FULL)),,%test_loop.sh %test_scripts.sh %test_launch.sh)
+NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh $(if $(filter 1,$(FULL)),,$(addprefix %test_,loop.sh scripts.sh launch.sh contact.sh))
 sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs
 	@BIN=build/sanitize SERVE=build/sanitize/serve PYTHON="$(PYTHON)" MEMORY=unlimited dev/test/run.sh build/sanitize/test_llama3 \
