@@ -23,6 +23,8 @@ EDIT_FLAGS = $(if $(filter 1,$(LIBEDIT)),-DLLMC_LIBEDIT)
 EDIT_LIBS = $(if $(filter 1,$(LIBEDIT)),-ledit)
 HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*/*.h llmc/*/*.def llmc/*/*/*.def dev/data/*.h dev/test/*.h)
 UNIT_TESTS = $(patsubst dev/test/unit/%.c,build/%,$(wildcard dev/test/unit/test_*.c))
+# unit tests that compute for at most a second: to optimize them would take longer than they run. test_generate waits
+QUICK_TESTS := test_generate $(shell awk '/^build\/test_/ && !/llama3/ && $$3 < 2 { sub("build/", ""); print $$1 }' dev/test/counts.txt)
 TALES = dev/data/tinytales
 # where the programs under build/ are written
 vpath %.c dev/data dev/test/unit dev/test/shell dev/test/emulator dev/bench
@@ -64,6 +66,7 @@ test_llama3: test_llama3.cu train_llama3.c $(HEADERS)
 tokenize: dev/data/tokenize.c $(HEADERS)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
+$(QUICK_TESTS:%=build/%): OPT = -O0
 build/%: %.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
@@ -292,8 +295,6 @@ test-no-gpu: train_llama3cu train_llama3
 	@dev/test/run.sh dev/test/gpu/test_no_gpu.sh
 
 # the same programs and tests under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
-# unit tests that compute for at most a second: to optimize them would take longer than they run. test_generate waits
-QUICK_TESTS = test_generate $(shell awk '/^build\/test_/ && $$3 < 2 { sub("build/", ""); print $$1 }' dev/test/counts.txt)
 SANITIZE = -std=c11 $(if $(filter $(QUICK_TESTS),$(notdir $@)),-O0,-O1) -g1 -fsanitize=address,undefined \
            -fno-sanitize-recover=all -fno-omit-frame-pointer \
            $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -I.
