@@ -1,10 +1,10 @@
 #!/bin/sh
-# lint.sh -- static checks. Every header compiles alone without warnings: .h as C11 with gcc and (llmc) as C++17 with clang, .cuh
-# for the emulated card. All headers of llmc compile together as C++17 with gcc. clang reads every C file (gcc: make WERROR=1
-# test). FULL=1 compiles headers alone with each compiler in each language, and .cuh with nvcc. Without FULL nvcc warns only
-# when it builds. Rooms of llmc include only files of lower floors, and files and functions are short. Then shellcheck reads
-# shell scripts, ruff reads Python files. No line of C or CUDA has more than 128 columns. Each fault that test_gpu_faults.sh plants
-# still changes its file. A missing tool is skipped by name.
+# lint.sh -- static checks. Every header compiles alone without warnings: .h as C11 with gcc, .cuh for the emulated card. All .h
+# of llmc compile together as C++17 with gcc and clang. clang reads every C file (gcc: make WERROR=1 test). FULL=1 compiles
+# headers alone with each compiler in each language, and .cuh with nvcc. Without FULL nvcc warns only when it builds. Rooms of
+# llmc include only files of lower floors, and files and functions are short. Then shellcheck reads shell scripts, ruff reads
+# Python files. No line of C or CUDA has more than 128 columns. Each fault that test_gpu_faults.sh plants still changes its file.
+# A missing tool is skipped by name.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -28,6 +28,7 @@ alone() {
 }
 c11() { for header in "$@"; do alone "$cc, C11" "$header" $cc -std=c11 -fsyntax-only $warnings -x c; done; }
 cpp="-std=c++17 -fsyntax-only $warnings -Wno-missing-field-initializers -x c++"
+together() { for header in $headers; do echo "#include \"$header\""; done | $cc $cpp -I. -; }
 cpp17() { for header in "$@"; do alone "$cc, C++17" "$header" $cc $cpp; done; }
 for_emulator() { # in build/emulated/sources, where launches are rewritten; device.h is compiled once, and takes most of the time
     make -s build/emulated/sources && cd build/emulated/sources || return 1
@@ -67,10 +68,9 @@ sources=$!
 for cc in gcc clang; do
     have $cc || continue
     [ $cc$full = clang0 ] || c11 $headers $(find dev/data -name '*.h')
-    [ $cc$full = gcc0 ] || cpp17 $headers
+    [ "$full" = 0 ] || cpp17 $headers
+    run "$cc, C++17: all headers together" together
 done
-together() { for header in $headers; do echo "#include \"$header\""; done | gcc $cpp -I. -; }
-! have gcc || run "gcc, C++17: all headers together" together
 if have shellcheck; then
     bash=$(grep -lrE '^#!.*bash' dev --include='*.sh') lacks=SC1091,SC2010,SC2034,SC2046,SC2154
     run "shellcheck, sh" shellcheck -s sh -S warning -e $lacks $(find dev -name '*.sh' | grep -vxF "$bash")
