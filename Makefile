@@ -66,7 +66,9 @@ test_llama3: test_llama3.cu train_llama3.c $(HEADERS)
 tokenize: dev/data/tokenize.c $(HEADERS)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
+ifneq ($(FULL),1)
 $(QUICK_TESTS:%=build/%): OPT = -O0
+endif
 build/%: %.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
