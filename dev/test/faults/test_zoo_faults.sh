@@ -17,7 +17,7 @@ layout | FP32 | /permute2_kernel\(f/,/^}/s/__syncthreads\(\);//
 layout | BF16 | s/h \/ group \* s\.HD;/h % s.NKV * s.HD;/
 layout | FP32 | s/h < group; h\+\+/h < group - 1; h++/
 softmax | FP32 | s/sum \* expf\(before - mine\)/sum/
-softmax | BF16 | s/u \+ i < end \?/u + i < end - 1 ?/
+softmax | BF16 | s/i % W < end \?/i % W < end - 1 ?/
 swiglu | BF16 | s/gate_up \+ F, N/gate_up, N/
 swiglu | FP32 | s/\(1\.0f \+ g \* \(1\.0f - s\)\)/(1.0f + g * s)/
 matmul | BF16 | /the next buffer is full/s/__syncthreads\(\);//
