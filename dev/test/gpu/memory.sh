@@ -18,7 +18,7 @@ hidden_memory() {
     cu bf16 --model d1 --train "$tmp/wide.bin" --dry-run >"$tmp/hidden" || return 1
     nvidia-smi --query-gpu=memory.total,memory.reserved --format=csv,noheader,nounits | awk -F, -v before="$(cat "$tmp/card_before")" \
         -v have="$(awk '$1 == "memory" && $2 == "need" { print $6 }' "$tmp/hidden")" '
-        NR == 1 { hidden = ($1 - $2 - before - 64) / 1024 - have; print hidden > 0 ? hidden : 0 }'
+        NR == 1 { hidden = ($1 - $2 - before - 64) / 1024 - have; print (hidden > 0 ? hidden : 0) }'
 }
 
 used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1; }
