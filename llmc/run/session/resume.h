@@ -10,7 +10,7 @@
 
 #include "llmc/files/checkpoint.h"     // defines: checkpoint_open, checkpoint_find, checkpoint_check_log, checkpoint_set_aside
 #include "llmc/files/logger.h"         // defines: logger_open, logger_open_before, log_config, log_resume
-#include "llmc/run/session/session.h"  // defines: Session, session_writes, session_must_read, session_resolved
+#include "llmc/run/session/session.h"  // defines: Session, session_writes, session_must_read, session_with_dtype
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the checkpoint
@@ -157,7 +157,7 @@ static inline bool session_reads_alike(const Session* s, Documents a, Documents 
 /* Reports every saved flag on the command line that had another value. Files are compared by their fingerprints, and a
  * resumed run has the model of its checkpoint. */
 static inline void session_compare_options(const Session* s, SafeDtype own) {
-    const Options now_all = session_resolved(s, session_export_dtype(s, own)), *o = &now_all;
+    const Options now_all = session_with_dtype(s, session_export_dtype(s, own)), *o = &now_all;
     Options was;
     Error e = NO_ERROR;
     options_default(&was, o->trainer);

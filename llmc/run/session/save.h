@@ -10,7 +10,7 @@
 #include "llmc/files/logger.h"           // defines: logger_reopen, log_checkpoint
 #include "llmc/run/session/lockstep.h"   // defines: Lockstep, lockstep_piece, lockstep_rest
 #include "llmc/run/session/lora_base.h"  // defines: session_base_path
-#include "llmc/run/session/session.h"    // defines: Session, session_resolved, session_screen, session_owned
+#include "llmc/run/session/session.h"    // defines: Session, session_with_dtype, session_screen, session_owned
 #include "llmc/dist/agree.h"             // defines: agree_ok, agree_gather, agree_first
 #include "llmc/run/screen/watched.h"     // defines: Watched, watch, watched_give
 #include "llmc/text/tokenizer_write.h"   // defines: tokenizer_save
@@ -64,7 +64,7 @@ static inline void session_log_checkpoint(Session* s, const Checkpoint* k, Error
 
 /* Seals a checkpoint whose tensors are all written: adds the optional files, logs it, and gives it its name. */
 static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Error* log_error, Error* e) {
-    const Options saved = session_resolved(s, dtype);
+    const Options saved = session_with_dtype(s, dtype);
     char* options = options_json_text(&saved, &s->state.json, s->state.saved_options);
     s->state.seed = (uint64_t)s->options.seed;
     s->state.data_row = s->state.tokens / (uint64_t)s->options.seq;  // not train.row: a dropped step has read further

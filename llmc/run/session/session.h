@@ -136,8 +136,9 @@ static inline SafeDtype session_export_dtype(const Session* s, SafeDtype own) {
     return s->options.export_dtype == EXPORT_AUTO ? own : dtypes[s->options.export_dtype];
 }
 
-/* Returns the options with `dtype` in the place of --export-dtype auto: another build may resume the run. */
-static inline Options session_resolved(const Session* s, SafeDtype dtype) {
+/* Returns the options with `dtype` in the place of --export-dtype auto: another build may resume the run. --recompute auto
+ * stays: a resumed run chooses anew, for its card. The log has the choice (session_begin). */
+static inline Options session_with_dtype(const Session* s, SafeDtype dtype) {
     Options o = s->options;
     o.export_dtype = export_dtype_of(dtype);
     return o;
