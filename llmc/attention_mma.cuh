@@ -498,9 +498,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     for (int i = 0; i < MT; i++) { fragment_mask_behind(p[i], last, 0, i * 16); }
                 }
                 if (DOCUMENTS && k0 + c < last_start) {
+                    size_t row = blockIdx.z;  // a pointer kept through the loop makes ptxas spill on sm_120
+                    compute_here(row);
+                    const int32_t* row_starts = s.starts + row * s.T;
 #pragma unroll
                     for (int i = 0; i < MT; i++) {
-                        fragment_mask_documents(p[i], starts, warp_q0 + i * 16 + g, k0 + c + t * 2, s.T, 0);
+                        fragment_mask_documents(p[i], row_starts, warp_q0 + i * 16 + g, k0 + c + t * 2, s.T, 0);
                     }
                 }
 #pragma unroll
@@ -551,7 +554,7 @@ template <typename... Tiles>
 struct MmaTileList {};
 
 // Tiles by head dimension: HD, tile of the side walked over, columns at a time (backward), MT, WARPS, BLOCKS, ASYNC. Two blocks
-// of four warps come first. Where shared memory holds one block, it has eight warps. Each card's warps: dev/doc/cards.md.
+// of four warps come first, then one of eight for cards that hold only one. Each card's warps: dev/doc/cards.md.
 template <int HD>
 struct MmaTiles;
 template <>
@@ -568,9 +571,9 @@ template <>
 struct MmaTiles<128> {
     typedef MmaTileList<MmaForwardTiles<128, 32, 2, 4, 2, true>, MmaForwardTiles<128, 32, 1, 4, 2, false>> Forward;
     typedef MmaTileList<MmaKVTiles<128, 64, 64, 1, 4, 2, true>, MmaKVTiles<128, 64, 64, 1, 8, 1, true>,
-                        MmaKVTiles<128, 32, 32, 1, 8, 1, true>, MmaKVTiles<128, 32, 32, 1, 4, 1, false>>
+                        MmaKVTiles<128, 32, 32, 1, 4, 1, false>>
         BackwardKV;
-    typedef MmaTileList<MmaQTiles<128, 32, 32, 2, 4, 2, true>, MmaQTiles<128, 32, 32, 1, 8, 1, true>,
+    typedef MmaTileList<MmaQTiles<128, 32, 32, 2, 4, 2, true>, MmaQTiles<128, 32, 32, 2, 8, 1, true>,
                         MmaQTiles<128, 32, 32, 1, 4, 1, false>>
         BackwardQ;
 };

@@ -71,15 +71,15 @@ static void check_warps(const char* part, int HD, List list, std::initializer_li
     }
 }
 
-/* Eight warps, two a scheduler, hide each other's waits: one block has them where shared memory holds only one. The table of
- * dev/doc/cards.md. */
+/* Eight warps, two a scheduler, hide each other's waits: in one block, where shared memory holds only one and the block fits.
+ * The table of dev/doc/cards.md. */
 static void attention_has_these_warps_on_each_card(void) {
     check_warps("forward", 64, MmaTiles<64>::Forward(), {"2 x 4", "2 x 4", "2 x 4", "2 x 4"});
     check_warps("dK dV", 64, MmaTiles<64>::BackwardKV(), {"1 x 8", "1 x 8", "2 x 4", "2 x 4"});
     check_warps("dQ", 64, MmaTiles<64>::BackwardQ(), {"2 x 4", "1 x 8", "2 x 4", "2 x 4"});
     check_warps("forward", 128, MmaTiles<128>::Forward(), {"2 x 4", "2 x 4", "2 x 4", "2 x 4"});
-    check_warps("dK dV", 128, MmaTiles<128>::BackwardKV(), {"1 x 4", "1 x 8", "1 x 8", "2 x 4"});
-    check_warps("dQ", 128, MmaTiles<128>::BackwardQ(), {"1 x 4", "1 x 8", "1 x 8", "2 x 4"});
+    check_warps("dK dV", 128, MmaTiles<128>::BackwardKV(), {"1 x 4", "1 x 4", "1 x 8", "2 x 4"});
+    check_warps("dQ", 128, MmaTiles<128>::BackwardQ(), {"1 x 4", "1 x 4", "1 x 8", "2 x 4"});
 }
 #endif
 
