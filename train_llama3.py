@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dev.reference.config import preset, presets, read_config
 from dev.reference.folders import adapter_config, base_folder, read_adapters, read_weights, write_adapters, write_weights
-from dev.reference.log import Log, StepTable, die, mark
+from dev.reference.log import Log, StepTable, counted, die, mark
 from dev.reference.rand import RAND_SAMPLE, philox, philox_double, rand_even_, rand_normal_
 from dev.reference.runs import Out, model_of, refuse_other, remove_old, set_aside, to_resume
 from dev.reference.tables import c_flags, flag_value, gpu_peak
@@ -558,19 +558,20 @@ class Training:
         """Prints the run's model and plan, and begins its log."""
         a, c, model = self.a, self.c, self.engine.model
         cuda = self.device.type == "cuda"
-        name = torch.cuda.get_device_name(self.device) if cuda else f"CPU, {torch.get_num_threads()} threads"
+        name = torch.cuda.get_device_name(self.device) if cuda else f"CPU, {counted(torch.get_num_threads(), 'thread')}"
         peak = gpu_peak(name) * 1e12 if a.dtype != "fp32" else 0.0  # fp32 shows no MFU
         flops = c.flops_per_token(a.seq) * a.total_batch
         count = sum(p.numel() for p in model.parameters())
         print(f"PyTorch {torch.__version__}, {name}, {a.dtype}{', compiled' if a.compile else ''}, attention: {self.sdpa}")
         print(f"model   {a.model}: {count:,} parameters, vocabulary {c.vocab_size}, width {c.hidden_size}, "
-              f"{c.num_hidden_layers} layers, {c.num_attention_heads} heads, {c.num_key_value_heads} kv heads of {c.head_dim}, "
+              f"{counted(c.num_hidden_layers, 'layer')}, {counted(c.num_attention_heads, 'head')}, "
+              f"{counted(c.num_key_value_heads, 'kv head')} of {c.head_dim}, "
               f"ffn {c.intermediate_size}, {'tied' if c.tie_word_embeddings else 'untied'}")
         if model.lora:
             print(f"lora    rank {model.lora['rank']}, alpha {model.lora['alpha']:g}, on {' '.join(model.lora['on'])}: "
                   f"{sum(p.numel() for p in self.engine.params):,} parameters are trained")
         epochs = a.steps * a.total_batch / max(1, self.loader.rows_per_epoch * a.seq)
-        print(f"plan    {a.steps} steps of {a.total_batch} tokens ({self.micro_batches} x {a.batch} x {a.seq}), "
+        print(f"plan    {counted(a.steps, 'step')} of {a.total_batch} tokens ({self.micro_batches} x {a.batch} x {a.seq}), "
               f"{epochs:.2f} epochs of {self.loader.num_tokens:,} tokens")
         self.log = Log(a.out)
         self.log.start(self.first)

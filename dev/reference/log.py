@@ -6,6 +6,11 @@ import sys
 import time
 
 
+def counted(n, noun):
+    """Returns "1 layer" or "2 layers"."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def die(message, code=1):
     sys.stdout.flush()
     print(f"error: {message}", file=sys.stderr)

@@ -564,7 +564,7 @@ def test_spare_words_of_a_token_file_are_zero(tmp_path, words, fine, capsys):
 def test_training_resumes_bitwise_and_writes_a_folder_that_opens(tokens):
     flags = ["--model", "d1", "--train", "t*.bin", "--val", "t1.bin", "--steps", 40, "--total-batch", 64]
     first = run(tokens, *flags, "--out", "a")
-    assert first.returncode == 0, first.stdout
+    assert first.returncode == 0 and " 1 layer, " in first.stdout and "plan    40 steps of 64 " in first.stdout, first.stdout
     assert run(tokens, *flags, "--out", "b", "--stop_after=17").returncode == 0
     second = run(tokens, *flags, "--out", "b", "--resume")
     assert second.returncode == 0, second.stdout
