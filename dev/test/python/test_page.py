@@ -399,6 +399,20 @@ def test_the_chart_zooms_and_changes_its_scale(run, browser):
     assert browser.js(line) == linear and browser.js("$('whole').disabled")
 
 
+def test_the_steps_under_a_narrow_chart_are_whole_and_apart(browser, tmp_path):
+    for last in (1200, 120000):
+        (tmp_path / "log.jsonl").write_text("".join(step(i, 9 - i / last) for i in range(last // 100, last + 1, last // 100)))
+        with served(browser, tmp_path):
+            browser.call("Emulation.setDeviceMetricsOverride", width=390, height=900, deviceScaleFactor=1, mobile=True)
+            browser.wait(f"run.steps.at(-1)?.step === {last} && $('chart').clientWidth < 390")
+            browser.js("draw()")
+            sides = browser.js("[...$('chart').querySelectorAll('text')].filter(t => t.getAttribute('y') === '488')"
+                               ".map(t => (b => [b.left, b.right])(t.getBoundingClientRect()))")
+            edge = browser.js("$('chart').getBoundingClientRect().right")
+            assert len(sides) >= 2 and sides[-1][1] <= edge, (last, sides)
+            assert all(a[1] + 4 < b[0] for a, b in zip(sides, sides[1:])), (last, sides)
+
+
 def test_the_chart_takes_the_mouse_before_the_first_step(browser, tmp_path):
     with served(browser, tmp_path):
         browser.js("$('chart').onpointermove({offsetX: 90})")
