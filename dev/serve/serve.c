@@ -161,10 +161,10 @@ static enum MHD_Result respond_answer(Server* s, Client* c) {
     buffer_text(&c->body, "\n");
     if (!json_parse_line(&j, c->body.text, c->body.size - 1, "question", &e)) { return refuse(c, MHD_HTTP_BAD_REQUEST, e.msg); }
     const JsonNode *root = json_root(&j), *chosen = json_get(&j, root, "checkpoint");
-    const char* name = json_string(&j, chosen, NULL);
+    const char* name = NULL;
     c->step = NEWEST;
-    const bool there = !chosen || (name && checkpoint_step_of(name, &c->step) && path_join(path, s->queue.run, name, &e) &&
-                                   is_directory(path));
+    const bool there = !chosen || (json_text(&j, root, "checkpoint", &name, &e) && checkpoint_step_of(name, &c->step) &&
+                                   path_join(path, s->queue.run, name, &e) && is_directory(path));
     const bool stop = json_get(&j, root, "stop") != NULL;
     json_free(&j);
     if (stop) { return refuse(c, MHD_HTTP_BAD_REQUEST, "question: wanted no member stop: leaving stops an answer"); }

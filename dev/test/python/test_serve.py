@@ -169,7 +169,8 @@ def test_a_checkpoint_that_cannot_be_loaded_is_an_error(tmp_path):
     for _ in range(2):
         status, lines = server.post({"prompt": "a"})
         assert status == 503 and "step_00000100" in lines[0]["error"]
-    assert server.post({"prompt": "a", "checkpoint": "step_00000200"})[0] == 404
+    for other in ("step_00000200", "step_00000100\0", "step_00000100/", "step_100", "../run/step_00000100", "", 100):
+        assert server.post({"prompt": "a", "checkpoint": other})[0] == 404, other
     (tmp_path / "run" / "step_00000100").rmdir()
     assert server.post({"prompt": "a"}) == (503, [{"error": "the run has no checkpoint yet"}])
     server.end()
