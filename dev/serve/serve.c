@@ -13,6 +13,7 @@
  */
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
+#include "dev/serve/address.h"  // defines: Address, address_read, address_name, address_has
 #include "dev/serve/buffer.h"   // defines: Buffer, buffer_add, buffer_error, buffer_text, buffer_waits
 #include "dev/serve/client.h"   // defines: Client, suspend, wake
 #include "dev/serve/key.h"      // defines: key_read, key_fits
@@ -21,7 +22,6 @@
 
 #include "build/serve_page.h"  // defines: serve_page, SERVE_STYLE, SERVE_SCRIPT
 
-#include <arpa/inet.h>
 #include <sys/resource.h>
 
 enum {
@@ -35,7 +35,7 @@ enum {
 };
 
 struct Server {
-    char hosts[2][64];  // what the header Host may be
+    Address address;
     char not_here[128];
     char* key;  // NULL: none
     char log[PATH_CAP];
@@ -186,11 +186,9 @@ enum { NUM_ROUTES = sizeof routes / sizeof *routes };
 static unsigned judge(const Server* s, Client* c, const char* url, const char* method, const char** why) {
     const char *host = header(c, "Host"), *origin = header(c, "Origin"), *key = header(c, "Authorization");
     const char* type = header(c, "Content-Type");
-    char named[80];
     int r = 0;
-    snprintf(named, sizeof named, "%s%s", host, strchr(host, ':') ? "" : ":80");  // browsers leave it out
     *why = s->not_here;
-    if (strcasecmp(named, s->hosts[0]) != 0 && strcasecmp(named, s->hosts[1]) != 0) { return MHD_HTTP_FORBIDDEN; }
+    if (!address_has(&s->address, host)) { return MHD_HTTP_FORBIDDEN; }
     if (*origin && (!text_starts(origin, "http://") || strcasecmp(origin + 7, host) != 0)) { return MHD_HTTP_FORBIDDEN; }
     while (r < NUM_ROUTES && strcmp(url, routes[r].url) != 0) { r++; }
     *why = "the key is missing or wrong";
@@ -299,8 +297,6 @@ static void serve(Server* s, struct MHD_Daemon* daemon) {
     queue_go_on(q);
 }
 
-static bool is_this_machine(struct in_addr a) { return ntohl(a.s_addr) >> 24 == 127; }
-
 int main(int argc, char** argv) {
     static const char usage[] = "usage: ./serve OUT [--port 8080] [--host ADDRESS --key-file FILE] [--trainer ./train_llama3]";
     Server s;
@@ -319,7 +315,7 @@ int main(int argc, char** argv) {
         } else if (f == 4 && argv[i][0] != '-' && !s.queue.run) {
             s.queue.run = argv[i];
         } else {
-            die_usage("%s: is not expected\n  hint: %s", argv[i], usage);
+            die_usage("%s: %s\n  hint: %s", argv[i], f < 4 ? "has no value" : "is not expected", usage);
         }
     }
     char* end = NULL;
@@ -328,13 +324,11 @@ int main(int argc, char** argv) {
     if (number < 0 || number > 65535 || *end || end == port) {
         die_usage("--port: is \"%s\", wanted a number from 0 to 65535", port);
     }
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)number)};
-    if (inet_pton(AF_INET, host, &address.sin_addr) != 1 || address.sin_addr.s_addr == INADDR_ANY) {
-        die_usage("--host: is \"%s\", wanted an IPv4 address of this machine, by which browsers reach it", host);
+    Address* a = &s.address;
+    if (!address_read(a, host, (uint16_t)number)) {
+        die_usage("--host: is \"%s\", wanted an IPv4 or IPv6 address of this machine, by which browsers reach it", host);
     }
-    if (!is_this_machine(address.sin_addr) && !key_file) {
-        die_usage("--host: %s is reached by other machines, wanted a --key-file, too", host);
-    }
+    if (!a->is_local && !key_file) { die_usage("--host: %s is reached by other machines, wanted a --key-file, too", host); }
     if (!is_directory(s.queue.run)) { die("%s: is no folder, wanted the --out of a run", s.queue.run); }
     if (access(s.queue.trainer, X_OK) != 0) {
         die("%s: cannot be run: %s\n  hint: make train_llama3", s.queue.trainer, strerror(errno));
@@ -347,18 +341,17 @@ int main(int argc, char** argv) {
             LEAST_FILES);
     }
     signal(SIGPIPE, SIG_IGN);
-    const unsigned most_of_address = is_this_machine(address.sin_addr) ? MOST_CLIENTS : MOST_OF_ADDRESS;
+    const unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | (a->socket.any.sa_family == AF_INET6 ? MHD_USE_IPv6 : 0);
+    const unsigned most_of_address = a->is_local ? MOST_CLIENTS : MOST_OF_ADDRESS;
     struct MHD_Daemon* daemon =
-        MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, handle, &s, MHD_OPTION_SOCK_ADDR, &address,
-                         MHD_OPTION_CONNECTION_LIMIT, (unsigned)MOST_CLIENTS, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-                         most_of_address, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)REQUEST_SECONDS, MHD_OPTION_NOTIFY_COMPLETED,
-                         on_completed, &s, MHD_OPTION_NOTIFY_CONNECTION, on_connection, &s, MHD_OPTION_END);
-    if (!daemon) { die("%s:%s: cannot listen there: %s", host, port, strerror(errno)); }
-    const int bound = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
-    snprintf(s.hosts[0], sizeof s.hosts[0], "%s:%d", host, bound);
-    snprintf(s.hosts[1], sizeof s.hosts[1], "%s:%d", is_this_machine(address.sin_addr) ? "localhost" : host, bound);
-    snprintf(s.not_here, sizeof s.not_here, "Host or Origin is not this server, wanted Host: %s", s.hosts[0]);
-    printf("serve   http://%s/ shows %s; Ctrl-C ends it\n", s.hosts[0], s.queue.run);
+        MHD_start_daemon(flags, 0, NULL, NULL, handle, &s, MHD_OPTION_SOCK_ADDR, &a->socket.any, MHD_OPTION_CONNECTION_LIMIT,
+                         (unsigned)MOST_CLIENTS, MHD_OPTION_PER_IP_CONNECTION_LIMIT, most_of_address,
+                         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)REQUEST_SECONDS, MHD_OPTION_NOTIFY_COMPLETED, on_completed,
+                         &s, MHD_OPTION_NOTIFY_CONNECTION, on_connection, &s, MHD_OPTION_END);
+    if (!daemon) { die("%s: cannot listen at port %s: %s", host, port, strerror(errno)); }
+    address_name(a, MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT)->port);
+    snprintf(s.not_here, sizeof s.not_here, "Host or Origin is not this server, wanted Host: %s", a->names[0]);
+    printf("serve   http://%s/ shows %s; Ctrl-C ends it\n", a->names[0], s.queue.run);
     fflush(stdout);
     for (;;) { serve(&s, daemon); }
 }

@@ -48,8 +48,8 @@ class Server:
         command = [SERVE, self.out, "--port", "0", "--host", host, "--trainer", str(trainer), *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         servers.append(self.process)
-        self.port = int(re.match(r"serve +http://[0-9.]+:(\d+)/ shows ", self.process.stdout.readline())[1])
-        self.name = f"{host}:{self.port}"
+        self.port = int(re.match(r"serve +http://\S+:(\d+)/ shows ", self.process.stdout.readline())[1])
+        self.name = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def request(self, method, path, body=None, headers=None):
         """Returns the open connection and the response to a request."""
@@ -339,7 +339,9 @@ def test_elsewhere_it_wants_a_key(tmp_path):
         return done.returncode, done.stderr
     status, error = refused("--host", "192.0.2.1")
     assert status == 2 and "192.0.2.1 is reached by other machines, wanted a --key-file" in error
-    assert refused("--host", "0.0.0.0")[0] == refused("--port", "x")[0] == refused("--what")[0] == 2
+    for flags in ("--host 0.0.0.0", "--host ::", "--host localhost", "--port x", "--port 65536", "--what"):
+        assert refused(*flags.split())[0] == 2, flags
+    assert refused("--port")[1].startswith("error: --port: has no value")
     assert refused("--key-file", tmp_path / "none")[0] == 1
     for file in ("short", "bytes"):
         assert "wanted a key of at least 16 printable ASCII characters" in refused("--key-file", tmp_path / file)[1]
@@ -350,6 +352,42 @@ def test_elsewhere_it_wants_a_key(tmp_path):
         for path in ("/health", "/log", "/checkpoints"):
             assert server.get(path, Authorization=value)[0] == 401, value
     assert server.post({"prompt": "a"})[0] == 401 and server.post({"prompt": "a"}, Authorization=f"Bearer {key}")[0] == 200
+    server.end()
+
+
+def test_it_listens_at_an_ipv6_address(tmp_path):
+    with socket.socket(socket.AF_INET6) as s:
+        try:
+            s.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    server = Server(make_run(tmp_path), host="::1")
+    port = server.port
+    for host in (f"[::1]:{port}", f"localhost:{port}"):
+        assert server.get("/health", Host=host, Origin=f"http://{host}")[0] == 200, host
+    for host in ("[::1]", "]", *(h + str(port) for h in ("::1:", "[::2]:", "[::1]:1", "[::1]x:", "127.0.0.1:", "]:"))):
+        assert server.get("/health", Host=host)[0] == 403, host
+    assert server.get("/health", Origin=f"http://[::2]:{port}")[0] == 403
+    assert text_of(server.post({"prompt": "a b"})[1]) == " a b"
+    server.end()
+    longer = Server(server.out, host="0:0::0:1")
+    assert longer.get("/health", Host=f"[::1]:{longer.port}")[0] == 200, "browsers shorten an address"
+    longer.end()
+
+
+def test_a_foreign_ipv6_address_wants_a_key(tmp_path):
+    rows = [row.split() for row in open("/proc/net/if_inet6")] if os.path.exists("/proc/net/if_inet6") else []
+    address = next((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[3] == "00"), None)
+    if not address:
+        pytest.skip("this machine has no IPv6 address that another one reaches")
+    done = subprocess.run([SERVE, make_run(tmp_path), "--host", address, "--trainer", STUB], capture_output=True, text=True,
+                          timeout=10)
+    assert done.returncode == 2 and "wanted a --key-file" in done.stderr
+    (tmp_path / "key").write_bytes(b"a key of many letters\r\n")
+    server = Server(tmp_path / "run", "--key-file", str(tmp_path / "key"), host=address)
+    assert server.get("/")[0] == 200 and server.get("/health")[0] == 401
+    assert server.get("/health", Authorization="Bearer a key of many letters")[0] == 200
+    assert server.get("/", Host=f"localhost:{server.port}")[0] == 403
     server.end()
 
 

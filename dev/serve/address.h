@@ -1,0 +1,57 @@
+/* address.h -- where ./serve listens: an IPv4 or IPv6 address, and the names by which a browser's header Host calls it. */
+#ifndef SERVE_ADDRESS_H
+#define SERVE_ADDRESS_H
+
+#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
+
+#include <arpa/inet.h>
+
+typedef struct {
+    union {
+        struct sockaddr any;  // its sa_family says which of the others counts
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } socket;
+    bool is_local;      // only this machine reaches it
+    char names[2][64];  // with the port; an IPv6 address in brackets, as in a URL
+} Address;
+
+/* Reads an address; false: it is none, or it stands for all addresses of a machine and so names none. */
+static inline bool address_read(Address* a, const char* host, uint16_t port) {
+    memset(a, 0, sizeof *a);
+    if (inet_pton(AF_INET, host, &a->socket.v4.sin_addr) == 1) {
+        a->socket.v4.sin_family = AF_INET;
+        a->socket.v4.sin_port = htons(port);
+        a->is_local = ntohl(a->socket.v4.sin_addr.s_addr) >> 24 == 127;
+        return a->socket.v4.sin_addr.s_addr != INADDR_ANY;
+    }
+    if (inet_pton(AF_INET6, host, &a->socket.v6.sin6_addr) != 1) { return false; }
+    a->socket.v6.sin6_family = AF_INET6;
+    a->socket.v6.sin6_port = htons(port);
+    a->is_local = IN6_IS_ADDR_LOOPBACK(&a->socket.v6.sin6_addr);
+    return !IN6_IS_ADDR_UNSPECIFIED(&a->socket.v6.sin6_addr);
+}
+
+/* Names the address, once the port is known. Browsers write an IPv6 address as inet_ntop does. */
+static inline void address_name(Address* a, int port) {
+    char text[INET6_ADDRSTRLEN] = "";
+    if (a->socket.any.sa_family == AF_INET) {
+        inet_ntop(AF_INET, &a->socket.v4.sin_addr, text, sizeof text);
+        snprintf(a->names[0], sizeof a->names[0], "%s:%d", text, port);
+    } else {
+        inet_ntop(AF_INET6, &a->socket.v6.sin6_addr, text, sizeof text);
+        snprintf(a->names[0], sizeof a->names[0], "[%s]:%d", text, port);
+    }
+    snprintf(a->names[1], sizeof a->names[1], "%s", a->names[0]);
+    if (a->is_local) { snprintf(a->names[1], sizeof a->names[1], "localhost:%d", port); }
+}
+
+/* Returns whether a header Host names the address. Browsers leave port 80 out. */
+static inline bool address_has(const Address* a, const char* host) {
+    char named[80];
+    const char* last = strrchr(host, ']');  // the end of an IPv6 address
+    snprintf(named, sizeof named, "%s%s", host, strchr(last ? last : host, ':') ? "" : ":80");
+    return strcasecmp(named, a->names[0]) == 0 || strcasecmp(named, a->names[1]) == 0;
+}
+
+#endif
