@@ -41,7 +41,7 @@
  *
  * Speed relative to the two kernels in BF16, all passes counted. On an H200: 1.06 to 1.22 at HD 64 from T = 1024 on, 1.12 to
  * 1.25 at HD 128 from T = 2048 to 8192 (dev/results/nvidia-h200-kernels.md). On an H100: 1.01 to 1.22 at HD 64; at HD 128, 0.84
- * and 0.89 at T = 1024 and 2048, 1.05 and 1.10 at T = 4096 and 8192 (dev/results/nvidia-h100.md).
+ * and 0.89 at T = 1024 and 2048, 1.05 and 1.10 at T = 4096 and 8192 (dev/results/nvidia-h100-attention.md).
  */
 #ifndef LLMC_ATTENTION_SM90_WALK_CUH
 #define LLMC_ATTENTION_SM90_WALK_CUH
