@@ -47,6 +47,8 @@ struct Server {
 // ---------------------------------------------------------------------------------------------------------------------
 // requests
 
+static Respond respond_answer;
+
 static enum MHD_Result respond(const Client* c, unsigned status, const char* type, struct MHD_Response* r) {
     static const char* const headers[][2] = {
         {"Content-Security-Policy",
@@ -58,6 +60,9 @@ static enum MHD_Result respond(const Client* c, unsigned status, const char* typ
     };
     for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) { MHD_add_response_header(r, headers[i][0], headers[i][1]); }
     MHD_add_response_header(r, "Content-Type", type);
+    const char* allowed = c->respond == respond_answer ? "POST" : "GET, HEAD";
+    if (status == MHD_HTTP_METHOD_NOT_ALLOWED) { MHD_add_response_header(r, "Allow", allowed); }
+    if (status == MHD_HTTP_UNAUTHORIZED) { MHD_add_response_header(r, "WWW-Authenticate", "Bearer"); }
     if (status == MHD_HTTP_TOO_MANY_REQUESTS) { MHD_add_response_header(r, "Retry-After", "10"); }
     const enum MHD_Result result = MHD_queue_response(c->connection, status, r);
     MHD_destroy_response(r);

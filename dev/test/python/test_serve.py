@@ -294,7 +294,9 @@ def test_only_its_own_pages_reach_it(server):
     assert not [h for h in server.headers if h.lower().startswith("access-control")]
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonp", "application", ""):
         assert server.post({"prompt": "a"}, **{"Content-Type": kind})[0] == 415
-    assert server.request("GET", "/generation")[1].status == server.request("PUT", "/log")[1].status == 405
+    for method, path, allowed in (("GET", "/generation", "POST"), ("PUT", "/log", "GET, HEAD"), ("OPTIONS", "/", "GET, HEAD")):
+        connection, response = server.request(method, path)
+        assert response.status == 405 and response.headers["Allow"] == allowed, path
     connection, response = server.request("HEAD", "/")
     assert response.status == 200 and int(response.headers["Content-Length"]) > 10000 and response.read() == b""
     assert server.request("HEAD", "/log")[1].status == 200 and server.request("HEAD", "/generation")[1].status == 405
@@ -351,7 +353,8 @@ def test_elsewhere_it_wants_a_key(tmp_path):
     for value in ("", "Bearer", "Bearer ", f"Bearer {key[:-1]}", f"Bearer {key} ", f"Bearer {key}x", key, "Basic " + key):
         for path in ("/health", "/log", "/checkpoints"):
             assert server.get(path, Authorization=value)[0] == 401, value
-    assert server.post({"prompt": "a"})[0] == 401 and server.post({"prompt": "a"}, Authorization=f"Bearer {key}")[0] == 200
+    assert server.post({"prompt": "a"})[0] == 401 and server.headers["WWW-Authenticate"] == "Bearer"
+    assert server.post({"prompt": "a"}, Authorization=f"Bearer {key}")[0] == 200
     server.end()
 
 
