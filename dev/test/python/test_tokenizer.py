@@ -564,7 +564,7 @@ def test_speed_beside_tiktoken(tmp_path):
     with open(SHAKESPEARE, encoding="utf-8", newline="") as f:
         text = f.read()
     source = tmp_path / "text.txt"
-    source.write_text(text * 8)
+    source.write_text(text * (20 if FULL else 8))
     command = [TOKENIZE, "--tokenizer", MODEL, "--threads", "1", "-o", str(tmp_path / "x.bin"), str(source)]
     ours = theirs = 0.0
     for _ in range(3):
