@@ -10,7 +10,7 @@
 # The seeds of a target are one tar file, sorted, without times or owners, so that a changed seed changes its own bytes alone.
 # To read its changes in git diff: git config diff.tar.textconv "tar --to-command='echo \"== \$TAR_FILENAME\"; cat; echo' -xf"
 # CLANG: a clang with libFuzzer. JOBS: targets that run at a time. OPT: -O1, or -O0, which builds in a quarter of the time and
-# runs at about half the speed: for a few seconds it is the better one.
+# runs at about half the speed: better for a few seconds.
 set -u
 export LC_ALL=C # the order of names
 CLANG=${CLANG:-clang} OPT=${OPT:--O1}
@@ -64,15 +64,14 @@ if ! $CLANG -fsanitize=fuzzer,address,undefined $here/probe.c -o $here/probe 2>/
     exit 0
 fi
 
-# compile STEM: builds the target unless it is newer than every source and has the same OPT. Comparisons are not traced: most are the sanitizer's own
-# checks, and tracing them takes two thirds of the time. Comparisons of texts are traced all the same.
+# compile STEM: builds the target unless it is newer than every source and has the same OPT. Comparisons are not traced: most are
+# the sanitizer's own checks, and tracing them takes two thirds of the time. Comparisons of texts are traced all the same.
 compile() {
     target=$here/fuzz_$1
-    [ -x "$target" ] && [ "$(cat "$target.opt")" = "$OPT" ] &&
+    [ -x "$target" ] && [ "$(cat "$target.opt" 2>/dev/null)" = "$OPT" ] &&
         [ -z "$(find llmc dev/test dev/data -name '*.[ch]' -newer "$target" | head -n 1)" ] && return
-    echo "$OPT" >"$target.opt"
     $CLANG -std=c11 "$OPT" -gline-tables-only ${MARCH--march=native} -fsanitize=fuzzer,address,undefined -fno-sanitize-coverage=trace-cmp \
-        -fno-sanitize-recover=all -Wno-unknown-pragmas -I. "$test/fuzz_$1.c" -o "$target" -lm -lpthread
+        -fno-sanitize-recover=all -Wno-unknown-pragmas -I. "$test/fuzz_$1.c" -o "$target" -lm -lpthread && echo "$OPT" >"$target.opt"
 }
 
 stat() { sed -n "s/^stat::$1: *//p" "$here/$stem.log"; }
