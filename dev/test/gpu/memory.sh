@@ -49,7 +49,7 @@ table_is_true() {
     card_memory cu "$v" --model d12 --train "$tmp/wide.bin" --seq 1024 --steps 20 --out "$(mktemp -d "$tmp/table_XXXXXX")" "$@" >"$tmp/table" || return 1
     awk -v card="$(cat "$tmp/card")" '
         function gib(number, unit) { return number * (unit == "KiB" ? 1 / 1048576 : unit == "MiB" ? 1 / 1024 : 1) }
-        function near(a, b) { return a / b < 1.03 && b / a < 1.03 }
+        function near(a, b) { return a > 0 && b > 0 && a / b < 1.03 && b / a < 1.03 }
         $1 == "memory" && $2 == "need" { need = gib($3, $4) }
         $1 ~ /^ *[0-9]+\/[0-9]+$/ { said = $8; sub("G", "", said); steps++ }
         END {
