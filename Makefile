@@ -23,7 +23,7 @@ EDIT_FLAGS = $(if $(filter 1,$(LIBEDIT)),-DLLMC_LIBEDIT)
 EDIT_LIBS = $(if $(filter 1,$(LIBEDIT)),-ledit)
 HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*/*.h llmc/*/*.def llmc/*/*/*.def dev/data/*.h dev/test/*.h)
 UNIT_TESTS = $(patsubst dev/test/unit/%.c,build/%,$(wildcard dev/test/unit/test_*.c))
-# unit tests that compute for at most a second: to optimize them would take longer than they run. test_generate waits
+# unit tests that compute for at most a second: to optimize them would take longer than they run. test_generate mostly waits
 QUICK_TESTS := test_generate $(shell awk '/^build\/test_/ && !/llama3/ && $$3 < 2 { sub("build/", ""); print $$1 }' dev/test/counts.txt)
 TALES = dev/data/tinytales
 # where the programs under build/ are written
@@ -95,7 +95,7 @@ serve build/sanitize/serve: dev/serve/serve.c $(wildcard dev/serve/*.h) build/se
 # compile. GPUs older than 75 (T4) are ignored. dev/doc/cards.md says what each card gets.
 # NCCL (several GPUs) is opened at run time; nccl.h is in CUDA_HOME, the system's headers or NCCL_HOME/include.
 # PTX_ONLY=75 builds only the PTX of that architecture, to test the code for an older GPU on a newer one. COMPILE_ONLY=1 checks
-# that the kernels compile: it leaves the PTX out and does not optimize the host's code, which both take half of the time.
+# that the kernels compile: without PTX, and with the host's code unoptimized, building takes half of the time.
 
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
 NVCC ?= $(firstword $(if $(filter file,$(origin CUDA_HOME)),,$(wildcard $(CUDA_HOME)/bin/nvcc)) \

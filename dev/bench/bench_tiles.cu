@@ -3,8 +3,8 @@
  *   make build/bench_tiles_cu PTX_ONLY=80 PRECISION=BF16    or PTX_ONLY=75 PRECISION=FP16, for the code of a T4
  *   build/bench_tiles_cu                                    bench_tiles.py makes tables of it
  *
- * Dynamic shared memory is padded until a multiprocessor of this card holds as many blocks as one with 164, 100 or 64 KB. Such
- * a card differs also in its tensor cores, caches and clock, which this cannot show.
+ * It needs a card with 228 KB of shared memory. Dynamic shared memory is padded until a multiprocessor holds as many blocks as
+ * one with 164, 100 or 64 KB. Such a card differs also in its tensor cores, caches and clock, which this cannot show.
  *
  * A line has T HD B NH NKV, the kernel, its tiles (numbers as in MmaTiles), the card's KB, blocks x warps of a multiprocessor
  * and the median milliseconds. `before`: such a card took these tiles when all cards took the same. `now`: it takes them today.

@@ -263,7 +263,7 @@ static Work predict_forward6(const Case& c) { return {c.bytes / 32, c.flops / (0
 // 7: copies that pass no register: cp.async fills four buffers while the warps multiply from the oldest. A swizzle takes the
 // place of padding. A tile is 128 x 256, and a warp has 64 x 64 sums: a loaded element is used 64 times from registers. While
 // the tensor cores multiply, a warp loads its next 16 elements of each row. A block has several tiles. Its copies run ahead of
-// its products, so the copies for a tile begin before the sums of the last one are written.
+// its products, so the copies for a tile begin before the sums of the tile before it are written.
 
 enum { BM7 = 128, BN7 = 256, STAGES7 = 4, STAGE7 = (BM7 + BN7) * 128 };  // bytes: rows of 64 elements, x above w
 

@@ -17,8 +17,8 @@ HEAD = """# The kernel zoo, measured
 
 {about}. Made by `python3 dev/cuda/table.py`. [The zoo](../cuda/README.md#a-row) says what the columns mean.
 Times are in ms. A bold version is the trainer's own kernel. A predicted time in brackets was corrected after the measurement.
-Not run: the file leaves the version out at this shape. Measured at 3522223; softmax, layout, rmsnorm, code of sm_80 and sm_75, and
-crossentropy and embedding in FP32 at e1a4cfa. Time ended in swiglu of sm_75.
+Not run: the file leaves the version out at this shape. An empty cell: that code lacks the version, or it was not measured.
+Measured at commit 3522223. At e1a4cfa: softmax, layout and rmsnorm; crossentropy and embedding in FP32; all code of sm_80 and sm_75.
 """
 
 

@@ -7,9 +7,9 @@
  *   POST /generation   a question (llmc/text/question.h), perhaps with "checkpoint": "step_00000100". The response has the
  *                      lines of --answer (llmc/run/jobs/answer.h) as they come. An error before the first has its own status
  *
- * The server listens on 127.0.0.1, and elsewhere wants a key. Host and Origin must name it, so no page of another site reaches
- * it; its page runs no script but its own. It reads the run's folder, in one thread, and writes nothing. A client that closes
- * one direction hangs up.
+ * The server listens on 127.0.0.1 or the --host given, and wants a key if other machines reach that address. Host and Origin
+ * must name it, so no page of another site reaches it; its page runs no script but its own. It reads the run's folder, in one
+ * thread, and writes nothing. A client that closes one direction hangs up.
  */
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 

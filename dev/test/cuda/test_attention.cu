@@ -429,7 +429,7 @@ static void documents_at_odds_with_tiles(void) {
 
 static void documents_with_scores_in_the_hundreds(void) {
     for (int HD : head_dims) {
-        Case c = {{2, 300, 2, 1, HD}, 20, 120};  // two rows with other documents
+        Case c = {{2, 300, 2, 1, HD}, 20, 120};  // the documents of the two rows differ
         run_case(c, false);
     }
 }

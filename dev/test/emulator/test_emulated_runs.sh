@@ -34,7 +34,7 @@ cu() {
     EMULATOR_SEED=$run LD_LIBRARY_PATH=$emulated timeout "${LIMIT:-300}" "$cu_program" "$@" --out "$cu_out"
 }
 
-step() { printf 'step_%08d' "$1"; } # the name of its checkpoint
+step() { printf 'step_%08d' "$1"; } # the name of the checkpoint after a step
 
 # same_bits A B [STEP]: two runs have the same weights and state
 same_bits() {

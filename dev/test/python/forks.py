@@ -25,7 +25,7 @@ def _main(script, folder, flags, streams, environment):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), fd)
     sys.path.insert(0, os.path.dirname(script))
     sys.argv = [script, *flags]
-    try:  # ends as the interpreter does: a process of multiprocessing knows neither of the two
+    try:  # a process of multiprocessing would neither call sys.excepthook nor run what atexit has
         runpy.run_path(script, run_name="__main__")
     except Exception:
         sys.excepthook(*sys.exc_info())

@@ -27,7 +27,7 @@ def texts(file, count=40):
 
 @pytest.fixture(scope="module", autouse=True)
 def offline(tmp_path_factory):
-    """No run asks the hub. The server that runs are forked from imports `datasets` in this environment."""
+    """No run asks the hub. Runs are forked from a server, which imports `datasets` in this environment, as hf.py does."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("USE_TORCH", "USE_TF", "USE_JAX"):
             patch.setenv(name, "0")
