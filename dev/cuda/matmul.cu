@@ -260,12 +260,12 @@ static void forward6(floatX* out, const floatX* x, const floatX* w, Sizes s, cud
 static Work predict_forward6(const Case& c) { return {c.bytes / 32, c.flops / (0.6 * mma_rate())}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 7: copies that pass no register: cp.async fills four buffers while the warps multiply from the oldest. A swizzle takes the
+// 7: copies that pass no register: cp.async fills buffers while the warps multiply from the oldest. A swizzle takes the
 // place of padding. A tile is 128 x 256, and a warp has 64 x 64 sums: a loaded element is used 64 times from registers. While
 // the tensor cores multiply, a warp loads its next 16 elements of each row. A block has several tiles. Its copies run ahead of
 // its products, so the copies for a tile begin before the sums of the tile before it are written.
 
-enum { BM7 = 128, BN7 = 256, STAGES7 = 4, STAGE7 = (BM7 + BN7) * 128 };  // bytes: rows of 64 elements, x above w
+enum { BM7 = 128, BN7 = 256, STAGE7 = (BM7 + BN7) * 128 };  // bytes: rows of 64 elements, x above w
 
 /* The swizzle: chunk c of a row lies at place c ^ key of the row. A load of a matrix takes a chunk of 8 rows. Their keys
  * differ, so they lie in all 32 banks. In w these rows are r, r + 1, r + 8, r + 9 ... r + 25: then the sums of a lane, two
@@ -276,6 +276,7 @@ struct Swizzled {
     __device__ int operator()(int chunk) const { return row * 128 + ((chunk ^ key) << 4); }
 };
 
+template <int STAGES>
 __global__ void __launch_bounds__(256, 1) forward7_kernel(floatX* out, const floatX* x, const floatX* w, Sizes s, int count) {
     extern __shared__ char buffers[];
     const uint32_t base = shared_address(buffers);
@@ -294,7 +295,7 @@ __global__ void __launch_bounds__(256, 1) forward7_kernel(floatX* out, const flo
     };
     auto end_part = [&] {
         copy_async_commit();
-        to = (to + 1) % STAGES7;
+        to = (to + 1) % STAGES;
         k0 += 64;
         if (k0 < s.C) { return; }
         k0 = 0;
@@ -312,12 +313,12 @@ __global__ void __launch_bounds__(256, 1) forward7_kernel(floatX* out, const flo
 #pragma unroll
         for (int j = 0; j < 4; j++) { load_matrix_x4(b[q % 2][j], ws + (j / 2 * 32 + j % 2 * 4) * 128); }
     };
-    for (int i = 0; i < STAGES7 - 1; i++) {
+    for (int i = 0; i < STAGES - 1; i++) {
 #pragma unroll
         for (int j = 0; j < 12; j++) { copy(j); }
         end_part();
     }
-    copy_async_wait<STAGES7 - 2>();
+    copy_async_wait<STAGES - 2>();
     __syncthreads();
     load(0, 0);
     for (int index = blockIdx.x, stage = 0; index < count; index += gridDim.x) {
@@ -327,9 +328,9 @@ __global__ void __launch_bounds__(256, 1) forward7_kernel(floatX* out, const flo
             for (int q = 0; q < 4; q++) {
                 if (q == 3) {
                     end_part();
-                    copy_async_wait<STAGES7 - 2>();
+                    copy_async_wait<STAGES - 2>();
                     __syncthreads();  // the next buffer is full, and all warps have loaded the last of this one
-                    stage = (stage + 1) % STAGES7;
+                    stage = (stage + 1) % STAGES;
                 }
                 load(stage, (q + 1) % 4);
 #pragma unroll
@@ -359,11 +360,13 @@ __global__ void __launch_bounds__(256, 1) forward7_kernel(floatX* out, const flo
     }
 }
 
+// four buffers of 48 KB on a card with 228 KB of shared memory, three on one with 164, two on one with 100
 static void forward7(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
-    CUDA_CHECK(
-        cudaFuncSetAttribute((const void*)forward7_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STAGES7 * STAGE7));
+    const int stages = min(4, (int)shared_limit(forward7_kernel<2>) / STAGE7), bytes = stages * STAGE7;
+    auto* kernel = stages == 4 ? forward7_kernel<4> : stages == 3 ? forward7_kernel<3> : forward7_kernel<2>;
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     const int count = (int)tiles(s, BM7, BN7);
-    forward7_kernel<<<(unsigned)min(count, (int)sms()), 256, STAGES7 * STAGE7, stream>>>(out, x, w, s, count);
+    kernel<<<(unsigned)min(count, (int)sms()), 256, bytes, stream>>>(out, x, w, s, count);
 }
 
 // The warps never wait for memory; they wait for each other once in 64 elements, and no warp multiplies while it writes.
