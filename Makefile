@@ -69,6 +69,10 @@ tokenize: dev/data/tokenize.c $(HEADERS)
 ifneq ($(FULL),1)
 $(QUICK_TESTS:%=build/%): OPT = -O0
 endif
+# another FULL builds them anew
+$(QUICK_TESTS:%=build/%): build/quick_flags
+build/quick_flags: FORCE | build
+	@echo '$(filter 1,$(FULL))' | cmp -s - $@ || echo '$(filter 1,$(FULL))' > $@
 build/%: %.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
