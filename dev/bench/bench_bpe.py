@@ -9,7 +9,7 @@ All get the same documents, pattern, vocabulary size and threads; each turn is a
 from documents in memory on; ours is the whole program, file to file. `cpu` adds up the processor seconds of all threads, which
 other work on the machine changes least; `wall` counts on a quiet machine alone. The table has the least of all turns, and the
 highest peak memory of the process; theirs holds the documents, which are subtracted. A trainer that is not installed is skipped
-by name.
+and named.
 """
 import argparse
 import json

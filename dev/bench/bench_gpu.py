@@ -112,7 +112,7 @@ class Side:
         self.ms, self.samples, self.error, self.took = [], [], None, 0
 
     def turn(self, work, monitor, seconds, warm, until=math.inf):
-        """Runs until it has steps of so many seconds. Another turn must be able to end by the time `until`."""
+        """Runs steps until they have taken `seconds` seconds. Starts no turn that could not end by the time `until`."""
         begin = time.monotonic()
         if self.ms and begin + self.took > until:
             print(f"  {self.name}: no time for another turn", flush=True)

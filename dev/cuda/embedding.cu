@@ -40,7 +40,8 @@ static Work predict_forward1(const Case& c) {
     return {table_reads(c) + sectors(c, sizeof(floatX)), 0, 100 * elements, 1.5 * elements / (2048 * sms())};
 }
 
-// forward 2: 16 bytes a thread, four rows in flight, whose tokens it reads first
+// forward 2: 16 bytes a load. A thread first reads the tokens of four rows, so that the loads of the four rows are in flight
+// together.
 static Work predict_forward2(const Case& c) { return {table_reads(c) + sectors(c, sizeof(floatX))}; }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -129,7 +129,8 @@ __global__ void forward4_kernel(floatX* out, float* rstd, const floatX* x, const
     }
 }
 
-/* K: vectors of a lane, 2, 8 or 32, but at most 128 registers. Rows that are not whole vectors go element by element. */
+/* Each lane has K vectors: the least of 2, 8 and 32 that hold the row, and at most 128 elements. With W = 1, for rows that are
+ * not whole vectors, a vector is an element. */
 template <int W, int K = 2>
 static void forward4_launch(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
                             cudaStream_t stream) {

@@ -11,7 +11,7 @@
 #include "llmc/swiglu.h"
 #include "dev/cuda/product.cuh"
 
-/* The sectors of so many tensors (N, F). */
+/* Returns the sectors of `tensors` tensors (N, F). */
 static double sectors(const Case& c, double tensors) { return tensors * (double)(c.n[0] * c.n[1]) * sizeof(floatX) / 32; }
 
 /* Blocks of 256 threads along a row, a row of blocks for each row. */

@@ -35,7 +35,7 @@ from data_common import ROOT, check_input, copy_with_progress, fail, shown, toke
 PACKAGES = ["dict-gcide", "linux-doc"]
 RUN_BYTES = 4096  # bytes of dictionary entries in a document: about a row of 1,024 tokens
 VAL_TOKENS = 1 << 20  # wanted for validation: 64 batches of 16 x 1,024
-STEPS, STEP_TOKENS = 5000, 16 * 1024  # of the run that the text is for
+STEPS, STEP_TOKENS = 5000, 16 * 1024  # steps, and tokens a step, of the run that reads the text
 
 
 # --- the packages ---------------------------------------------------------------------------------------------------------

@@ -75,8 +75,8 @@ def use_fp8(model, head=False):
 
 
 def fits_fp8(c, tokens):
-    """Returns whether --fp8 takes this model with micro-batches of so many tokens: all widths are multiples of 16. --fp8-head
-    also wants such a vocabulary."""
+    """Returns whether --fp8 takes this model with micro-batches of `tokens` tokens: all widths are multiples of 16. --fp8-head
+    also wants a vocabulary that is one."""
     heads = c.num_attention_heads + 2 * c.num_key_value_heads
     widths = (c.hidden_size, c.num_attention_heads * c.head_dim, heads * c.head_dim, c.intermediate_size, tokens)
     return all(n % 16 == 0 for n in widths)

@@ -4,7 +4,7 @@
 # headers alone with each compiler in each language, and .cuh with nvcc. Without FULL nvcc warns only when it builds. Rooms of
 # llmc include only files of lower floors, and files and functions are short. Then shellcheck reads shell scripts, ruff reads
 # Python files. No line of C or CUDA has more than 128 columns. Each fault that test_gpu_faults.sh plants still changes its file.
-# A missing tool is skipped by name.
+# A missing tool is skipped and named.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"

@@ -2,7 +2,7 @@
 # run.sh TEST... -- runs test programs, shell tests (.sh) and Python tests (.py) and adds up their results. TEST:PART runs a
 # part of a test, which takes its name. LANES of them run at a time: a lane for each core and one more, since some tests mostly
 # wait, and at most 4. The longest run first, so that all lanes end at about the same time. A test's output is shown when the
-# test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped by name. A test ends with "N passed, N failed, N
+# test ends. PYTHON runs the Python tests; if it lacks pytest, they are skipped and named. A test ends with "N passed, N failed, N
 # skipped"; a test that ends otherwise, such as by a crash, counts as one failure. A test that vanishes is a failure, too:
 # dev/test/counts.txt lists each test's number of passed + failed + skipped and its seconds. COUNTS=write writes the numbers of
 # this run there. A file of Python tests may be skipped whole, with a line "skip Python: ...", or "skip TOOL: ..." if the reason

@@ -148,8 +148,8 @@ class Case:
         return result
 
     def resume(self):
-        """The flags to resume with: all, or --resume alone where a checkpoint has the others, also by its path. Without a path
-        a run goes back behind steps that are not finite, with a path it does not."""
+        """Returns the flags to resume with: all of them, or --resume alone if a checkpoint holds the others. --resume at times
+        names the newest checkpoint. Without a name a run goes back before steps that are not finite, with one it does not."""
         r, steps = self.r, steps_in(self.parts)
         newest = os.path.join(self.parts, "step_%08d" % max(steps, default=0))
         finite = steps and b'"not_finite": false' in lab.read(os.path.join(newest, "trainer_state.json"))

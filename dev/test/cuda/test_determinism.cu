@@ -225,7 +225,7 @@ static void recomputation_gives_adapters_the_same_bits() {
     }
 }
 
-/* C = 192: a norm ends inside of its row, and AdamW must not train the gap that follows. */
+/* C = 192: a norm does not end at a multiple of PARAM_ALIGN, and AdamW must not train the gap up to the next tensor. */
 static void gaps_between_tensors_stay_zero() {
     static const char* const masters[] = {"--master fp32", "--master none", "--master split"};
     for (int i = 0; i < (IS_BF16 ? 3 : 1); i++) {

@@ -16,8 +16,8 @@ void emulator_queue(cudaStream_t stream, std::function<void()> work);
 cudaError_t emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, bool together,
                             std::function<void()> body);
 
-/* Returns how many blocks of so many threads and so much shared memory a multiprocessor holds, at most 4: the card knows no
- * registers. */
+/* Returns how many blocks a multiprocessor holds, at most 4, if a block has `threads` threads and `shared` bytes of shared
+ * memory. The emulated card counts no registers. */
 int emulator_resident(int threads, size_t shared);
 
 /* Runs all blocks of a grid, one after the other; body() is run by each thread. */

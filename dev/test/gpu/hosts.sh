@@ -1,7 +1,7 @@
 # hosts.sh -- tests of test_gpu.sh: several hosts, pretended on one host. Each has two ranks, on the same two cards. Ranks of
 # different hosts exchange through sockets, and sums have two levels.
 
-# pretend_hosts HOSTS PRECISION FLAGS...: two ranks on each of so many pretended hosts
+# pretend_hosts HOSTS PRECISION FLAGS...: runs two ranks on each of HOSTS pretended hosts
 pretend_hosts() {
     [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ] || { echo "it needs 2 GPUs" && exit 77; }
     ph_ranks=$((2 * $1)) ph_v=$2 ph_port=$((20000 + $$ % 10000)) ph_pids='' ph_status=0
@@ -17,7 +17,7 @@ pretend_hosts() {
     return $ph_status
 }
 
-# same_hosts A B STEP RANKS: the checkpoints of two runs of so many ranks have the same bits
+# same_hosts A B STEP RANKS: the checkpoints of two runs, each of RANKS ranks, have the same bits
 same_hosts() {
     same_end "$1" "$2" "$3" || return 1
     for sh_rank in $(seq 1 $(($4 - 1))); do

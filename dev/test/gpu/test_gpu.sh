@@ -5,9 +5,9 @@
 #
 # Builds each precision, and PTX-only binaries for older architectures, in its own folder under build/gpu with the project's
 # Makefile. Then runs lanes of tests in parallel. The tests that measure memory run last, alone. Prints
-# "ok   NAME (seconds)" or "FAIL NAME" as tests end, and finally "N passed, N failed, N skipped". Without a GPU, skips every
-# test by name. Each program has its own time limit. BUDGET=SECONDS limits the whole run (quick 230, all 2400): tests not
-# ended by then are skipped by name. PYTHON, with torch and safetensors, writes the larger pairs. TEXT=FILE is the text to
+# "ok   NAME (seconds)" or "FAIL NAME" as tests end, and finally "N passed, N failed, N skipped". Without a GPU, skips and names
+# every test. Each program has its own time limit. BUDGET=SECONDS limits the whole run (quick 230, all 2400): tests not
+# ended by then are skipped and named. PYTHON, with torch and safetensors, writes the larger pairs. TEXT=FILE is the text to
 # train on.
 . dev/test/lib.sh
 python=${PYTHON:-python3}

@@ -353,7 +353,7 @@ cp -r run text
 expect "a text is for one process" 1 "error: no GPU can be used: " cu --gpus 2 --model text --generate "the"
 check "which is not one of several" sh -c "! grep -q 'rank [0-9]' '$tmp/stderr'"
 
-# torch RANK RANKS FLAGS...: one of so many processes that torchrun started on this host
+# torch RANK RANKS FLAGS...: process RANK of RANKS that torchrun started on this host
 torch() {
     rank=$1 ranks=$2
     shift 2

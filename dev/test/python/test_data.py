@@ -49,7 +49,7 @@ def build(source, program):
 
 
 def write_zeros(path, count):
-    """Writes a token file of so many zeros."""
+    """Writes a token file of `count` zeros."""
     path.write_bytes(struct.pack("<256i", 20240520, 1, count, *[0] * 253) + bytes(2 * count))
 
 

@@ -709,7 +709,7 @@ static bool rank_load(const char* dir, int written_by, Rank* r, Error* e) {
     return state_load(dir, written_by, &r->table, &r->own, slots, 3, e);
 }
 
-/* Writes the state of a run of so many ranks. */
+/* Writes the state of a run of `ranks` ranks. */
 static void save_all(const char* dir, const ModelConfig* c, int ranks) {
     for (int i = 0; i < ranks; i++) {
         Error e = NO_ERROR;
@@ -738,7 +738,7 @@ static void remove_folder(const char* dir) {
     CHECK(remove_tree(dir, &e), "%s", e.msg);
 }
 
-/* Returns whether the state files of two runs of so many ranks hold the same bytes. */
+/* Returns whether the state files of two runs, each of `ranks` ranks, hold the same bytes. */
 static bool same_files(const char* a, const char* b, int ranks) {
     bool same = true;
     for (int i = 0; i < ranks; i++) {

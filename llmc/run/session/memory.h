@@ -86,10 +86,12 @@ static inline void memory_choose_recompute(const MemoryRoom* room, Options* o) {
     for (int level = 0; level < RECOMPUTE_LEVELS && !memory_fit_level(room, o, level); level++) {}
 }
 
-/* Writes to `hint` the first change of flags that fits. Tries, in this order: on several GPUs to share out more; on a GPU
- * recomputation in as few blocks as possible, which does not change the results; a smaller micro-batch with the same tokens per
- * step; on a GPU smaller optimizer state, without master weights last, because that changes how weights are rounded; shorter
- * rows. Returns false if nothing fits. */
+/* Writes to `hint` the first change of flags that fits. Returns false if nothing fits. Tries, in this order:
+ *   1. several GPUs share more (--zero)
+ *   2. on a GPU, recomputation in as few blocks as possible: the results stay the same
+ *   3. a smaller micro-batch, with the same tokens per step
+ *   4. on a GPU, smaller optimizer state; no master weights last, because weights are then rounded otherwise
+ *   5. shorter rows */
 static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, const MemoryRoom* room) {
     const bool gpu = options->trainer == ON_GPU;
     const int ranks = room->ranks;
