@@ -316,7 +316,8 @@ static void make_head(Case& c) {
     c.tensor<floatX>("w", READ, V, C);
     c.tensor<int32_t>("targets", READ, 1, N, (float)V);
     c.tensor<float>("dlosses", READ, 1, N);
-    c.tensor<floatX>("dx", WRITE, N, C, 1, INFINITY);  // as a whole: a dlogit may round the other way, half a unit in its row
+    // judged as a whole: if a dlogit rounds the other way than the oracle's, its row of dx is half a unit off
+    c.tensor<floatX>("dx", WRITE, N, C, 1, INFINITY);
     c.tensor<float>("dw", WRITE, V, C);
     c.tensor<float>("losses", WRITE, 1, N);
     c.tensor<char>("logits", SCRATCH, 1, N * c.pitch(V) * sizeof(floatX));

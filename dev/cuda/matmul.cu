@@ -255,21 +255,21 @@ static void forward6(floatX* out, const floatX* x, const floatX* w, Sizes s, cud
     forward6_kernel<<<tiles(s, 128, 128), 256, 0, stream>>>(out, x, w, s);
 }
 
-// Two blocks of an SM take turns at loading and multiplying; a part takes a block a trip to the L2 cache, a third of a trip to
-// memory, besides.
+// Two blocks of an SM take turns at loading and multiplying. For each part a block also waits for a trip to the L2 cache, which
+// takes a third of a trip to memory.
 static Work predict_forward6(const Case& c) { return {c.bytes / 32, c.flops / (0.6 * mma_rate())}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 7: copies that pass no register: cp.async fills buffers while the warps multiply from the oldest. A swizzle takes the
+// 7: copies that pass through no register: cp.async fills buffers while the warps multiply from the oldest. A swizzle takes the
 // place of padding. A tile is 128 x 256, and a warp has 64 x 64 sums: a loaded element is used 64 times from registers. While
 // the tensor cores multiply, a warp loads its next 16 elements of each row. A block has several tiles. Its copies run ahead of
 // its products, so the copies for a tile begin before the sums of the tile before it are written.
 
 enum { BM7 = 128, BN7 = 256, STAGE7 = (BM7 + BN7) * 128 };  // bytes: rows of 64 elements, x above w
 
-/* The swizzle: chunk c of a row lies at place c ^ key of the row. A load of a matrix takes a chunk of 8 rows. Their keys
- * differ, so they lie in all 32 banks. In w these rows are r, r + 1, r + 8, r + 9 ... r + 25: then the sums of a lane, two
- * columns of each of four tiles, are 8 neighbors, which it writes as 16 bytes. */
+/* The swizzle: chunk c of a row lies at place c ^ key of the row. A load of a matrix takes one chunk from each of 8 rows. The
+ * keys of the 8 rows differ, so the chunks lie in all 32 banks. In w the rows of a load are r, r + 1, r + 8, r + 9 ... r + 25.
+ * So the sums of a lane, two columns of each of four tiles, are 8 neighbors, which the lane writes as 16 bytes. */
 struct Swizzled {
     int row, key;  // of this lane
     __device__ Swizzled(int row) : row(row), key(row < BM7 ? row % 8 : row / 8 % 4 * 2 + row % 2) {}

@@ -217,7 +217,7 @@ static void backward2(floatX* dx, float* dweight, void*, const floatX* dout, con
 // A row takes its block a trip for both inputs, the sum, and a trip for dx; 4 blocks of an SM do this beside each other.
 static Work predict_backward2(const Case& c) { return {4 * sectors(c), 0, 0, 3 * (double)c.n[0] / (4 * sms())}; }
 // For the compiler, the store to dx may change what the next loads read. So a thread waits for each of its C / 256 elements,
-// and twice besides. At both shapes a wait takes as long as two trips of a lone thread.
+// and two more times. At both shapes a wait takes as long as two trips of a lone thread.
 static double waits(const Case& c) { return 2 * ((double)c.n[1] / 256 + 2) * (double)c.n[0] / (4 * sms()); }
 static Work correct_backward2(const Case& c) { return {4 * sectors(c), 0, 0, waits(c)}; }
 
@@ -244,7 +244,7 @@ static Work predict_backward3(const Case& c) {
     const double count = 4 * sms();
     return {4 * sectors(c) + count * (double)c.n[1] / 4, 0, 0, 3 * (double)c.n[0] / count + count / 4, 2};
 }
-// By its time, the second kernel has some 16 loads in flight.
+// The measured time fits some 16 loads in flight in the second kernel.
 static Work correct_backward3(const Case& c) { return {4 * sectors(c), 0, 0, waits(c) + 4 * sms() / 16, 2}; }
 
 static Work predict_backward4(const Case& c) { return {4 * sectors(c), 0, 0, 0, 2}; }

@@ -104,7 +104,7 @@ static void softmax3(floatX* p, const floatX* s, Squares m, cudaStream_t stream)
 
 // A pass less, for an e^x more: these are in a chain, each waiting for the one before.
 static Work predict_softmax3(const Case& c) { return {(2 + again(c, 64)) * sectors(c), 0, 60 * elements(c), trips(c, 2.5)}; }
-// The two loops have 24 and 31 instructions. Half of the e^x are 0, and the division of a 0 takes some 50 more.
+// The two loops have 24 and 31 instructions. Half of the e^x are 0, and dividing a 0 takes some 50 instructions more.
 static Work correct_softmax3(const Case& c) { return {(2 + again(c, 64)) * sectors(c), 0, 80 * elements(c), trips(c, 2.5)}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
