@@ -14,7 +14,8 @@
  * Packing is best fit in a bounded window. Rows that have room are open: at most ROWS_WINDOW of them, or one if the data has no
  * mask. Each piece, in the file's order, goes into the open row with the least room that is enough; among equals, into the
  * oldest. If no row has enough, a new one is opened. If too many would then be open, the row with the least room is closed
- * first. A full row closes at once, and the others, by age, at the end. The row that closes first is row 0.
+ * first. A full row is closed at once. At the end of the file the other rows are closed, the oldest first. Row 0 is the
+ * row that was closed first.
  *
  * The index has 8 bytes a piece, and a number for every 64th row. It is made when the loader opens, in one pass over the file's
  * tokens (with `cross`, over its mask).
