@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             auto exponentials = [&](float(&x)[BM / 2], const float4* tile_stats) {
                 fragment_p_transposed(x, tile_stats, s.scale_log2);
                 if (q0 < my_k0 + 63) {
-                    // the first column whose query sees key g of the warp; columns are those of this tile, counted from 2 t
+                    // columns of this tile count from 2 t; the first kept one has a query that sees the warp's key g
                     fragment_clear_before(x, my_k0 + warp * 16 + g - q0 - t * 2);
                 }
                 if (DOCUMENTS && q0 + BM > end.warp) {

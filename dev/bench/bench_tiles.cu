@@ -112,7 +112,7 @@ static Buffers prepare(const Shape& s) {
     return b;
 }
 
-/* Ends the program if a candidate's bits differ from those of the first one for the same kernel. */
+/* Ends the program if a candidate and the kernel's first candidate give other bits. */
 static void check_bits(int HD) {
     const Shape s = {{1, 777, 4, 2, HD}, ""};
     Buffers b = prepare(s);
