@@ -247,7 +247,7 @@ static void* cuda_open(const char* dir, int B, int T) {
     Session* s = session_of(&config, flags);
     s->train.starts = &none;  // rows may hold documents
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
-    t->model = model_of(s, variant->fp32_head, variant->fill);
+    t->model = model_of(s, variant->fp32_head, false, variant->fill);
     free(s);
     tested_load(dir, base, t->model, trainer_slot(t->model, SLOT_WEIGHTS), trainer_slot(t->model, SLOT_MASTER));
     start_run(t->model, &t->run);

@@ -118,6 +118,7 @@ typedef struct {
     NcclGroup* sharers;  // the ranks with the other parts
     int B, T;            // shape of the micro-batch, T of a part; B = 0: none
     bool train;          // with gradients and optimizer
+    bool lends;          // gradients lend their memory to activations (gradients.cuh)
     bool documents;      // rows hold some
     bool fp8, fp8_head;  // the products of the blocks, and of the head, are in 8 bits
     int cache_len;       // positions of the KV cache; 0: no generation
@@ -265,13 +266,18 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
         ping_pong[0] = take<floatX>(a, N * C);
         ping_pong[1] = take<floatX>(a, N * C);
     }
-    for (size_t l = 0; l < L; l++) {
-        BlockActivations s = shared;  // and its own of the groups that it does not share
+    for (size_t l = L, top = SIZE_MAX; l-- > 0;) {
         const Again shares = recompute_at(&o->recompute, l + 1 < L ? (int)l : 0);
-        s.h = o->train ? take<floatX>(a, N * C) : ping_pong[l % 2];
-        take_block(m, &s, a, {!shares.norms, !shares.gate_up, !shares.block});
-        for (int i = 0; i < BLOCK_LINEARS; i++) { s.t[i] = take<floatX>(a, N * pitch_of(lora_width(&c->lora, i))); }
-        m->blocks[l] = s;
+        const auto take_own = [&](Arena* from) {  // and takes from the others what it shares
+            BlockActivations s = shared;
+            s.h = o->train ? take<floatX>(from, N * C) : ping_pong[l % 2];
+            take_block(m, &s, from, {!shares.norms, !shares.gate_up, !shares.block});
+            for (int i = 0; i < BLOCK_LINEARS; i++) { s.t[i] = take<floatX>(from, N * pitch_of(lora_width(&c->lora, i))); }
+            return s;
+        };
+        Arena own = {NULL, 0}, lent;
+        take_own(&own);  // measures
+        m->blocks[l] = take_own(gradients_lend(&m->grads, (int)l, own.used, &top, &lent) ? &lent : a);
     }
     m->h_final = o->train ? take<floatX>(a, N * C) : ping_pong[L % 2];
     m->norm_final = take<floatX>(a, N * C);
@@ -293,6 +299,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (c->lora.rank > 0) { m->weights.trained = take<floatX>(&mem[MEM_ADAPTERS], m->trained.elements); }
     weights_lay_out_staging(&m->weights, w, &mem[MEM_PINNED]);
     m->matmul_workspace = take<char>(w, m->queue.matmul->workspace_bytes);
+    if (o->train) { gradients_lay_out(&m->grads, &mem[MEM_GRADIENTS]); }
     if (N > 0) {
         lay_out_activations(m, &mem[MEM_ACTIVATIONS], w);
         feed_lay_out(&m->feed, o->B, o->T, o->parts, o->documents, &mem[MEM_ACTIVATIONS], &mem[MEM_PINNED]);
@@ -302,7 +309,6 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (o->train) {
         const bool alone = o->ranks <= 1;
         const size_t elements = alone ? m->trained.elements : shard_elements(&m->exchange.buckets);
-        gradients_lay_out(&m->grads, &mem[MEM_GRADIENTS]);
         if (!alone) { exchange_lay_out(&m->exchange, &m->grads, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
         weights_lay_out_state(&m->weights, elements, &mem[MEM_MASTER], &mem[MEM_M], &mem[MEM_V]);
         m->dh = take<floatX>(w, N * C);
@@ -363,6 +369,7 @@ static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContex
     m.grads.trained = m.trained;
     m.grads.fp32 = layout->fp32_grads;
     m.grads.fp32_head = layout->fp32_head;
+    m.grads.lends = layout->lends;
     m.grads.in_ring = layout->zero != ZERO_1 && c->lora.rank == 0;  // adapters' are small
     if (layout->zero == ZERO_3) { m.sharded = sharded_new(&m.weights, &m.table, c->num_layers, c->tied); }
     return m;
@@ -564,8 +571,9 @@ static void llama_backward(Llama* m, bool add, bool first, bool last) {
         exchange_send_layer(&m->exchange, &m->grads, l, first, last);
     }
     exchange_await_ring(&m->exchange, &m->grads, -1);
-    gradients_zero_embedding(&m->grads, m->queue.stream);
+    gradients_zero_embedding(&m->grads, first, m->queue.stream);
     embedding_backward(q, ends.dembedding, m->dh, m->feed.x, N, C, m->config.vocab_size);
+    gradients_zero_gaps(&m->grads, m->queue.stream);
     exchange_send_layer(&m->exchange, &m->grads, -1, first, last);
 }
 
@@ -599,12 +607,10 @@ static void llama_update(Llama* m, const Recipe* recipe) {
     ProfileRange phase("update");
     if (m->layout.ranks > 1) {
         update_shards(m, recipe);
-    } else if (m->layout.fp32_grads) {
-        optimizer_update_all<float>(&m->optimizer, &m->queue, &m->weights, &m->grads, m->runner.state, recipe);
     } else {
-        optimizer_update_all<floatX>(&m->optimizer, &m->queue, &m->weights, &m->grads, m->runner.state, recipe);
+        optimizer_update_all(&m->optimizer, &m->queue, &m->weights, &m->grads, m->runner.state, recipe);
+        fp8_refresh(&m->fp8, &m->queue, &m->weights);
     }
-    if (m->layout.ranks <= 1) { fp8_refresh(&m->fp8, &m->queue, &m->weights); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -734,6 +740,7 @@ static Layout layout_of(const Session* s, const Options* o) {
     const bool ring = l.zero != ZERO_1 && s->config.lora.rank == 0;
     const int64_t sums = ring ? 1 : step / micro, chunks = (int64_t)ceil_div((size_t)o->batch * l.T, HEAD_ROWS);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
+    l.lends = l.train && l.ranks == 1 && step == micro && s->config.lora.rank == 0;
     l.fp32_grads = o->grad_dtype == GRAD_DTYPE_FP32 || gradients_need_fp32(automatic, sums, s->config.lora.rank > 0);
     l.fp32_head = !l.fp32_grads && automatic && gradients_need_fp32(true, sums * chunks, false);
     return l;
@@ -845,8 +852,9 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
         must(train_step(m, recipe, 0.0, &e), &e);
         ms = step_result(m, recipe).ms;
     }
+    const MemoryKind kind = m->layout.lends ? MEM_GRADIENTS : MEM_ACTIVATIONS;
     print_profile(m->queue.profiler, m->device->peak_flops,
-                  measure_copy(m->mapped[MEM_ACTIVATIONS], m->mapped_bytes[MEM_ACTIVATIONS], m->queue.stream), ms);
+                  measure_copy(m->mapped[kind], m->mapped_bytes[kind], m->queue.stream), ms);
 }
 
 /* Lists the activations of block l that a forward pass keeps. Returns their number. */
@@ -867,6 +875,8 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const size_t N = m->runner.num_losses, C = c->hidden_size;
     const cudaStream_t stream = m->queue.stream;
     void* scratch = m->queue.scratch;
+    // first, as the forward pass may overwrite them; another tensor that is found takes the name
+    const bool gradients = gradients_not_finite(&m->grads, &m->exchange, scratch, stream, name);
     llama_forward(m);  // all ranks run it, whatever each finds
     if (weights_not_finite(&m->weights, &m->table, scratch, name)) { return true; }
     if (c->lora.rank > 0 && debug_name_params(&m->trained, m->weights.trained, scratch, stream, name)) { return true; }
@@ -878,8 +888,7 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     llama_loss(m, 0.0f, false);
     const NamedTensor last[] = {{"the residual stream behind the last layer", -1, m->h_final, false, N, C, pitch_of(C)},
                                 {"the losses", -1, m->losses, true, 1, N, N}};
-    if (debug_name(last, 2, m->queue.scratch, stream, name)) { return true; }
-    return gradients_not_finite(&m->grads, &m->exchange, scratch, stream, name);
+    return debug_name(last, 2, m->queue.scratch, stream, name) || gradients;
 }
 
 static bool queue_losses(void* model, const BatchSource* data, Error* e) {

@@ -5,6 +5,13 @@
  * tensors. In ZeRO 2 and 3 the gradients of matrices lie in a ring (dist/zero.h), which every micro-step overwrites. Before
  * that, each rank has sent them to their owners, who add them up.
  *
+ * One GPU with one micro-step a step lends this memory to activations. The backward pass goes from the last block to the first:
+ * when it writes the gradients of block l, it has read the activations of all later blocks. So activations of block l may lie
+ * anywhere below its own gradients. Gradients of an earlier micro-step, or of another rank's shard, would need the place.
+ *
+ *   the gradients   | embedding  | block 0 | block 1 | block 2 | block 3 | norm, head |
+ *   activations of              0 |      1        |      2        |  (block 3's end where its gradients begin)
+ *
  * Gaps between the tensors of a bucket stay zero, since they are sent along. In the ring head and embedding take turns in one
  * place, where the gaps are zeroed each time.
  */
@@ -28,6 +35,7 @@ typedef struct {
     bool fp32;           // gradients of all matrices are fp32; otherwise floatX
     bool fp32_head;      // of the head alone
     bool in_ring;
+    bool lends;  // activations lie here until the backward pass writes
 
     void* all;  // without a ring: of the matrices, elements [first, end) of the trained tensors
     size_t first, end;
@@ -121,32 +129,53 @@ static inline void gradients_lay_out(Gradients* g, Arena* a) {
     }
 }
 
+/* Finds memory for `bytes` of block l's activations, below its gradients and below *top, where the activations of later blocks
+ * begin. Ask for the last block first, with *top = SIZE_MAX. Returns false if there is no room; otherwise lowers *top, and
+ * *place hands out the memory. A tied embedding's gradient lends nothing, since the head writes it first. */
+static inline bool gradients_lend(const Gradients* g, int l, size_t bytes, size_t* top, Arena* place) {
+    if (!g->lends) { return false; }
+    const size_t one = gradients_bytes(g->fp32), own = (param_offset(&g->trained, P_INPUT_NORM, l) - g->first) * one;
+    const size_t least = g->config.tied ? (param_offset(&g->trained, P_INPUT_NORM, 0) - g->first) * one : 0;
+    const size_t end = size_min(own, *top);
+    if (end < least + bytes) { return false; }
+    *top = (end - bytes) / 256 * 256;
+    *place = {(char*)g->all, *top};
+    return true;
+}
+
 /* Zeroes elements [from, to) of the trained tensors. */
 static inline void gradients_zero_elements(const Gradients* g, size_t from, size_t to, cudaStream_t stream) {
     const Gradient at = gradient_of_element(g, from);
     if (to > from) { CUDA_CHECK(cudaMemsetAsync(at.data, 0, (to - from) * gradients_bytes(at.fp32), stream)); }
 }
 
-/* Call between the backward pass of the head and the backward pass of the blocks. Zeroes what a micro-step accumulates into:
- * in the `first` micro-step the gradients of the norms and of the embedding. It leaves the embedding's gradient alone in two
- * cases: if it is tied, because the head has just written it, and if it lies in the ring, because gradients_zero_embedding()
- * zeroes it later. In the ring, zeroes the gaps beside the head. */
+/* Call between the backward pass of the head and the backward pass of the blocks. In the `first` micro-step, zeroes the norms'
+ * gradients, to which each micro-step adds. In the ring, zeroes the gaps beside the head. */
 static inline void gradients_zero(const Gradients* g, bool first, cudaStream_t stream) {
-    const ModelConfig* c = &g->config;
-    const size_t norms = norm_rows_size(g), V = (size_t)c->vocab_size * c->hidden_size;  // norms 0: frozen
+    const size_t norms = norm_rows_size(g), V = (size_t)g->config.vocab_size * g->config.hidden_size;  // norms 0: frozen
     if (first && norms > 0) { CUDA_CHECK(cudaMemsetAsync(g->apart, 0, norms * sizeof(float), stream)); }
-    if (g->in_ring && !c->tied) {
+    if (g->in_ring && !g->config.tied) {
         const size_t head = param_offset(&g->trained, P_LM_HEAD, -1);
         gradients_zero_elements(g, g->ring.end, head, stream);
         gradients_zero_elements(g, head + V, g->ring.elements, stream);
     }
-    if (!g->in_ring && first && !c->tied && c->lora.rank == 0) { gradients_zero_elements(g, 0, V, stream); }
 }
 
-/* Zeroes the embedding's bucket in the ring, before its gradient is computed: the place held the head's gradient until that
- * was sent. */
-static inline void gradients_zero_embedding(const Gradients* g, cudaStream_t stream) {
-    if (g->in_ring && !g->config.tied) { gradients_zero_elements(g, 0, g->ring.first_block, stream); }
+/* Call before the backward pass of the embedding, which adds to its gradient. Zeroes it in the `first` micro-step, in the ring
+ * in each, but not if it is tied: then the head has just written it. */
+static inline void gradients_zero_embedding(const Gradients* g, bool first, cudaStream_t stream) {
+    const bool trained = g->config.lora.rank == 0 && !g->config.tied;
+    if (trained && (first || g->in_ring)) { gradients_zero_elements(g, 0, param_offset(&g->trained, P_INPUT_NORM, 0), stream); }
+}
+
+/* Call after the backward pass. Zeroes the gaps, where activations have lain. */
+static inline void gradients_zero_gaps(const Gradients* g, cudaStream_t stream) {
+    for (int i = 0; g->lends && i < g->trained.count; i++) {
+        const Param* p = &g->trained.items[i];
+        const size_t next = i + 1 < g->trained.count ? p[1].offset : g->trained.elements;
+        if (p->offset < g->first || p->offset >= g->end) { continue; }  // the head's, apart
+        gradients_zero_elements(g, p->offset + (param_specs[p->kind].matrix ? param_size(p) : 0), next, stream);
+    }
 }
 
 #endif

@@ -68,10 +68,9 @@ static void optimizer_update(const Optimizer* o, const Queue* q, const WeightAre
                       a->bf16_moments, plan->seed, q->stream);
 }
 
-/* Queues norm, decision and update of all trained tensors, on the only rank. */
 template <typename Grad>
-static void optimizer_update_all(const Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g, StepState* state,
-                                 const Recipe* plan) {
+static void optimizer_update_all_as(const Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g,
+                                    StepState* state, const Recipe* plan) {
     const ArenaRange all = {0, g->trained.elements}, of_grads = {g->first, g->end - g->first};
     NormSums norm = norm_sums(q->scratch);
     {
@@ -81,6 +80,13 @@ static void optimizer_update_all(const Optimizer* o, const Queue* q, const Weigh
     }
     step_decide_cuda(state, &norm, &plan->hyper, q->stream);
     optimizer_update<Grad>(o, q, a, state, plan, {all, a->trained, g->all, of_grads, 0});
+}
+
+/* Queues norm, decision and update of all trained tensors, on the only rank. */
+static inline void optimizer_update_all(const Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g,
+                                        StepState* state, const Recipe* plan) {
+    auto* update = g->fp32 ? optimizer_update_all_as<float> : optimizer_update_all_as<floatX>;
+    update(o, q, a, g, state, plan);
 }
 
 #endif

@@ -45,10 +45,11 @@ static MatmulContext* test_matmul(void) {
 }
 
 /* Makes a session's model. fp32_head: only the head's gradient is in fp32, as in a run that has long sums for the head alone.
- * fill: the byte that activations, workspace and gradients hold at first */
-static Llama* model_of(const Session* s, bool fp32_head, int fill) {
+ * apart: gradients lend no memory to activations. fill: the byte that activations, workspace and gradients hold at first */
+static Llama* model_of(const Session* s, bool fp32_head, bool apart, int fill) {
     Layout layout = layout_of(s, &s->options);
     layout.fp32_head = layout.fp32_head || fp32_head;
+    layout.lends = layout.lends && !apart;
     Llama* m = (Llama*)xmalloc(sizeof *m);
     *m = llama_create(&s->config, &layout, test_matmul(), fill_of(fill));
     fill_gradients(m, fill);

@@ -20,6 +20,7 @@ typedef struct {
     const char* flags;
     const char* more;  // flags; NULL: none
     bool fp32_head;    // see model_of()
+    bool apart;        // see model_of()
     int fill;          // byte that activations, workspace and gradients hold at first
     bool busy;         // another stream copies memory all the time
 } Trial;
@@ -28,6 +29,7 @@ typedef struct {
     double loss, norm;  // of the last step
     uint64_t hash;      // of the bits of weights, master, m and v; 0: not computed
     bool gaps;          // all of them are zero in the gap after each tensor
+    int lent;           // blocks whose activations lie in memory of the gradients
 } Outcome;
 
 /* A trial that is running. Its tokens are random, and depend only on step and position. */
@@ -76,7 +78,7 @@ static void trial_open(Running* r, const Trial* trial) {
     memset(r, 0, sizeof *r);
     memset(&device, 0, sizeof device);
     trial_session(r, trial);
-    Llama* m = r->m = model_of(r->s, trial->fp32_head, trial->fill);
+    Llama* m = r->m = model_of(r->s, trial->fp32_head, trial->apart, trial->fill);
     const ModelConfig* c = &m->config;
     const StateSlot weights = trainer_slot(m, SLOT_WEIGHTS), trained = trainer_slot(m, SLOT_MASTER);
     must(tensors_draw(c, &m->table, 1, weights.sink, weights.ctx, &e), &e);
@@ -151,7 +153,13 @@ static Outcome run_trial(const Trial* trial, bool hash = true) {
     Running r;
     trial_open(&r, trial);
     trial_steps(&r);
-    Outcome o = {r.last.loss, r.last.norm, 0, true};
+    Outcome o = {r.last.loss, r.last.norm, 0, true, 0};
+    const Gradients* g = &r.m->grads;
+    const char *begin = (const char*)g->all, *end = begin + (g->end - g->first) * gradients_bytes(g->fp32);
+    for (int l = 0; l < r.m->config.num_layers; l++) {
+        const char* h = (const char*)r.m->blocks[l].h;
+        o.lent += h >= begin && h < end;
+    }
     if (hash) { o.hash = hash_model(r.m, &o.gaps); }
     trial_close(&r);
     return o;
@@ -222,6 +230,31 @@ static void recomputation_gives_adapters_the_same_bits() {
         Trial t = trial_with(&base, level);
         t.fill = 0xFF;
         check_same(&kept, &t, level);
+    }
+}
+
+/* A block's activations fit below its gradients, or lie apart. Some of the widths are padded. */
+static void activations_in_memory_of_the_gradients_give_the_same_bits() {
+    static const struct {
+        const char* flags;
+        int lent;  // blocks
+    } runs[] = {{"--batch 1 --seq 64", 3},
+                {"--batch 2 --seq 64", 2},
+                {"--batch 3 --seq 64", 1},
+                {"--batch 6 --seq 64", 0},
+                {"--batch 2 --seq 64 --recompute norm+swiglu", 2},
+                {"--batch 2 --seq 64 --grad-dtype fp32", sizeof(floatX) == 4 ? 2 : 3}};
+    for (const auto& run : runs) {
+        Trial t = {"d3", 1001, run.flags, "--steps 2"};
+        t.apart = true;
+        const Outcome apart = run_trial(&t);
+        t.apart = false;
+        t.fill = 0xFF;
+        const Outcome lent = run_trial(&t);
+        char a[96], b[96];
+        CHECK(lent.hash == apart.hash && lent.gaps, "%s: %s, wanted %s", run.flags, outcome_text(&lent, a),
+              outcome_text(&apart, b));
+        CHECK(apart.lent == 0 && lent.lent == run.lent, "%s: %d blocks, wanted %d", run.flags, lent.lent, run.lent);
     }
 }
 
@@ -385,6 +418,7 @@ static const struct {
     ENTRY(recomputation_gives_the_same_bits, 0, false),
     ENTRY(recomputation_in_micro_batches_gives_the_same_bits, 0, false),
     ENTRY(recomputation_gives_adapters_the_same_bits, 0, false),
+    ENTRY(activations_in_memory_of_the_gradients_give_the_same_bits, 0, false),
     ENTRY(gaps_between_tensors_stay_zero, 0, false),
 #ifdef PRECISION_BF16
     ENTRY(sums_of_256_micro_batches_in_bfloat16_are_off_by_1_percent, 0, false),
