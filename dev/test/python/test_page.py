@@ -453,6 +453,22 @@ def test_the_page_asks_for_the_key(run, browser, tmp_path):
     browser.complaints.clear()
 
 
+def test_a_late_refusal_of_an_older_key_does_not_ask_again(browser, tmp_path):
+    (tmp_path / "key").write_text("a-long-and-secret-key-0123456789\n")
+    with served(browser, tmp_path, "--host", "127.0.0.1", "--key-file", tmp_path / "key"):
+        browser.wait("!$('lock').hidden && $('status').textContent === 'locked'")
+        browser.js("window.late = new Promise(resolve => window.refuse = resolve), window.real = fetch")
+        browser.js("window.fetch = async (...what) => { const r = await real(...what); await late; return r; }")
+        browser.js("void request('/health').then(r => window.got = r.ok), window.fetch = real, 0")
+        browser.js("$('key').value = 'a-long-and-secret-key-0123456789', $('lock').requestSubmit()")
+        browser.wait("$('status').textContent === 'no step yet'")
+        browser.js("refuse()")
+        browser.wait("window.got", 5)
+        assert browser.js("$('lock').hidden")
+    assert all("401" in c or "ERR_" in c for c in browser.complaints), browser.complaints
+    browser.complaints.clear()
+
+
 def test_the_browser_refuses_all_that_is_not_the_pages_own(run, browser):
     browser.open(run.url)
     browser.js("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.foreign = 1'}))")
