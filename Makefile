@@ -273,18 +273,22 @@ FUZZ_OPT = $(if $(filter 0 1 2 3 4 5,$(SECONDS)),-O0,-O1)
 build/test_llama3_plain: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(filter-out -fopenmp $(MARCH),$(CFLAGS)) -Wno-unknown-pragmas -DLLMC_PLAIN -I. -x c $< -x none -o $@ $(LDLIBS)
 
-# tests the vector path of the matrix products on CPUs that would use the matrix unit (AMX)
+# tests the vector path of the matrix products on CPUs that would use the matrix unit (AMX). On others these are the programs
+# without the suffix once more, so FULL=1 alone runs them there
+HAS_AMX = $(shell $(CC) $(MARCH) -dM -E -x c /dev/null 2>/dev/null | grep -q 'AMX_*BF16' && echo 1 || echo 0)
+NO_AMX := $(if $(filter 1,$(FULL) $(HAS_AMX)),build/test_llama3_no_amx build/test_layers_no_amx)
 build/%_no_amx: %.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. $< -o $@ $(LDLIBS)
 build/test_llama3_no_amx: test_llama3.cu train_llama3.c $(HEADERS) | build
 	$(CC) $(CFLAGS) -DLLMC_NO_AMX -I. -x c $< -x none -o $@ $(LDLIBS)
 
 $(foreach p,build build/sanitize,$(p)/ranks_trainer $(p)/test_parity $(p)/test_documents): test_llama3.cu train_llama3.c
-CPU_PARITY = ./test_llama3 build/test_llama3_plain build/test_llama3_no_amx
-test-programs: train_llama3 tokenize $(if $(filter 1,$(MICROHTTPD)),serve) $(CPU_PARITY:./%=%) $(UNIT_TESTS) build/test_layers_no_amx build/ranks_trainer
+CPU_PARITY = ./test_llama3 build/test_llama3_plain
+test-programs: train_llama3 tokenize $(if $(filter 1,$(MICROHTTPD)),serve) $(CPU_PARITY:./%=%) $(UNIT_TESTS) $(NO_AMX) build/ranks_trainer
 
 test: test-programs
-	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh $(CPU_PARITY) $(UNIT_TESTS) build/test_layers_no_amx $(SHELL_TESTS) \
+	@$(if $(NO_AMX),true,echo "skip test_llama3_no_amx, test_layers_no_amx: here they equal test_llama3, test_layers; FULL=1 runs them")
+	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh $(CPU_PARITY) $(UNIT_TESTS) $(NO_AMX) $(SHELL_TESTS) \
 	    dev/test/faults/test_faults.sh dev/test/crash/test_crash.sh dev/test/gpu/test_gpu.sh $(wildcard dev/test/python/test_*.py)
 
 # whatever can be tested without a GPU: CI's stages, with more architectures, fuzzing and programs with sanitizers
