@@ -10,11 +10,13 @@ import sys
 import tempfile
 
 FORKS = multiprocessing.get_context("forkserver")
+PRELOADED = []
 
 
 def preload(*modules):
-    """The server begins with the first run, in the environment of that moment."""
-    FORKS.set_forkserver_preload(list(modules))
+    """Adds modules. The server begins with the first run, in the environment of that moment."""
+    PRELOADED.extend(modules)
+    FORKS.set_forkserver_preload(PRELOADED)
 
 
 def _main(script, folder, flags, streams, environment):

@@ -22,12 +22,14 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..", "..")
 sys.path.insert(0, ROOT)
+import forks  # noqa: E402
 import python_trainer  # noqa: E402
 import train_llama3 as ref  # noqa: E402
 from dev.reference import fp8, oracles, rand, tables, tokenfiles  # noqa: E402
 from dev.reference.config import Config, preset, presets  # noqa: E402
 
 PAIRS = os.path.join(HERE, "..", "pairs")
+forks.preload("matplotlib.pyplot")
 SCALED = dict(rope_type="llama3", original_max_position_embeddings=16)
 
 
@@ -654,6 +656,10 @@ def test_refusals_are_one_line(tokens):
         assert r.returncode == code and text in r.stdout and "Traceback" not in r.stdout, r.stdout
 
 
+def plot(folder, *flags):
+    return forks.run(os.path.join(ROOT, "dev", "plot.py"), folder, *flags)
+
+
 def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("first", "second"):
@@ -661,19 +667,18 @@ def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
         step = dict(event="step", loss=3.0, gnorm=1.0, lr=1e-3, ms=10.0, tok_s=5e4)
         lines = [dict(event="config"), *(dict(step, step=i) for i in range(1, 9)), dict(event="val", step=8, loss=2.9, bpb=1.1)]
         (tmp_path / name / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"event":"st')
-    command = [sys.executable, os.path.join(ROOT, "dev", "plot.py"), "first", "second/log.jsonl", "--smooth", "3",
-               "-o", "a.png"]
-    assert subprocess.run(command, cwd=tmp_path).returncode == 0
+    flags = ["first", "second/log.jsonl", "--smooth", "3", "-o", "a.png"]
+    assert plot(tmp_path, *flags).returncode == 0
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert subprocess.run(command + ["--bpb", "--tokens", "-o", "b.png"], cwd=tmp_path).returncode == 0
+    assert plot(tmp_path, *flags, "--bpb", "--tokens", "-o", "b.png").returncode == 0
     assert (tmp_path / "b.png").read_bytes() != (tmp_path / "a.png").read_bytes()
-    r = subprocess.run(command + ["-o", "nowhere/a.png"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    r = plot(tmp_path, *flags, "-o", "nowhere/a.png")
     assert r.returncode == 1 and r.stderr.startswith("error: nowhere/a.png: ")
     for line in (b"nonsense", b'{"event":"step","loss":1,"step":"x"}', b'{"event":"step","loss":1,"step":1}', b"\xff"):
         (tmp_path / "first" / "log.jsonl").write_bytes(line + b"\n")
-        r = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        r = plot(tmp_path, *flags)
         assert r.returncode == 1 and "log.jsonl:1" in r.stderr and "Traceback" not in r.stderr
-    r = subprocess.run(command + ["--smooth", "-3"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    r = plot(tmp_path, *flags, "--smooth", "-3")
     assert r.returncode == 2 and "--smooth: is -3, wanted 0 or more" in r.stderr
 
 
@@ -691,17 +696,14 @@ def test_plot_compares_runs_with_others_of_the_same_seed(tmp_path):
         lines = [dict(event="step", step=i, loss=factor * (3 - i / 99), gnorm=1, lr=1e-3, ms=10, tok_s=5e4) for i in steps]
         lines += [dict(event="val", step=i, loss=factor * (4 - i / 99)) for i in steps if i % 10 == 0]
         (tmp_path / name / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    def plot(*flags):
-        return subprocess.run([sys.executable, os.path.join(ROOT, "dev", "plot.py"), *flags], cwd=tmp_path, capture_output=True,
-                              text=True)
-    r = plot("fp8-1", "fp8-2", "--base", "bf16-1", "bf16-2", "-o", "a.png")
+    r = plot(tmp_path, "fp8-1", "fp8-2", "--base", "bf16-1", "bf16-2", "-o", "a.png")
     assert r.returncode == 0 and (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG", r.stderr
     assert r.stdout.splitlines() == ["fp8-1: validation 3.7118 at step 30, bf16-1 3.6970: +0.400 %",
                                      "fp8-2: validation 3.5600 at step 40, bf16-2 3.5960: -1.000 %", "wrote a.png"]
-    assert plot("fp8-1", "fp8-1", "--base", "bf16-1", "bf16-1", "-o", "b.png").returncode == 0
+    assert plot(tmp_path, "fp8-1", "fp8-1", "--base", "bf16-1", "bf16-1", "-o", "b.png").returncode == 0
     assert (tmp_path / "b.png").read_bytes() != (tmp_path / "a.png").read_bytes()
     for code, flags, words in ((2, ("fp8-1", "fp8-2", "--base", "bf16-1"), "1 runs, wanted one for each of the 2 LOGs"),
                                (1, ("late", "--base", "bf16-1"), "error: the runs have no steps in common")):
-        r = plot(*flags, "-o", "c.png")
+        r = plot(tmp_path, *flags, "-o", "c.png")
         assert r.returncode == code and words in r.stderr and "Traceback" not in r.stderr, r.stderr
     assert not (tmp_path / "c.png").exists()

@@ -4,6 +4,7 @@ TEST_DATA names a folder with llama3/tokenizer.model, llama3/tokenizer.json.gz a
 Llama 3's own tokenizer are skipped; tests of tokenizers trained here remain.
 STRINGS (default 10000, with FULL=1 100000) sets the number of random strings. With FULL=1, long texts are longer, too.
 """
+import functools
 import gzip
 import json
 import os
@@ -132,6 +133,7 @@ def all_code_points():
     return [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
+@functools.lru_cache(maxsize=None)
 def telling_code_points():
     """Returns all code points that lie within two of another category, and a few of the rest, which behave like their
     neighbours. With FULL=1: all of the planes with letters, numbers and spaces, and a few of the rest."""
