@@ -644,6 +644,8 @@ static void tiles_give_the_same_bits(int longest) {
     attention_backward_by(ATTENTION_MMA, want.dqkv, in.scratch, in.dout, want.out, want.lse, in.qkv, s.B, args, 0);
     const float2* stats = (const float2*)in.scratch;
     with_each(typename MmaTiles<HD>::Forward(), [&](auto tiles) {
+        CUDA_CHECK(cudaMemset(got.out, 0xff, N * O * sizeof(floatX)));
+        CUDA_CHECK(cudaMemset(got.lse, 0xff, N * s.NH * sizeof(float)));
         attention_mma_forward_tiles<decltype(tiles)>(got.out, got.lse, in.qkv, s.B, args, 0);
         CHECK(same_bytes(want.out, got.out, N * O * sizeof(floatX)) && same_bytes(want.lse, got.lse, N * s.NH * sizeof(float)),
               "forward, HD %d documents %d: tiles of %d bytes differ", HD, longest, tiles.SMEM);
