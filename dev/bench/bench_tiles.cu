@@ -157,6 +157,8 @@ static void bench_candidate(const Candidate& c, const Shape& s, const Buffers& b
 int main() {
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
+    const int shared = mma_multiprocessor().shared >> 10, wanted = multiprocessor_of(90).shared >> 10;
+    if (shared < wanted) { die("bench_tiles needs %d KB of shared memory, but %s has %d", wanted, p.name, shared); }
     printf("%s, %s, code for sm_%d\n", p.name, PRECISION_NAME, compiled_arch(attention_stats_kernel<8, 8>));
     for (int HD : {64, 128}) { check_bits(HD); }
     for (const Shape& s : shapes) {
