@@ -26,9 +26,11 @@ struct Mine {
 #include MINE
 #endif
 
-static Tensor* tensor_named(Case& c, const std::string& name) {
-    for (Tensor& t : c.tensors) {
-        if (name == t.name) { return &t; }
+/* Returns the tensor or ladder of this name, or NULL. */
+template <typename T>
+static T* named(std::vector<T>& all, const std::string& name) {
+    for (T& one : all) {
+        if (name == one.name) { return &one; }
     }
     return NULL;
 }
@@ -39,7 +41,7 @@ static double loss_of(Case& c, Oracle* forward, Case& gradients) {
     for (Tensor& t : c.tensors) { t.host = t.start; }
     forward(c);
     for (const Tensor& t : c.tensors) {
-        const Tensor* d = t.role == WRITE || t.role == CHANGE ? tensor_named(gradients, std::string("d") + t.name) : NULL;
+        const Tensor* d = t.role == WRITE || t.role == CHANGE ? named(gradients.tensors, std::string("d") + t.name) : NULL;
         for (size_t i = 0; d && i < t.host.size(); i++) { sum += (double)t.host[i] * (double)d->start[i]; }
     }
     return sum;
@@ -49,16 +51,16 @@ static double loss_of(Case& c, Oracle* forward, Case& gradients) {
 static void check_gradient(const Ladder& f, Oracle* forward, const Ladder& b, Oracle* backward) {
     Case c = make_case(f, f.tests[0], false), g = make_case(b, f.tests[0], false);
     for (Tensor& t : c.tensors) {
-        if (const Tensor* same = tensor_named(g, t.name)) { t.start = same->start, t.scale = same->scale; }
+        if (const Tensor* same = named(g.tensors, t.name)) { t.start = same->start, t.scale = same->scale; }
     }
     loss_of(c, forward, g);
     for (const Tensor& t : c.tensors) {  // what forward keeps for backward, such as rstd
-        Tensor* kept = t.role == WRITE ? tensor_named(g, t.name) : NULL;
+        Tensor* kept = t.role == WRITE ? named(g.tensors, t.name) : NULL;
         if (kept) { kept->start = kept->host = t.host; }
     }
     backward(g);
     for (Tensor& t : c.tensors) {
-        const Tensor* d = t.role == READ || t.role == CHANGE ? tensor_named(g, std::string("d") + t.name) : NULL;
+        const Tensor* d = t.role == READ || t.role == CHANGE ? named(g.tensors, std::string("d") + t.name) : NULL;
         if (!d || d->role == READ || t.start.empty()) { continue; }
         auto got = [&](size_t i) { return (double)d->host[i] - (d->role == ADD ? (double)d->start[i] : 0); };
         size_t top = 0;
@@ -77,24 +79,17 @@ static void check_gradient(const Ladder& f, Oracle* forward, const Ladder& b, Or
     }
 }
 
-static Ladder* ladder_named(std::vector<Ladder>& ladders, const std::string& name) {
-    for (Ladder& l : ladders) {
-        if (name == l.name) { return &l; }
-    }
-    return NULL;
-}
-
 /* Appends the reader's versions to their ladders, and checks the gradients of variants. */
 static void add_mine(std::vector<Ladder>& ladders) {
     for (const Mine& m : Mine::all()) {
-        Ladder* l = ladder_named(ladders, m.ladder);
+        Ladder* l = named(ladders, m.ladder);
         if (!l) { die("MINE: there is no ladder '%s' in this file", m.ladder); }
         l->versions.push_back({l->versions.back().number + 1, m.idea, 0, m.run, NULL, NULL, m.oracle});
     }
     for (const Mine& f : Mine::all()) {
         for (const Mine& b : Mine::all()) {
             if (!f.oracle || !b.oracle || strcmp(f.ladder, "forward") || strcmp(b.ladder, "backward")) { continue; }
-            check_gradient(*ladder_named(ladders, f.ladder), f.oracle, *ladder_named(ladders, b.ladder), b.oracle);
+            check_gradient(*named(ladders, f.ladder), f.oracle, *named(ladders, b.ladder), b.oracle);
             test_count("the gradient of forward, by differences");
         }
     }
@@ -157,7 +152,7 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
             }
         } else if (isdigit(word[0])) {
             numbers.push_back(atoi(argv[i]));
-        } else if (ladder_named(ladders, word)) {
+        } else if (named(ladders, word)) {
             name = argv[i];
         } else {
             fprintf(
