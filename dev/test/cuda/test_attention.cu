@@ -347,7 +347,7 @@ static void a_thousand_tokens(void) {
     }
 }
 
-static void scores_in_the_hundreds(void) {
+static void rows_with_scores_in_the_hundreds(void) {
     for (int HD : head_dims) {
         Case c = {{1, 300, 4, 2, HD}, 20};
         run_case(c, false);
@@ -773,7 +773,7 @@ int main(int argc, char** argv) {
     RUN_NAMED(every_head_dim_at_short_and_odd_lengths);
     RUN_NAMED(every_group_on_the_tensor_core_head_dims);
     RUN_NAMED(lengths_around_every_tile_edge);
-    RUN_NAMED(scores_in_the_hundreds);
+    RUN_NAMED(rows_with_scores_in_the_hundreds);
     RUN_NAMED(a_thousand_tokens);
     RUN_NAMED(documents_at_every_head_dim);
     RUN_NAMED(documents_around_every_tile_edge);

@@ -38,7 +38,7 @@ static void crossentropy_agrees_for_all_vocabularies() {
                                 {7, 32769}, {150, 50257}, {4, 65536},  {80, 128256}, {3, 131079}, {2, 262144},  {2, 300001}};
     for (auto& s : shapes) {
         for (int large = 0; large < 2; large++) {
-            const size_t N = s[0], V = s[1], pitch = padded(V);
+            const size_t N = rows_of_shape(s[0]), V = s[1], pitch = padded(V);
             char what[64];
             snprintf(what, sizeof what, "crossentropy N=%zu V=%zu%s", N, V, large ? " large logits" : "");
             const Floats logits = random_values<floatX>(N * V, large ? 1000.0f : 3.0f);
@@ -127,7 +127,7 @@ static void crossentropy_plans_agree() {
 
 /* A NaN or inf anywhere in a row, the tail included, makes that row's loss not finite, and no other row's. */
 static void crossentropy_shows_what_is_not_finite() {
-    const size_t V = 301, N = 5000, pitch = padded(V);  // more rows than run at a time
+    const size_t V = 301, N = rows_of_shape(5000), pitch = padded(V);  // more rows than run at a time
     Floats logits = random_values<floatX>(N * V, 1);
     for (size_t n = 0; n < N; n += 2) { logits[n * V + (2 * n + (n % 4 ? 0 : 1)) % V] = n % 4 ? NAN : INFINITY; }
     int32_t* d_targets = upload(random_tokens(N, (int)V));

@@ -6,10 +6,12 @@
 #include "llmc/embedding.h"
 #include "kernel_test.cuh"
 
+enum { WIDE = emulated ? 8 : 72 };  // for a long table
+
 static void embedding_copies_and_sums_rows() {
     // N, C, V: odd widths, runs within a chunk, runs over many chunks, a single token, a large vocabulary
-    const size_t shapes[][3] = {{1, 60, 97},       {17, 64, 301},    {300, 768, 97},     {63, 12, 5},
-                                {64, 12, 1},       {65, 12, 2},      {1000, 72, 128256}, {4097, 64, 1},
+    const size_t shapes[][3] = {{1, 60, 97},       {17, 64, 301},    {300, 768, 97},       {63, 12, 5},
+                                {64, 12, 1},       {65, 12, 2},      {1000, WIDE, 128256}, {4097, 64, 1},
                                 {5000, 101, 4096}, {70000, 32, 257}, {4097, 2064, 97}};
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], V = s[2], pitch = padded(C);
@@ -107,9 +109,9 @@ static void embedding_sort_is_stable() {
 
 /* Gradients that are small integers have exact sums in fp32: no row may be lost, counted twice or added in the wrong place. */
 static void embedding_gradient_misses_no_row() {
-    const size_t shapes[][3] = {{1, 10, 2},       {17, 768, 2},       {64, 10, 3},        {65, 16, 3},
-                                {96, 768, 3},     {97, 10, 3},        {2049, 1032, 40},   {4095, 768, 2},
-                                {4096, 10, 257},  {4097, 768, 257},   {4097, 72, 128256}, {4097, 10, 262145},
+    const size_t shapes[][3] = {{1, 10, 2},       {17, 768, 2},       {64, 10, 3},          {65, 16, 3},
+                                {96, 768, 3},     {97, 10, 3},        {2049, 1032, 40},     {4095, 768, 2},
+                                {4096, 10, 257},  {4097, 768, 257},   {4097, WIDE, 128256}, {4097, 10, 262145},
                                 {65539, 64, 257}, {65539, 16, 32768}, {270001, 8, 5000}};
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], V = s[2], pitch = padded(C);

@@ -402,12 +402,8 @@ static HostRows quantised_rows_of(size_t R, size_t K, int sizes, Fp8Format forma
     return h;
 }
 
-// the terms of a sum in the two large products
-#ifdef EMULATED_ARCH  // these products run in cublasLt, whose stand-in takes seconds for more
-enum { MANY_TERMS = 256, MOST_TERMS = 1024 };
-#else
-enum { MANY_TERMS = 2048, MOST_TERMS = 8192 };
-#endif
+// the terms of a sum in the two large products, which run in cublasLt
+enum { MANY_TERMS = emulated ? 256 : 2048, MOST_TERMS = emulated ? 1024 : 8192 };
 
 static void products_of_quantised_rows_agree() {
     if (!has_row_scales()) {

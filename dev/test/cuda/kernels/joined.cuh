@@ -47,7 +47,8 @@ static Floats sixteenths(size_t n, int most) {
  * rounded. */
 static void swiglu_joins_its_product() {
     // the third one has more tiles than a card has multiprocessors, so a block has several
-    const size_t shapes[][3] = {{256, 64, 256}, {768, 320, 512}, {2560, 128, 1792}, {256, 1024, 4096}};
+    const size_t many = emulated ? 1024 : 2560, wide = emulated ? 768 : 1792, widest = emulated ? 256 : 4096;
+    const size_t shapes[][3] = {{256, 64, 256}, {768, 320, 512}, {many, 128, wide}, {256, 1024, widest}};
     if (!matmul_takes_swiglu(256, 64, 1 << 20)) { return; }  // no code for this card
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], F = s[2];

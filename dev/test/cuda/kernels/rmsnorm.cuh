@@ -13,7 +13,7 @@ static const size_t norm_shapes[][2] = {{1, 60},   {5, 64},     {33, 97},     {5
 static void rmsnorm_forward_agrees() {
     const float eps = 1e-5f;
     for (auto& s : norm_shapes) {
-        const size_t N = s[0], C = s[1], pitch = padded(C);
+        const size_t N = rows_of_shape(s[0]), C = s[1], pitch = padded(C);
         char what[64];
         snprintf(what, sizeof what, "rmsnorm N=%zu C=%zu", N, C);
         const RowShape rows = {N, (int)C, pitch};
@@ -38,7 +38,7 @@ static void rmsnorm_forward_agrees() {
 
 static void rmsnorm_backward_adds_to_both_gradients() {
     for (auto& s : norm_shapes) {
-        const size_t N = s[0], C = s[1], pitch = padded(C);
+        const size_t N = rows_of_shape(s[0]), C = s[1], pitch = padded(C);
         const RowShape rows = {N, (int)C, pitch};
         char what[64];
         const Floats x = random_values<floatX>(N * C, 2), dout = random_values<floatX>(N * C, 1);
@@ -49,11 +49,11 @@ static void rmsnorm_backward_adds_to_both_gradients() {
         rmsnorm_backward(dx.data(), dw.data(), scratch.data(), dout.data(), x.data(), w.data(), rstd.data(), N, (int)C);
         floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_dout = upload_rows<floatX>(dout, N, C, pitch);
         floatX* d_w = upload_rows<floatX>(w, 1, C, C);
-        float *d_rstd = upload(rstd), *d_dw = NULL;
+        const float* d_rstd = upload(rstd);
         for (int threads : {32, (int)RMSNORM_BACKWARD_THREADS, (int)RMSNORM_THREADS}) {
-            auto launch = [&](bool weight) {
+            const auto launch = [&] {  // dx, then dw
                 floatX* d_dx = upload_rows<floatX>(dx0, N, C, pitch);
-                d_dw = upload(dw0);
+                float* d_dw = upload(dw0);
                 if (threads == RMSNORM_BACKWARD_THREADS) {
                     void* d_scratch = device_alloc<char>(rmsnorm_backward_scratch_cuda(N, (int)C));
                     rmsnorm_backward_cuda(d_dx, d_dw, d_scratch, d_dout, d_x, d_w, d_rstd, rows, 0);
@@ -62,11 +62,16 @@ static void rmsnorm_backward_adds_to_both_gradients() {
                     rmsnorm_backward_launch(&plan, d_dx, d_dw, device_alloc<float>(plan.blocks * C), d_dout, d_x, d_w, d_rstd,
                                             rows, 0);
                 }
-                return weight ? download(d_dw, C) : download_rows(d_dx, N, C, pitch);
+                Floats both = download_rows(d_dx, N, C, pitch);
+                const Floats dweight = download(d_dw, C);
+                both.insert(both.end(), dweight.begin(), dweight.end());
+                return both;
             };
             snprintf(what, sizeof what, "rmsnorm backward N=%zu C=%zu, %d threads", N, C, threads);
-            compare(what, twice(what, [&] { return launch(false); }), dx, ulp, 5e-6f);
-            compare(what, twice(what, [&] { return launch(true); }), dw, 1e-5f, 1e-5f);
+            const Floats both = twice(what, launch);
+            const auto weight = both.begin() + (long)(N * C);
+            compare(what, Floats(both.begin(), weight), dx, ulp, 5e-6f);
+            compare(what, Floats(weight, both.end()), dw, 1e-5f, 1e-5f);
         }
         device_free_all();
     }
