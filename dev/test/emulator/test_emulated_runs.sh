@@ -154,7 +154,7 @@ two_are_one() { # two_are_one NAME FLAGS...: two cards have the losses of one, i
 has_joined() {
     h=$1
     shift
-    cu BF16 profiled $wide --profile 1 "$@" >"$tmp/profile" || return 1
+    cu BF16 profiled $wide --steps 1 --profile 1 "$@" >"$tmp/profile" || return 1
     awk -F '  +' '$1 ~ /swiglu|rope/ { print $1 }' "$tmp/profile" | sort | tr '\n' ',' | grep -x "$h"
 }
 
