@@ -324,9 +324,11 @@ build/sanitize/threads_%: test_%.c $(HEADERS) | build/sanitize
 
 THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
 # FULL=1: also tests of little that the others do not run under the sanitizers
-NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh $(if $(filter 1,$(FULL)),,$(addprefix %test_,loop.sh scripts.sh launch.sh contact.sh))
+FULL_SANITIZED = $(addprefix dev/test/shell/test_,loop.sh scripts.sh launch.sh contact.sh resume.sh)
+NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh $(if $(filter 1,$(FULL)),,$(FULL_SANITIZED))
 sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs
+	@$(if $(filter 1,$(FULL)),true,echo "skip under the sanitizers: $(notdir $(FULL_SANITIZED)): FULL=1 runs them")
 	@BIN=build/sanitize SERVE=build/sanitize/serve PYTHON="$(PYTHON)" MEMORY=unlimited dev/test/run.sh build/sanitize/test_llama3 \
 	    $(SERVES:11=dev/test/python/test_serve.py) \
 	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) $(filter-out $(NOT_SANITIZED),$(SHELL_TESTS))
