@@ -328,6 +328,8 @@ def pair(request):
 def test_committed_pairs_are_what_this_script_writes(tmp_path, pair):
     folder, model, state = pair
     name = os.path.basename(folder)
+    if name == "fp8" and os.environ.get("FULL") != "1":
+        pytest.skip("fp8_head has blocks in 8 bits, too: FULL=1 writes both")
     path = str(tmp_path / "state.safetensors")
     oracles.write_pair_state(model, name, path)
     again = load_file(path)
