@@ -172,7 +172,8 @@ build/%_cu: %.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 
 EMULATOR = dev/test/emulator
 EMULATED_ARCH ?= 90
-EMULATED_OPT ?= -O2
+# -O2 takes longer than it saves, except in trainers_cu, which runs most, and in the card's own code
+EMULATED_OPT ?= -O1
 EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)
 EMULATED_SOURCES = $(CUDA_HEADERS) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
 EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) -isystem $(CUDA_HOME)/include
@@ -183,15 +184,15 @@ EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_determinism_cu test_kernel
 
 emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/emulated/libnccl.so.2
 
-# several variants, each by a make of its own. Where few tests run, building takes longer than running
+# several variants, each by a make of its own
 VARIANTS = FP32_90 BF16_90 BF16_80 FP16_75
 VARIANTS_BUILT = $(VARIANTS:%=emulated-%)
 .PHONY: $(VARIANTS_BUILT)
 $(VARIANTS_BUILT): build/emulated/libnccl.so.2 build/test_llama3_cpu.o
 $(VARIANTS_BUILT): emulated-%:
 	@$(MAKE) -s emulated PRECISION=$(firstword $(subst _, ,$*)) EMULATED_ARCH=$(lastword $(subst _, ,$*)) $(OF_VARIANT)
-emulated-BF16_80: OF_VARIANT = EMULATED_OPT=-O1 EMULATED_PROGRAMS=test_attention_cu
-emulated-FP16_75: OF_VARIANT = EMULATED_OPT=-O1 EMULATED_PROGRAMS="test_kernels_cu test_attention_cu"
+emulated-BF16_80: OF_VARIANT = EMULATED_PROGRAMS=test_attention_cu
+emulated-FP16_75: OF_VARIANT = EMULATED_PROGRAMS="test_kernels_cu test_attention_cu"
 test-emulated test-cards: train_llama3 build/random_model $(VARIANTS_BUILT)
 	@FULL=$(FULL) dev/test/run.sh $(if $(filter %cards,$@),dev/test/gpu/test_no_gpu.sh) \
 	    $(addprefix dev/test/emulator/test_emulated_layers.sh:,kernels passes) \
@@ -208,10 +209,16 @@ build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)
 	done
 	@cp $(EMULATOR)/ptx.h $@.tmp/$(wildcard llmc/*/ptx.cuh) && rm -rf $@ && mv $@.tmp $@
 
+$(EMULATED)/trainers_cu $(EMULATED)/%.o: private EMULATED_OPT = -O2
+EMULATED_DEVICE = $(EMULATED)/device.h
+$(EMULATED)/trainers_cu: private EMULATED_DEVICE = device.h
 $(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh | $(EMULATED) require-nvcc
 	$(CXX) $(EMULATED_FLAGS) -I. -Wall -Wextra -c $< -o $@
-$(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD)
-	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include device.h $</dev/test/cuda/$*.cu -x none $(filter %.o,$^) -no-pie -rdynamic -o $@ \
+# device.h and the toolkit's headers are compiled once for the programs of a variant; g++ fails if another -O reads them
+$(EMULATED)/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h | $(EMULATED) require-nvcc
+	$(CXX) $(EMULATED_FLAGS) -x c++-header $< -o $@
+$(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD) $(EMULATED)/device.h.gch
+	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include $(EMULATED_DEVICE) $</dev/test/cuda/$*.cu -x none $(filter %.o,$^) -no-pie -rdynamic -o $@ \
 	    -ldl -lpthread
 # one program, which each of its names runs
 $(EMULATED)/trainers_cu: build/test_llama3_cpu.o
@@ -231,13 +238,10 @@ build/zoo/%: dev/cuda/%.cu $(CUDA_HEADERS) $(MINE) build/cuda_flags build/zoo/fl
 build/emulated/zoo/%: dev/cuda/% $(EMULATOR)/launches.sed $(MINE) build/zoo/flags
 	@mkdir -p $(@D) && sed -z -E -f $(EMULATOR)/launches.sed $< > $@
 	@$(if $(MINE),sed -z -E -f $(EMULATOR)/launches.sed $(MINE) > $(@D)/mine.cuh)
-# device.h and the toolkit's headers take a fifth of the time, so they are compiled once
-$(EMULATED)/zoo/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h | require-nvcc
-	@mkdir -p $(@D)
-	$(CXX) $(EMULATED_FLAGS) -x c++-header $< -o $@
 $(EMULATED)/zoo/%: EMULATED_ZOO = 1
-$(EMULATED)/zoo/%: build/emulated/zoo/%.cu build/emulated/sources $(EMULATED_CARD) $(EMULATED)/zoo/device.h.gch
-	$(CXX) $(EMULATED_FLAGS) $(ZOO_FLAGS) -Ibuild/emulated/sources -Ibuild/emulated/zoo -x c++ -include $(@D)/device.h $< -x none \
+$(EMULATED)/zoo/%: build/emulated/zoo/%.cu build/emulated/sources $(EMULATED_CARD) $(EMULATED)/device.h.gch
+	@mkdir -p $(@D)
+	$(CXX) $(EMULATED_FLAGS) $(ZOO_FLAGS) -Ibuild/emulated/sources -Ibuild/emulated/zoo -x c++ -include $(EMULATED)/device.h $< -x none \
 	    $(EMULATED_CARD) -no-pie -rdynamic -o $@ -ldl -lpthread
 
 # --- the embedded data set and the first run ---------------------------------------------------------------------------

@@ -35,7 +35,7 @@ END
 
 # command FILE PRECISION: prints the command that builds the file's program from $tmp/FILE.cu
 command_of() {
-    make -n -W "dev/cuda/$1.cu" PRECISION="$2" EMULATED_ARCH=90 EMULATED_OPT=-O1 "build/emulated/$2_90/zoo/$1" |
+    make -n -W "dev/cuda/$1.cu" PRECISION="$2" EMULATED_ARCH=90 "build/emulated/$2_90/zoo/$1" |
         sed -e ':more' -e '/\\$/{N;s/\\\n//;b more' -e '}' | grep -e '-x c++' |
         sed "s|build/emulated/zoo/$1.cu|$tmp/$1.cu|; s|-o build/emulated/[^ ]*|-o $tmp/program|"
 }
