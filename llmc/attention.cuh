@@ -76,12 +76,12 @@ static inline AttentionKernel attention_choose(AttentionKernel kernel, int HD) {
 constexpr int WALK_LEAST_TOKENS = 1024, WALK_MOST_TOKENS = 1 << 22;
 // at head_dim 128 the sums of all heads in progress take 67 MB: with an H100's L2 cache (50 MiB) one walk is slower for shorter
 // rows, with an H200's (60 MiB) it is not
-constexpr int WALK_LEAST_TOKENS_SMALL_L2 = 4096, WALK_SMALL_L2 = 55 << 20;
+constexpr int WALK_LEAST_TOKENS_SMALL_L2 = 4096;
 
 /* Returns the row length in tokens from which on the backward pass is one walk, on a card with l2 bytes of L2 cache. At all
  * such lengths that were measured, it was faster than two kernels, except 16384 at head_dim 128 (4 to 7 % slower). */
 static inline int walk_least_tokens(int HD, int l2) {
-    return HD == 128 && l2 < WALK_SMALL_L2 ? WALK_LEAST_TOKENS_SMALL_L2 : WALK_LEAST_TOKENS;
+    return HD == 128 && l2 < SMALL_L2 ? WALK_LEAST_TOKENS_SMALL_L2 : WALK_LEAST_TOKENS;
 }
 
 /* Returns whether the backward pass of such rows may be one walk: then its scratch has room for the sums. */

@@ -475,11 +475,27 @@ static inline bool matmul_takes(size_t N, size_t width, size_t C) {
 /* Whether SwiGLU's functions below take these sizes. */
 static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return matmul_takes(N, F, C); }
 
-/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and its SwiGLU act (N, F) unless act is NULL. */
-template <MatmulSplit SPLIT = SPLIT_TILES>
+constexpr size_t TURNS_MOST_C_SMALL_L2 = 1024;
+
+/* Returns how the consumers of SwiGLU's product split the work, for sums over C on a card with l2 bytes of L2 cache. In turns
+ * they read 1.5 times as many bytes of the factors from there, and hide the writing behind the products. With an H100's cache
+ * the reads cost more than the writing, unless the sums are short; with an H200's they never did. */
+static inline MatmulSplit matmul_swiglu_split(size_t C, int l2) {
+    return l2 < SMALL_L2 && C > TURNS_MOST_C_SMALL_L2 ? SPLIT_ROWS : SPLIT_TILES;
+}
+
+/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and its SwiGLU act (N, F) unless act is NULL. Both ways to split give the
+ * same bits. */
+template <MatmulSplit SPLIT>
+static inline void matmul_swiglu_split_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
+                                            size_t F, cudaStream_t stream) {
+    matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, N, 2 * F, C, stream, act);
+}
 static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
                                       size_t F, cudaStream_t stream) {
-    matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, N, 2 * F, C, stream, act);
+    const bool turns = matmul_swiglu_split(C, device_attribute(cudaDevAttrL2CacheSize)) == SPLIT_TILES;
+    auto* product = turns ? matmul_swiglu_split_cuda<SPLIT_TILES> : matmul_swiglu_split_cuda<SPLIT_ROWS>;
+    product(gate_up, act, x, w, N, C, F, stream);
 }
 
 /* Writes dgate_up (N, 2F), which may be gate_up, from gate_up (N, 2F) and dact = dout (N, C) w, w: (C, F). Writes act (N, F)

@@ -66,6 +66,8 @@ SHAPES = {
     "1B-8k": ("llama3.2-1b", 128256, 4, 8192, "", "--preset 1b"),
     "8B": ("llama3.1-8b", 128256, 1, 8192, "--master split --moments bf16 --recompute auto", "--preset 8b"),
 }
+# with PyTorch's own choice, memory between its segments is lost: 8B in 80 GB recomputes 9 blocks, so 7
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 SMALL = "d12:32768:16:1024"  # the shape of --minutes: its steps are short on a small card
 LEAN = ["--master", "split", "--moments", "bf16"]
 
@@ -154,7 +156,7 @@ class Side:
         shutil.rmtree(out, ignore_errors=True)
         with open(out + ".screen", "w+", encoding="utf-8") as screen:
             p = subprocess.Popen(self.command + self.flags + ["--out", out], stdout=screen, stderr=subprocess.STDOUT, cwd=ROOT,
-                                 start_new_session=True)
+                                 env={**ALLOCATOR, **os.environ}, start_new_session=True)
             begin, ms = None, []
             try:
                 while p.poll() is None and time.monotonic() < until:

@@ -94,7 +94,7 @@ static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
 template <MatmulSplit SPLIT>
 static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
     if (s.pass == GATE_UP) {
-        matmul_swiglu_cuda<SPLIT>(out, act, b.x, b.w, s.N, s.K, s.F, 0);
+        matmul_swiglu_split_cuda<SPLIT>(out, act, b.x, b.w, s.N, s.K, s.F, 0);
     } else if (s.pass == QKV) {
         matmul_rope_cuda(out, b.x, b.w, NULL, b.table, s.heads, s.K, 0);
     } else {

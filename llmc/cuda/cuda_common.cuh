@@ -73,6 +73,8 @@ static inline int device_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
+constexpr int SMALL_L2 = 55 << 20;  // bytes: an H100's L2 cache (50 MiB) is smaller, an H200's (60 MiB) is not
+
 static inline void device_name(char name[256]) {
     cudaDeviceProp properties;
     int device = 0;

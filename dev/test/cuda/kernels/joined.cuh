@@ -67,7 +67,7 @@ static void swiglu_joins_its_product() {
         matmul_backward_input_cuda(ctx, dact, operand(x, C), operand(down, F), N, (int)F, (int)C, F, 0);
         swiglu_backward_cuda(want_grad, NULL, dact, want, N, (int)F, 2 * F, F, 0);
         for (const bool turns : {false, true}) {  // the consumers of a block share each tile, or take tiles in turns
-            const auto product = turns ? matmul_swiglu_cuda<SPLIT_TILES> : matmul_swiglu_cuda<SPLIT_ROWS>;
+            const auto product = turns ? matmul_swiglu_split_cuda<SPLIT_TILES> : matmul_swiglu_split_cuda<SPLIT_ROWS>;
             const char* way = turns ? "in turns" : "together";
             for (floatX* p : {gate_up, alone}) { CUDA_CHECK(cudaMemset(p, 0xff, N * 2 * F * sizeof *p)); }
             CUDA_CHECK(cudaMemset(act, 0xff, N * F * sizeof *act));
