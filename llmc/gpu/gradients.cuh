@@ -10,10 +10,11 @@
  * anywhere below its own gradients. Gradients of an earlier micro-step, or of another rank's shard, would need the place.
  *
  *   the gradients   | embedding  | block 0 | block 1 | block 2 | block 3 | norm, head |
- *   activations of              0 |      1        |      2        |  (block 3's end where its gradients begin)
+ *   activations         |    of 1    |    of 2    |    of 3    |  (those of block 0 lie apart)
  *
- * Gaps between the tensors of a bucket stay zero, since they are sent along. In the ring head and embedding take turns in one
- * place, where the gaps are zeroed each time.
+ * Gaps between tensors, and the places of norms among the matrices, are zero when the gradients are summed or sent. They begin
+ * as zero and stay so, unless activations have lain there: then they are zeroed after the backward pass. In the ring head and
+ * embedding take turns in one place, where the gaps are zeroed each time.
  */
 #ifndef LLMC_GRADIENTS_CUH
 #define LLMC_GRADIENTS_CUH
@@ -168,7 +169,7 @@ static inline void gradients_zero_embedding(const Gradients* g, bool first, cuda
     if (trained && (first || g->in_ring)) { gradients_zero_elements(g, 0, param_offset(&g->trained, P_INPUT_NORM, 0), stream); }
 }
 
-/* Call after the backward pass. Zeroes the gaps, where activations have lain. */
+/* Call after the backward pass. Zeroes the gaps, and the places of norms among the matrices, where activations have lain. */
 static inline void gradients_zero_gaps(const Gradients* g, cudaStream_t stream) {
     for (int i = 0; g->lends && i < g->trained.count; i++) {
         const Param* p = &g->trained.items[i];
