@@ -84,7 +84,7 @@ passes() {
 
     # what lies among a step's gradients, and what a run sums in fp32; the other trials are too large here
     for variant in FP32_90 BF16_90; do emulated $variant test_determinism_cu gaps_between_tensors_stay_zero; done
-    for test in activations_in_memory a_run_sums_in_fp32; do emulated BF16_90 test_determinism_cu $test; done
+    for test in activations_in_memory a_gradient_is_named a_run_sums_in_fp32; do emulated BF16_90 test_determinism_cu $test; done
 }
 
 case ${1:-} in
