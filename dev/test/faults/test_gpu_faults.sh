@@ -126,6 +126,11 @@ quotients are not corrected | BF16 | test_kernels_cu quotients_and_roots | llmc/
 SwiGLU's gradient takes gate for up | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/s\.F \/ 64 + block, 0, ring\.full()/block, 0, ring.full()/
 the last group of a product's tiles is taken for a full one | BF16 | test_kernels_cu tiles_of | llmc/matmul_sm90.cuh | s/min(s\.group, s\.rows - first)/s.group/
 a block that keeps its activations has those of another | BF16 | test_determinism_cu recomputation_gives_the_same | train_llama3.cu | s/l + 1 < L ? (int)l : 0)/0)/
+a block's activations lie on its gradients | BF16 | test_determinism_cu activations_in_memory | llmc/gpu/gradients.cuh | s/own = (param_offset(&g->trained, P_INPUT_NORM/own = (param_offset(\&g->trained, P_POST_NORM/
+gaps hold activations when gradients are summed | BF16 | test_determinism_cu activations_in_memory | train_llama3.cu | s/^    gradients_zero_gaps(.*//
+the embedding's gradient is zeroed while activations lie there | BF16 | test_determinism_cu activations_in_memory | train_llama3.cu | s/^    gradients_zero_embedding(.*//; s/^    gradients_zero(.*/&\n    gradients_zero_embedding(\&m->grads, first, m->queue.stream);/
+activations lie on the gradient of a tied embedding | BF16 | test_determinism_cu activations_in_memory | llmc/gpu/gradients.cuh | s/least = g->config\.tied ?/least = false ?/
+a gradient is looked for where activations lie | BF16 | test_determinism_cu a_gradient_is_named | train_llama3.cu | s/^    \/\/ first, as the forward pass may overwrite them.*/    llama_forward(m);/
 weights without a master are rounded to nearest | BF16 | test_kernels_cu small_steps | llmc/adamw.cuh | s/const uint32_t r = weight_random\.v\[k \/ 2\];/const uint32_t r = 0x80008000u;/
 weights are rounded by the bits of other ones | BF16 | test_kernels_cu adamw_rounds | llmc/adamw.cuh | s/if (W == 4 \&\& in_stretch % 8)/if (false)/
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k \/ 2\] = lower_halves(.*;/master.v[k \/ 2] = 0;/
