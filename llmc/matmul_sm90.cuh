@@ -24,7 +24,7 @@
  *   SPLIT_ROWS    each has 64 rows of a tile of 128 x 256. The factors are read least often, but the tensor cores rest while
  *                 both write
  *   SPLIT_TILES   they take tiles of 128 x 128 in turns: one multiplies while the other writes. This is for SwiGLU, which
- *                 writes three values for two sums
+ *                 writes three values for two sums, where the L2 cache delivers the factors fast enough
  *
  * A consumer passes its turn on when its last step is in the ring. A barrier distinguishes only two adjacent phases, so no
  * thread may wait two phases ahead.
@@ -39,7 +39,7 @@
  *
  * On an H200 (dev/results/nvidia-h200-kernels.md), with tiles split by rows, sums alone have 89 to 98.6 % of the speed of
  * cuBLASLt's best. With SwiGLU, measured in turns, they are 0.6 to 10 % faster forward than cuBLASLt and swiglu.cuh, and 4 to
- * 12 % backward.
+ * 12 % backward. On an H100 (nvidia-h100.md) SwiGLU's forward pass is 3 to 11 % faster with the split that is chosen there.
  */
 #ifndef LLMC_MATMUL_SM90_CUH
 #define LLMC_MATMUL_SM90_CUH
@@ -475,7 +475,7 @@ static inline bool matmul_takes(size_t N, size_t width, size_t C) {
 /* Whether SwiGLU's functions below take these sizes. */
 static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return matmul_takes(N, F, C); }
 
-constexpr size_t TURNS_MOST_C_SMALL_L2 = 1024;
+constexpr size_t TURNS_MOST_C_SMALL_L2 = 1024;  // longer sums are faster by rows there (measured: 1280 to 4096)
 
 /* Returns how the consumers of SwiGLU's product split the work, for sums over C on a card with l2 bytes of L2 cache. In turns
  * they read 1.5 times as many bytes of the factors from there, and hide the writing behind the products. With an H100's cache
@@ -484,13 +484,14 @@ static inline MatmulSplit matmul_swiglu_split(size_t C, int l2) {
     return l2 < SMALL_L2 && C > TURNS_MOST_C_SMALL_L2 ? SPLIT_ROWS : SPLIT_TILES;
 }
 
-/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and its SwiGLU act (N, F) unless act is NULL. Both ways to split give the
- * same bits. */
+/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and its SwiGLU act (N, F) unless act is NULL. */
 template <MatmulSplit SPLIT>
 static inline void matmul_swiglu_split_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
                                             size_t F, cudaStream_t stream) {
     matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, N, 2 * F, C, stream, act);
 }
+
+/* Does so with the split for this card, which changes no bit. */
 static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
                                       size_t F, cudaStream_t stream) {
     const bool turns = matmul_swiglu_split(C, device_attribute(cudaDevAttrL2CacheSize)) == SPLIT_TILES;
