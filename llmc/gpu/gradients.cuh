@@ -7,7 +7,8 @@
  *
  * One GPU with one micro-step a step lends this memory to activations. The backward pass goes from the last block to the first:
  * when it writes the gradients of block l, it has read the activations of all later blocks. So activations of block l may lie
- * anywhere below its own gradients. Gradients of an earlier micro-step, or of another rank's shard, would need the place.
+ * anywhere below its own gradients. With more micro-steps, the gradients of earlier ones need this memory. With several GPUs,
+ * gradients may still be on their way from it.
  *
  *   the gradients   | embedding  | block 0 | block 1 | block 2 | block 3 | norm, head |
  *   activations         |    of 1    |    of 2    |    of 3    |  (those of block 0 lie apart)
