@@ -478,8 +478,8 @@ static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return ma
 constexpr size_t TURNS_MOST_C_SMALL_L2 = 1024;  // longer sums are faster by rows there (measured: 1280 to 4096)
 
 /* Returns how the consumers of SwiGLU's product split the work, for sums over C on a card with l2 bytes of L2 cache. In turns
- * they read 1.5 times as many bytes of the factors from there, and hide the writing behind the products. With an H100's cache
- * the reads cost more than the writing, unless the sums are short; with an H200's they never did. */
+ * they read 1.5 times as many bytes of the factors from there, and one writes while the other multiplies. With an H100's cache
+ * the reads cost more than this hides, unless the sums are short. With an H200's they never did. */
 static inline MatmulSplit matmul_swiglu_split(size_t C, int l2) {
     return l2 < SMALL_L2 && C > TURNS_MOST_C_SMALL_L2 ? SPLIT_ROWS : SPLIT_TILES;
 }

@@ -285,7 +285,7 @@ static void make_backward(Case& c) {
     c.bytes = 4.0 * sizeof(floatX) * (double)N * (double)C;
 }
 
-/* What dx adds up may cancel, so the oracle leaves the size of the terms. */
+/* Terms of dx may cancel, so the oracle leaves their sizes. */
 static void oracle_backward(Case& c) {
     const size_t N = c.n[0], C = c.n[1];
     std::vector<char> scratch(rmsnorm_backward_scratch(N, (int)C));

@@ -11,7 +11,7 @@
  * gradients may still be on their way from it.
  *
  *   the gradients   | embedding  | block 0 | block 1 | block 2 | block 3 | norm, head |
- *   activations         |    of 1    |    of 2    |    of 3    |  (those of block 0 lie apart)
+ *   activations         |    of 1    |    of 2    |    of 3    |  (block 0 has its own memory)
  *
  * Gaps between tensors, and the places of norms among the matrices, are zero when the gradients are summed or sent. They begin
  * as zero and stay so, unless activations have lain there: then they are zeroed after the backward pass. In the ring head and
