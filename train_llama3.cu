@@ -852,7 +852,7 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
         must(train_step(m, recipe, 0.0, &e), &e);
         ms = step_result(m, recipe).ms;
     }
-    const MemoryKind kind = m->layout.lends ? MEM_GRADIENTS : MEM_ACTIVATIONS;
+    const MemoryKind kind = m->layout.lends ? MEM_GRADIENTS : MEM_ACTIVATIONS;  // few activations may lie apart
     print_profile(m->queue.profiler, m->device->peak_flops,
                   measure_copy(m->mapped[kind], m->mapped_bytes[kind], m->queue.stream), ms);
 }
