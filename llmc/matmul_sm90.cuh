@@ -34,7 +34,7 @@
  * holds both elements that RoPE turns together. It reads the angles of a row once for all heads in the tile, while the last
  * products run.
  *
- * Blocks are persistent. They take tiles in the order of a list: `group` tiles of rows after each other in each column of
+ * Blocks are persistent. They take tiles in the order of a list: MATMUL_GROUP tiles of rows after each other in each column of
  * tiles. So this part of A stays in the L2 cache while B passes by, once a group.
  *
  * On an H200 (dev/results/nvidia-h200-kernels.md), with tiles split by rows, sums alone have 89 to 98.6 % of the speed of
@@ -435,7 +435,11 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
 // ---------------------------------------------------------------------------------------------------------------------
 // launchers
 
-constexpr size_t MATMUL_GROUP_BYTES = 16 << 20;  // bytes of A that stay in the L2 cache
+// Tiles of rows in a group, each as high as a cluster. An H100 or an H200 runs 66 clusters at a time, which compute 8 tiles of
+// rows in about 8 columns. With 256 columns a tile, that is nearly a square, which needs the fewest rows of both factors.
+// Clusters of one row copy the same part of A, and those of one column of B. So the L2 cache can deliver it to the others.
+// Measured in nvidia-h100.md.
+constexpr size_t MATMUL_GROUP = 8;
 
 /* Computes M x N sums over K and what the epilogue makes of them, from the packed matrices a (M, K) and b (N, K), or (K, N) if
  * B_COLUMNS. Writes out; with SwiGLU and its gradient also act, unless act is NULL. The gradient reads gate_up. */
@@ -454,7 +458,7 @@ static inline void matmul_tiles_launch(floatX* out, const floatX* a, const float
     s.act = act ? tensor_map(act, 1, (int)M, F, F, 16, 64) : s.out;
     s.gate_up = gate_up ? tensor_map(gate_up, 1, (int)M, width, width, BM, 64) : s.out;
     s.rows = (uint32_t)(M / cluster_rows), s.columns = (uint32_t)(N / BN), s.steps = (int)(K / BK);
-    s.group = (uint32_t)size_min(s.rows, size_max(1, MATMUL_GROUP_BYTES / (cluster_rows * K * sizeof(floatX))));
+    s.group = (uint32_t)size_min(s.rows, MATMUL_GROUP);
     s.F = (int)F, s.writes_act = act != NULL, s.rope = rope;
     const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / CLUSTER_BLOCKS;
     const unsigned blocks = (unsigned)(size_min(clusters, (size_t)s.rows * s.columns) * CLUSTER_BLOCKS);

@@ -46,9 +46,10 @@ static Floats sixteenths(size_t n, int most) {
 /* SwiGLU in a product's epilogue gives the bits of a separate product and SwiGLU. The inputs are such that no sum is
  * rounded. */
 static void swiglu_joins_its_product() {
-    // the third one has more tiles than a card has multiprocessors, so a block has several
+    // the first one has a whole group of tiles and a part of another; the third one has more tiles than a card has
+    // multiprocessors, so a block has several
     const size_t many = emulated ? 1024 : 2560, wide = emulated ? 768 : 1792, widest = emulated ? 256 : 4096;
-    const size_t shapes[][3] = {{256, 64, 256}, {768, 320, 512}, {many, 128, wide}, {256, 1024, widest}};
+    const size_t shapes[][3] = {{2304, 64, 256}, {768, 320, 512}, {many, 128, wide}, {256, 1024, widest}};
     const int h100 = 50 << 20, h200 = 60 << 20;  // L2 caches
     CHECK(matmul_swiglu_split(2048, h100) == SPLIT_ROWS, "an H100 takes long sums in turns");
     CHECK(matmul_swiglu_split(768, h100) == SPLIT_TILES && matmul_swiglu_split(2048, h200) == SPLIT_TILES, "others by rows");
