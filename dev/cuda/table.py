@@ -21,6 +21,7 @@ Not run: the file leaves the version out at this shape. An empty cell: that code
 Measured at commit 3522223. At e1a4cfa: softmax and rmsnorm; layout, crossentropy and embedding in FP32; code of sm_80 and sm_75.
 At 47cfef9: layout of sm_90 in BF16; rmsnorm, rope, swiglu, crossentropy and embedding of sm_75. There rmsnorm's dx was 7.3e-4 off
 where 4.9e-4 was allowed: in fp16, roundings of terms that cancel show. Since then its limit counts them, as adamw's.
+Its 27 tests passed at 4160e0c.
 mma's version 7 in code of sm_80 with 4, 3 and 2 buffers had a share of 0.61, 0.63 and 0.52 at the large shape (47cfef9).
 """
 
