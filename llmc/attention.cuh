@@ -14,10 +14,8 @@
  * The launchers here choose the last of these kernels that the build, the card and head_dim allow:
  *   attention_plain.cuh    any even HD <= 256 and any floatX, on the ordinary units: the readable ones
  *   attention_mma.cuh      HD 64 and 128 in 16-bit builds: mma.sync tensor-core products, from sm_75 on
- *   attention_mma_walk.cuh   the same, backward, in five products, from sm_80 on: long rows without documents
  *   attention_sm90.cuh     HD 64 and 128 in 16-bit builds: wgmma products, code for sm_90a
  *   attention_sm90_walk.cuh  the same, backward, in five products: long rows without documents
- *   attention_walk.cuh     the order of work and of sums of both walks
  *   attention_decode.cuh   one new token against a cache
  *   attention_common.cuh   what they share
  *
@@ -38,10 +36,9 @@
 #include "llmc/attention_common.cuh"     // defines: AttentionArgs, attention_stats
 #include "llmc/attention_decode.cuh"     // attention_decode_cuda, for those who include this file
 #include "llmc/attention_mma.cuh"        // defines: attention_mma_forward, attention_mma_backward
-#include "llmc/attention_mma_walk.cuh"   // defines: attention_mma_walk_backward
 #include "llmc/attention_plain.cuh"      // defines: attention_plain_forward, attention_plain_backward
 #include "llmc/attention_sm90.cuh"       // defines: attention_wgmma_forward, attention_wgmma_backward
-#include "llmc/attention_sm90_walk.cuh"  // defines: attention_wgmma_walk_backward
+#include "llmc/attention_sm90_walk.cuh"  // defines: attention_walk_backward
 #include "llmc/cuda/warpgroups.cuh"      // defines: has_wgmma
 #include "llmc/rope.cuh"                 // defines: rope_backward_cuda
 
@@ -50,27 +47,19 @@ typedef enum {
     ATTENTION_AUTO,
     ATTENTION_PLAIN,
     ATTENTION_MMA,
-    ATTENTION_MMA_WALK,  // a walk differs from the kernel before it in the backward pass alone. AUTO never chooses this one
     ATTENTION_WGMMA,
-    ATTENTION_WGMMA_WALK,
+    ATTENTION_WALK,  // differs from WGMMA in the backward pass alone
     NUM_ATTENTION_KERNELS
 } AttentionKernel;
 
 /* Returns whether a kernel uses Hopper's own instructions; such a kernel's backward pass also turns dq and dk back (RoPE). */
-static inline bool attention_is_hopper(AttentionKernel kernel) {
-    return kernel == ATTENTION_WGMMA || kernel == ATTENTION_WGMMA_WALK;
-}
-
-static inline bool attention_is_walk(AttentionKernel kernel) {
-    return kernel == ATTENTION_MMA_WALK || kernel == ATTENTION_WGMMA_WALK;
-}
+static inline bool attention_is_hopper(AttentionKernel kernel) { return kernel == ATTENTION_WGMMA || kernel == ATTENTION_WALK; }
 
 /* Returns whether a kernel for this head dimension exists in this build and runs on this GPU with the code it loaded. */
 static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
 #ifndef PRECISION_FP32
-    if (kernel == ATTENTION_MMA_WALK && !attention_has_mma_walk(HD)) { return false; }
-    if (attention_is_hopper(kernel) && !has_wgmma()) { return false; }
-    if (kernel >= ATTENTION_MMA) { return HD == 64 || HD == 128; }
+    if (attention_is_hopper(kernel)) { return (HD == 64 || HD == 128) && has_wgmma(); }
+    if (kernel == ATTENTION_MMA) { return HD == 64 || HD == 128; }
 #endif
     return kernel == ATTENTION_AUTO || (kernel == ATTENTION_PLAIN && HD > 0 && HD <= MAX_HEAD_DIM && HD % 2 == 0);
 }
@@ -120,7 +109,7 @@ static inline void attention_forward_slice(AttentionKernel kernel, floatX* out, 
         return s.HD == 64 ? attention_wgmma_forward<64>(out, lse, qkv, B, s, stream)
                           : attention_wgmma_forward<128>(out, lse, qkv, B, s, stream);
     }
-    if (kernel == ATTENTION_MMA || kernel == ATTENTION_MMA_WALK) {
+    if (kernel == ATTENTION_MMA) {
         return s.HD == 64 ? attention_mma_forward<64>(out, lse, qkv, B, s, stream)
                           : attention_mma_forward<128>(out, lse, qkv, B, s, stream);
     }
@@ -143,16 +132,10 @@ static inline void attention_backward_slice(AttentionKernel kernel, floatX* dqkv
 #endif
     attention_stats(stats, dout, out, lse, B, s, stream);
 #ifndef PRECISION_FP32
-    float* sums = (float*)(stats + (size_t)B * s.NH * s.stat_rows);  // of a walk
-    if (kernel == ATTENTION_WGMMA_WALK) {
-        return s.HD == 64 ? attention_wgmma_walk_backward<64>(dqkv, sums, stats, dout, qkv, B, s, stream)
-                          : attention_wgmma_walk_backward<128>(dqkv, sums, stats, dout, qkv, B, s, stream);
-    }
-    if (kernel == ATTENTION_MMA_WALK) {
-        AttentionArgs unturned = s;
-        unturned.cos_sin = NULL;
-        return s.HD == 64 ? attention_mma_walk_backward<64>(dqkv, sums, stats, dout, qkv, B, unturned, stream)
-                          : attention_mma_walk_backward<128>(dqkv, sums, stats, dout, qkv, B, unturned, stream);
+    if (kernel == ATTENTION_WALK) {
+        float* sums = (float*)(stats + (size_t)B * s.NH * s.stat_rows);
+        return s.HD == 64 ? attention_walk_backward<64>(dqkv, sums, stats, dout, qkv, B, s, stream)
+                          : attention_walk_backward<128>(dqkv, sums, stats, dout, qkv, B, s, stream);
     }
     if (kernel == ATTENTION_MMA) {
         return s.HD == 64 ? attention_mma_backward<64>(dqkv, stats, dout, qkv, B, s, stream)
@@ -189,7 +172,7 @@ static inline void attention_backward_by(AttentionKernel kernel, floatX* dqkv, v
     if (s.T == 0 || B == 0) { return; }
     const bool chosen = kernel == ATTENTION_AUTO;
     kernel = attention_choose(kernel, s.HD);
-    if (chosen && kernel == ATTENTION_WGMMA && attention_walks(B, s)) { kernel = ATTENTION_WGMMA_WALK; }
+    if (chosen && kernel == ATTENTION_WGMMA && attention_walks(B, s)) { kernel = ATTENTION_WALK; }
     for (int b = 0; b < B; b += MAX_GRID_YZ) {
         const size_t row = (size_t)b * s.T;
         attention_backward_slice(kernel, dqkv + row * s.qkv_pitch, scratch, dout + row * s.out_pitch, out + row * s.out_pitch,

@@ -327,38 +327,5 @@ __device__ __forceinline__ void fragment_rounded(float (&p)[N], const uint32_t (
     }
 }
 
-/* Writes the first `valid` of a warp's 16 rows: rows 0 to 7 times f0, rows 8 to 15 times f1. Four lanes hold a row's columns
- * in pairs; they exchange until each has eight neighboring columns. */
-template <int HD>
-__device__ __forceinline__ void fragment_store(floatX* rows, size_t pitch, int valid, const float (&d)[HD / 2], float f0,
-                                               float f1) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int m = 0; m < HD / 32; m++) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float f = r ? f1 : f0;
-            uint32_t x[4];  // lane t: columns 2 t, 2 t + 1 of pieces 4 m .. 4 m + 3; becomes columns 0 .. 7 of piece 4 m + t
-#pragma unroll
-            for (int i = 0; i < 4; i++) { x[i] = pack2(d[(4 * m + i) * 4 + 2 * r] * f, d[(4 * m + i) * 4 + 2 * r + 1] * f); }
-#pragma unroll
-            for (int i = 0; i < 4; i += 2) {
-                const uint32_t got = __shfl_xor_sync(0xffffffffu, t & 1 ? x[i] : x[i + 1], 1);
-                x[i] = t & 1 ? got : x[i];
-                x[i + 1] = t & 1 ? x[i + 1] : got;
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const uint32_t got = __shfl_xor_sync(0xffffffffu, t & 2 ? x[i] : x[i + 2], 2);
-                x[i] = t & 2 ? got : x[i];
-                x[i + 2] = t & 2 ? x[i + 2] : got;
-            }
-            if (g + 8 * r < valid) {
-                *(uint4*)(rows + (size_t)(g + 8 * r) * pitch + (4 * m + t) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
-            }
-        }
-    }
-}
-
 #endif  // PRECISION_FP32
 #endif

@@ -90,19 +90,18 @@ __device__ __forceinline__ void mma_scores(float (&acc)[MT][4 * NT], uint32_t a_
     }
 }
 
-/* Adds to acc[i] the product a[i] b(rows b_row .. b_row + 16 KT), with a in registers; acc[i] is a fragment of COLUMNS of b's
- * HD columns, from column part COLUMNS on. */
-template <int HD, int MT, int KT, int COLUMNS = HD>
-__device__ __forceinline__ void mma_values(float (&acc)[MT][COLUMNS / 2], const uint32_t (&a)[MT][KT][4], uint32_t b_tile,
-                                           int b_row, int part = 0) {
+/* Adds to acc[i] the product a[i] b(rows b_row .. b_row + 16 KT), with a in registers; acc[i] is a fragment of HD columns. */
+template <int HD, int MT, int KT>
+__device__ __forceinline__ void mma_values(float (&acc)[MT][HD / 2], const uint32_t (&a)[MT][KT][4], uint32_t b_tile,
+                                           int b_row) {
     uint32_t lane = threadIdx.x % 32;
     compute_here(lane);
     const uint32_t base = b_tile + (b_row + (lane & 15)) * (HD * 2);
-    const uint32_t chunk = ((part * (COLUMNS / 8) + (lane >> 4)) ^ (lane & 7)) << 4;
+    const uint32_t chunk = ((lane >> 4) ^ (lane & 7)) << 4;
 #pragma unroll
     for (int k = 0; k < KT; k++) {
 #pragma unroll
-        for (int n = 0; n < COLUMNS / 8; n += 2) {
+        for (int n = 0; n < HD / 8; n += 2) {
             uint32_t b[4];
             load_matrix_x4_trans(b, base + (chunk ^ (n * 16)) + k * 16 * HD * 2);
 #pragma unroll

@@ -52,7 +52,7 @@
 #define LLMC_ATTENTION_SM90_CUH
 
 #include "llmc/attention_common.cuh"
-#include "llmc/attention_sm90_parts.cuh"  // defines: WorkList, DocumentEdges, wgmma_values
+#include "llmc/attention_sm90_parts.cuh"  // defines: WorkList, DocumentEdges, wgmma_store
 #include "llmc/cuda/warpgroups.cuh"       // defines: WarpgroupSplit, Ring
 
 #ifndef PRECISION_FP32
@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 const int at = warp_q0 + g + r * 8;
                 if (t == 0 && at < s.T) { lse[((size_t)b * s.NH + h) * s.T + at] = m[r] * s.scale + logf(l[r]); }
             }
-            fragment_store<HD>(attention_row(out, (size_t)b * s.T + warp_q0, s.out_pitch, h, HD), s.out_pitch, s.T - warp_q0,
-                               acc, 1 / l[0], 1 / l[1]);
+            wgmma_store<HD>(attention_row(out, (size_t)b * s.T + warp_q0, s.out_pitch, h, HD), s.out_pitch, s.T - warp_q0, acc,
+                            1 / l[0], 1 / l[1]);
             if constexpr (DOCUMENTS) {  // the other warpgroups' queries see keys further back
 #pragma unroll 1
                 for (; k0 >= first.block / BN * BN; k0 -= BN) {
@@ -411,8 +411,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             kv_ring.advance();
             floatX* dk_rows = attention_row(dqkv, (size_t)b * s.T + warp_k0, s.qkv_pitch, s.NH + kv_head, HD);
             if (s.cos_sin) { fragment_turn_back<HD>(dk, s, b, warp_k0); }
-            fragment_store<HD>(dk_rows, s.qkv_pitch, s.T - warp_k0, dk, s.scale, s.scale);
-            fragment_store<HD>(dk_rows + (size_t)s.NKV * HD, s.qkv_pitch, s.T - warp_k0, dv, 1, 1);
+            wgmma_store<HD>(dk_rows, s.qkv_pitch, s.T - warp_k0, dk, s.scale, s.scale);
+            wgmma_store<HD>(dk_rows + (size_t)s.NKV * HD, s.qkv_pitch, s.T - warp_k0, dv, 1, 1);
         }
     }
 #else
@@ -583,7 +583,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             q_ring.advance();
             if (s.cos_sin) { fragment_turn_back<HD>(dq, s, b, warp_q0); }
             floatX* dq_rows = attention_row(dqkv, (size_t)b * s.T + warp_q0, s.qkv_pitch, h, HD);
-            fragment_store<HD>(dq_rows, s.qkv_pitch, s.T - warp_q0, dq, s.scale, s.scale);
+            wgmma_store<HD>(dq_rows, s.qkv_pitch, s.T - warp_q0, dq, s.scale, s.scale);
             if constexpr (DOCUMENTS) {  // the other warpgroups' queries see keys further back
 #pragma unroll 1
                 for (const int first_k0 = s.starts[(size_t)b * s.T + q0] / BN * BN; k0 >= first_k0; k0 -= BN) {

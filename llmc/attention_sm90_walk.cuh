@@ -1,10 +1,32 @@
-/* attention_sm90_walk.cuh -- the backward pass of attention in one walk, in five products instead of the seven of
- * attention_sm90.cuh. Code for sm_90a, HD 64 and 128, 16-bit builds, rows that are one document. The order of work and of sums:
- * attention_walk.cuh. Formulas and layouts: attention.cuh.
+/* attention_sm90_walk.cuh -- the backward pass of attention in one walk over all pairs of tiles. It takes five products instead
+ * of the seven of attention_sm90.cuh, and the scores and their exponentials once instead of twice. Code for sm_90a, HD 64 and
+ * 128, 16-bit builds, rows that are one document. Formulas and layouts: attention.cuh.
  *
- * The two consumer warpgroups of a block have 64 of its 128 keys each. Both write their ds into shared memory, transposed. Each
- * then computes half of the columns of the block's part of dq, over all 128 keys. One thread waits for flags before the
- * consumers add, another sets them afterwards.
+ * A block owns 128 keys and walks over q and dout of all query heads of the group, like the kernel of dK and dV in
+ * attention_sm90.cuh. It also computes its keys' part of dq for each tile of 64 queries:
+ *
+ *   S^T = k q^T     dP^T = v dout^T     dv += p^T dout     dk += ds^T q     part of dq = ds k
+ *
+ * The two consumer warpgroups have 64 keys each. Both write their ds into shared memory, transposed. Each then computes half
+ * of the columns of this part, over all 128 keys. The parts are added up in fp32 in memory, mostly in the L2 cache. A last
+ * kernel turns the sums back by RoPE and rounds them.
+ *
+ * So that every run gives the same bits, the parts of a tile of queries are added in a fixed order. Each part waits for a flag
+ * that counts the parts before it. One thread of a block waits for flags before the consumers add, another sets them
+ * afterwards.
+ *
+ * This is the order in which blocks finish the parts anyway, so waits are short. Among N tiles of keys, more queries see the
+ * lower ones. A block takes tile P - 1 - i and then tile P + i, with P = N / 2 rounded up. So all blocks have the same work if
+ * the card has P multiprocessors. All blocks walk upwards. In the lower half of the tiles, higher tiles are ahead; in the upper
+ * half, lower ones:
+ *
+ *   parts of tile m of queries, in units of 128:   m < P: m, m - 1 ... 0        else: P - 1, P - 2 ... 0, P, P + 1 ... m
+ *
+ * A part waits only for pieces before its own in the list of work, and a block takes its pieces in the order of the list. So
+ * the earliest unfinished piece can always proceed, provided that all blocks are resident at once. The grid is therefore never
+ * larger than the number of multiprocessors, and the launch is cooperative: blocks start when there is room for all of them,
+ * and the driver refuses a grid for which there never is. A kernel that still holds a multiprocessor must be able to end
+ * without this kernel.
  *
  * A turn of a consumer's loop adds a tile to dv, dk and dq and computes p and ds of the next one. With registers for all
  * (APART), S^T comes first, and the other products run under the exponentials:
@@ -25,15 +47,51 @@
 #define LLMC_ATTENTION_SM90_WALK_CUH
 
 #include "llmc/attention_common.cuh"
-#include "llmc/attention_sm90_parts.cuh"  // defines: ScoresLeft, wgmma_values
-#include "llmc/attention_walk.cuh"        // defines: WalkOrder, WalkPiece, WalkSums
+#include "llmc/attention_sm90_parts.cuh"  // defines: ScoresLeft, wgmma_values, wgmma_store
 #include "llmc/cuda/warpgroups.cuh"       // defines: WarpgroupSplit, Ring, tensor_map
 
 #ifndef PRECISION_FP32
 
+constexpr int WALK_QUERIES = 64, WALK_KEYS = 128;  // of a tile
+
+/* The order of work and of sums. A round takes `together` heads (of K and V, of all sequences). Each head has `tiles` tiles
+ * of keys in `pairs` pairs: first come the lower tiles of all pairs, then the upper tiles. The last pair may lack its upper
+ * tile. `step` blocks share the tiles of each of these heads. */
+struct WalkOrder {
+    uint32_t heads, tiles, pairs, together, step;
+
+    /* Returns how many parts of some queries' dq are added before the part of a tile of keys. m: the tile of WALK_KEYS with
+     * these queries */
+    __device__ __forceinline__ uint32_t before(uint32_t tile, uint32_t m) const {
+        return tile >= pairs ? tile : min(m, pairs - 1) - tile;
+    }
+};
+
+/* A block's pieces of work, one after the other: a tile of keys of a head. */
+struct WalkPiece {
+    uint32_t head, at;
+    __device__ __forceinline__ explicit WalkPiece(const WalkOrder& order)
+        : head(blockIdx.x % order.together), at(blockIdx.x / order.together) {}
+    __device__ __forceinline__ void advance(const WalkOrder& order) {
+        at += order.step;
+        if (at >= 2 * order.pairs) { at -= 2 * order.pairs, head += order.together; }
+    }
+    __device__ __forceinline__ uint32_t tile(const WalkOrder& order) const {
+        return at < order.pairs ? order.pairs - 1 - at : at;
+    }
+};
+
 /* The producer writes it beside K and V of a piece; tile < 0: there are no more pieces. */
 struct WalkNote {
     int head, tile;
+};
+
+/* Where parts of dq are added. Each query head of each sequence has `tiles` tiles of WALK_QUERIES queries. Each consumer's
+ * half of a tile lies as its threads hold it. Each tile has a flag that counts the parts added. */
+struct WalkSums {
+    float* sums;
+    uint32_t* flags;
+    uint32_t tiles;
 };
 
 /* Shared memory holds K and V of KV_STAGES pieces of work, and q and dout of STAGES tiles. APART: whether registers are enough
@@ -89,9 +147,9 @@ __device__ __forceinline__ void walk_flags(const WalkOrder& order, const WalkSum
 
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::THREADS, 1)
-    attention_wgmma_walk_kernel(floatX* dqkv, WalkSums sums, const float2* stats, const __grid_constant__ CUtensorMap q_map,
-                                const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dout_map,
-                                AttentionArgs s, WalkOrder order) {
+    attention_walk_kernel(floatX* dqkv, WalkSums sums, const float2* stats, const __grid_constant__ CUtensorMap q_map,
+                          const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dout_map,
+                          AttentionArgs s, WalkOrder order) {
 #if PTX_HAS_SM90A
     constexpr int HD = Tiles::HD, BM = Tiles::BM, BN = Tiles::BN, TURNS = Tiles::TURNS;
     constexpr bool APART = Tiles::APART;
@@ -343,8 +401,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
             const int b = head / s.NKV, kv_head = head - b * s.NKV;
             floatX* dk_rows = attention_row(dqkv, (size_t)b * s.T + warp_k0, s.qkv_pitch, s.NH + kv_head, HD);
             if (s.cos_sin) { fragment_turn_back<HD>(dk, s, b, warp_k0); }
-            fragment_store<HD>(dk_rows, s.qkv_pitch, s.T - warp_k0, dk, s.scale, s.scale);
-            fragment_store<HD>(dk_rows + (size_t)s.NKV * HD, s.qkv_pitch, s.T - warp_k0, dv, 1, 1);
+            wgmma_store<HD>(dk_rows, s.qkv_pitch, s.T - warp_k0, dk, s.scale, s.scale);
+            wgmma_store<HD>(dk_rows + (size_t)s.NKV * HD, s.qkv_pitch, s.T - warp_k0, dv, 1, 1);
         }
     }
 #else
@@ -352,8 +410,54 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
 #endif
 }
 
+/* Writes dq of a tile of queries from its sums; a block takes one tile. */
+template <int HD>
+__global__ void __launch_bounds__(128) attention_walk_dq_kernel(floatX* dqkv, WalkSums sums, AttentionArgs s) {
+    const int tile = blockIdx.x % sums.tiles, h = blockIdx.x / sums.tiles, b = blockIdx.y;
+    const int row = tile * WALK_QUERIES + threadIdx.x / 32 * 16;
+    const float* from = sums.sums + (((size_t)b * s.NH + h) * sums.tiles + tile) * (WALK_QUERIES * HD) + threadIdx.x * 4;
+    float dq[HD / 2];
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++) {
+        const Vec<float, 4> x = load_stream<4>(from + i * 512);
+#pragma unroll
+        for (int k = 0; k < 4; k++) { dq[4 * i + k] = x.v[k]; }
+    }
+    if (s.cos_sin) { fragment_turn_back<HD>(dq, s, b, row); }
+    wgmma_store<HD>(attention_row(dqkv, (size_t)b * s.T + row, s.qkv_pitch, h, HD), s.qkv_pitch, s.T - row, dq, s.scale,
+                    s.scale);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // launcher
+
+/* Returns the tiles of queries of a head. */
+static inline int walk_query_tiles(int T) { return (int)ceil_div((size_t)T, (size_t)WALK_QUERIES); }
+
+/* Returns the bytes of the sums of dq, and of their flags. */
+static inline size_t walk_sums_bytes(int B, int NH, int T, int HD) {
+    return (size_t)B * NH * walk_query_tiles(T) * (WALK_QUERIES * HD * sizeof(float) + sizeof(uint32_t));
+}
+
+/* Returns the order of work on a card with so many multiprocessors. */
+static inline WalkOrder walk_order(int B, int NKV, int T, uint32_t processors) {
+    WalkOrder o;
+    o.heads = (uint32_t)B * NKV;
+    o.tiles = (uint32_t)ceil_div((size_t)T, (size_t)WALK_KEYS);
+    o.pairs = (o.tiles + 1) / 2;
+    o.together = (uint32_t)size_min(o.heads, size_max(1, processors / o.pairs));
+    o.step = (uint32_t)size_min(o.pairs, processors);
+    return o;
+}
+
+/* Whether a walk keeps at least 85 % of the multiprocessors at work. A walk has fewer pieces of work than the two kernels.
+ * With few heads, or if their pairs of tiles divide badly among the multiprocessors, it leaves more of the card idle than it
+ * saves. */
+static inline bool walk_fills(const WalkOrder& o, uint32_t processors) {
+    const size_t pairs = (size_t)o.heads * o.pairs;  // pairs of all heads; every pair is the same work
+    const size_t turns = o.step == o.pairs ? ceil_div((size_t)o.heads, (size_t)o.together) : ceil_div(pairs, (size_t)o.step);
+    return pairs * 100 >= turns * processors * 85;
+}
 
 template <int HD>
 struct WalkTilesFor;
@@ -368,26 +472,30 @@ struct WalkTilesFor<128> {
 
 /* Fills dqkv. stats: from attention_stats(); sums: walk_sums_bytes() bytes */
 template <typename Tiles>
-static inline void attention_wgmma_walk_tiles(floatX* dqkv, float* sums, const float2* stats, const floatX* dout,
-                                              const floatX* qkv, int B, const AttentionArgs& s, cudaStream_t stream) {
+static inline void attention_walk_tiles(floatX* dqkv, float* sums, const float2* stats, const floatX* dout, const floatX* qkv,
+                                        int B, const AttentionArgs& s, cudaStream_t stream) {
     constexpr int HD = Tiles::HD;
     const uint32_t processors = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount);
     const WalkOrder order = walk_order(B, s.NKV, s.T, processors);
-    const WalkSums where = walk_begin(sums, B, s, order, stream);
+    const int tiles = walk_query_tiles(s.T);
+    const size_t all_tiles = (size_t)B * s.NH * tiles;
+    if ((uint64_t)order.heads * order.tiles > INT32_MAX) { die("attention: B %d rows of %d tokens are too many", B, s.T); }
+    const WalkSums where = {sums, (uint32_t*)(sums + all_tiles * WALK_QUERIES * HD), (uint32_t)tiles};
+    CUDA_CHECK(cudaMemsetAsync(where.flags, 0, all_tiles * sizeof *where.flags, stream));
     const size_t width = (size_t)(s.NH + 2 * s.NKV) * HD;
     const dim3 blocks((order.step * order.together));
     const cudaError_t status = attention_launch_resident(
-        attention_wgmma_walk_kernel<Tiles>, blocks, Tiles::THREADS, Tiles::SMEM, stream, dqkv, where, stats,
+        attention_walk_kernel<Tiles>, blocks, Tiles::THREADS, Tiles::SMEM, stream, dqkv, where, stats,
         tensor_map(qkv, B, s.T, width, s.qkv_pitch, Tiles::BM, HD), tensor_map(qkv, B, s.T, width, s.qkv_pitch, Tiles::BN, HD),
         tensor_map(dout, B, s.T, (size_t)s.NH * HD, s.out_pitch, Tiles::BM, HD), s, order);
-    cuda_check(status, "launch of attention_wgmma_walk_kernel, all blocks at once", __FILE__, __LINE__);
-    walk_finish<HD, true>(dqkv, where, B, s, stream);
+    cuda_check(status, "launch of attention_walk_kernel, all blocks at once", __FILE__, __LINE__);
+    attention_launch(attention_walk_dq_kernel<HD>, dim3((unsigned)(tiles * s.NH), (unsigned)B), 128, 0, stream, dqkv, where, s);
 }
 
 template <int HD>
-static inline void attention_wgmma_walk_backward(floatX* dqkv, float* sums, const float2* stats, const floatX* dout,
-                                                 const floatX* qkv, int B, const AttentionArgs& s, cudaStream_t stream) {
-    attention_wgmma_walk_tiles<typename WalkTilesFor<HD>::Tiles>(dqkv, sums, stats, dout, qkv, B, s, stream);
+static inline void attention_walk_backward(floatX* dqkv, float* sums, const float2* stats, const floatX* dout,
+                                           const floatX* qkv, int B, const AttentionArgs& s, cudaStream_t stream) {
+    attention_walk_tiles<typename WalkTilesFor<HD>::Tiles>(dqkv, sums, stats, dout, qkv, B, s, stream);
 }
 
 #endif  // PRECISION_FP32

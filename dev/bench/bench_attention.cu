@@ -2,7 +2,7 @@
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -diag-suppress 1675 -I. \
  *        -o bench_attention dev/bench/bench_attention.cu
- *   ./bench_attention [auto|plain|mma|mma_walk|wgmma|wgmma_walk|variants [mma|wgmma|wgmma_walk]]
+ *   ./bench_attention [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]]
  *
  * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times as much. A walk computes
  * exactly that; our other kernels compute 3.5 times. Each number is the median of single launches between events, after a
@@ -19,7 +19,7 @@
  */
 #include "attention_timing.cuh"
 
-static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "mma_walk", "wgmma", "wgmma_walk"};
+static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma", "walk"};
 
 /* Times every kernel, or the chosen one; AUTO is the launchers' choice. */
 static void bench_kernels(bool all, AttentionKernel chosen) {
@@ -31,7 +31,7 @@ static void bench_kernels(bool all, AttentionKernel chosen) {
             const AttentionKernel kernel = (AttentionKernel)k;
             // the plain kernels take seconds at length 8192
             if (!attention_has_kernel(kernel, s.HD) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
-            if (attention_is_walk((AttentionKernel)k) && s.document > 0) { continue; }
+            if (k == ATTENTION_WALK && s.document > 0) { continue; }
             if (all ? k == ATTENTION_AUTO : k != chosen) { continue; }
             const float forward = time_ms([&]() { attention_forward_by(kernel, b.out, b.lse, b.qkv, s.B, b.args, 0); });
             const float backward = time_ms(
@@ -85,8 +85,8 @@ template <typename Tiles>
 static void launch_walk(const Buffers* b, int B) {
     float2* stats = (float2*)b->scratch;
     attention_stats(stats, b->dout, b->out, b->lse, B, b->args, 0);
-    attention_wgmma_walk_tiles<Tiles>(b->dqkv, (float*)(stats + (size_t)B * b->args.NH * b->args.stat_rows), stats, b->dout,
-                                      b->qkv, B, b->args, 0);
+    attention_walk_tiles<Tiles>(b->dqkv, (float*)(stats + (size_t)B * b->args.NH * b->args.stat_rows), stats, b->dout, b->qkv,
+                                B, b->args, 0);
 }
 
 typedef struct {
@@ -112,8 +112,8 @@ typedef struct {
                            (const void*)attention_backward_kv_wgmma_kernel<WgmmaKVTiles<HD, __VA_ARGS__>>}
 #define WQ(HD, ...)       {ATTENTION_WGMMA, PART_Q, HD, #__VA_ARGS__, launch_wgmma_q<WgmmaQTiles<HD, __VA_ARGS__>>, \
                            (const void*)attention_backward_q_wgmma_kernel<WgmmaQTiles<HD, __VA_ARGS__>>}
-#define WALK(HD, ...)     {ATTENTION_WGMMA_WALK, PART_WALK, HD, #__VA_ARGS__, launch_walk<WalkTiles<HD, __VA_ARGS__>>, \
-                           (const void*)attention_wgmma_walk_kernel<WalkTiles<HD, __VA_ARGS__>>}
+#define WALK(HD, ...)     {ATTENTION_WALK, PART_WALK, HD, #__VA_ARGS__, launch_walk<WalkTiles<HD, __VA_ARGS__>>, \
+                           (const void*)attention_walk_kernel<WalkTiles<HD, __VA_ARGS__>>}
 static const Variant variants[] = {
     WALK(64, 5, 2), WALK(64, 4, 2), WALK(64, 5, 1), WALK(128, 3, 1), WALK(128, 2, 1),
     WFORWARD(64, 128, 3, 2, 2, 1), WFORWARD(64, 128, 2, 2, 2, 1), WFORWARD(64, 64, 3, 4, 2, 1),
@@ -201,7 +201,7 @@ int main(int argc, char** argv) {
     }
     const bool no_name = named == NUM_ATTENTION_KERNELS, family = named >= ATTENTION_MMA && !no_name;
     if (argc > 3 || (argc == 2 && !with_variants && no_name) || (argc == 3 && !(with_variants && family))) {
-        die_usage("usage: %s [auto|plain|mma|mma_walk|wgmma|wgmma_walk|variants [mma|wgmma|wgmma_walk]]", argv[0]);
+        die_usage("usage: %s [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]]", argv[0]);
     }
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, 0));

@@ -308,6 +308,7 @@ __device__ __forceinline__ void store_wait() {
 
 /* Waits until the flag, which other blocks set, is at least n. Their writes before they set it are visible afterwards. */
 __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
+#if PTX_HAS_SM90A
 #ifdef BARRIER_TIMEOUT
     const uint64_t start = card_clock();
 #endif
@@ -322,17 +323,17 @@ __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
         }
 #endif
     }
+#endif
 }
 
 /* Sets a flag after all writes that this thread made or has seen. */
 __device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) {
+#if PTX_HAS_SM90A
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(n) : "memory");
+#endif
 }
 
-/* Adds a float to one in memory, or four at a multiple of 16 bytes, without waiting. */
-__device__ __forceinline__ void add_in_memory(float* to, float x) {
-    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
-}
+/* Adds four floats to four floats in memory, at a multiple of 16 bytes, without waiting. */
 __device__ __forceinline__ void add_in_memory(float* to, float4 x) {
 #if PTX_HAS_SM90A
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)

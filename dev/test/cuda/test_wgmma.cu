@@ -313,7 +313,7 @@ __global__ void chain_kernel(floatX* out, size_t pitch, int valid, const floatX*
     wgmma_wait<0>();
     wgmma_hold(d);
     const int row = threadIdx.x / 32 * 16;
-    fragment_store<HD>(out + row * pitch, pitch, valid - row, d, f, 2 * f);
+    wgmma_store<HD>(out + row * pitch, pitch, valid - row, d, f, 2 * f);
 }
 
 template <int HD, int N>

@@ -192,15 +192,7 @@ inline T __ldcs(const T* p) {
     return *p;
 }
 template <typename T>
-inline T __ldcg(const T* p) {
-    return *p;
-}
-template <typename T>
 inline void __stcs(T* p, T x) {
-    *p = x;
-}
-template <typename T>
-inline void __stcg(T* p, T x) {
     *p = x;
 }
 

@@ -281,7 +281,6 @@ __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
     while (*flag < n) { emulator_wait(flag, *flag); }
 }
 __device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) { *flag = n; }
-__device__ __forceinline__ void add_in_memory(float* to, float x) { *to += x; }
 __device__ __forceinline__ void add_in_memory(float* to, float4 x) { to[0] += x.x, to[1] += x.y, to[2] += x.z, to[3] += x.w; }
 
 template <int N>

@@ -57,16 +57,11 @@ passes() {
 
     # blocks of a walk wait for each other, but the emulated card runs blocks one after the other: so a walk gets one block
     for test in rows_with_scores_in_the_hundreds lengths_around_every_tile_edge gradients_turned_back; do
-        check "test_attention_cu wgmma_walk $test, BF16_90" env EMULATOR_PROCESSORS=1 timeout "${LIMIT:-300}" \
-            "$emulated/BF16_90/test_attention_cu" wgmma_walk $test
+        check "test_attention_cu walk $test, BF16_90" env EMULATOR_PROCESSORS=1 timeout "${LIMIT:-300}" \
+            "$emulated/BF16_90/test_attention_cu" walk $test
     done
 
-    for test in rows_with_scores_in_the_hundreds gradients_turned_back; do
-        check "test_attention_cu mma_walk $test, BF16_80" env EMULATOR_PROCESSORS=1 timeout "${LIMIT:-300}" \
-            "$emulated/BF16_80/test_attention_cu" mma_walk $test
-    done
-
-    emulated BF16_90 test_attention_cu wgmma_walk more_blocks_than_are_resident
+    emulated BF16_90 test_attention_cu walk more_blocks_than_are_resident
 
     for test in resident_blocks_are attention_has_these_warps; do emulated BF16_80 test_attention_cu mma $test; done
 

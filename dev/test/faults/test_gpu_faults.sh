@@ -15,7 +15,7 @@ case $mode.$JOBS in run.[1-9]* | compile.[1-9]* | plant.[1-9]*) ;; *) echo "usag
 pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all fp8=dev/test/pairs/fp8 head=dev/test/pairs/fp8_head
 faults() {
     cat <<END
-a walk is launched as if its blocks were alone | BF16 | test_attention_cu wgmma_walk more_blocks | llmc/attention_common.cuh | s/together\.val\.cooperative = 1;//
+a walk is launched as if its blocks were alone | BF16 | test_attention_cu walk more_blocks | llmc/attention_common.cuh | s/together\.val\.cooperative = 1;//
 kv head h % NKV for h / group, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/kv_head = h \/ (s.NH \/ s.NKV);/kv_head = h % s.NKV;/
 a block adds up partial sums before they are written | BF16 | test_kernels_cu norm_and_loss_sums_agree | llmc/cuda/cuda_common.cuh | /if (lane == 0) { shared\[warp\] = x; }/ { n; s/__syncthreads();// }
 D of another row, plain | FP32 | test_attention_cu plain every_group | llmc/attention_plain.cuh | s/ds\[i\]\[j\] - stat\.y/ds[i][j] - stats[q0].y/
@@ -35,12 +35,12 @@ a query sees the document before, wgmma | BF16 | test_attention_cu wgmma documen
 a query skips a tile of its own document, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/first\.warpgroup \/ BN \* BN/(first.warpgroup + BN) \/ BN * BN/
 a key sees the next document's queries, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/q0 + BM > end\.warp)/q0 > end.warp)/
 a tile's first document ends for all its keys, wgmma | BF16 | test_attention_cu wgmma documents_at | llmc/attention_sm90.cuh | s/(int)(i - row), T)/(int)(i - row) \/ 64 * 64, T)/
-parts of dq added out of turn, walk | BF16 | test_attention_cu wgmma_walk many_rows | llmc/attention_sm90_walk.cuh | s/flag_wait(flag, before);//
-dq without the other warpgroup's keys, walk | BF16 | test_attention_cu wgmma_walk every_group | llmc/attention_sm90_walk.cuh | s/for (int k = 0; k < BN \/ 16; k++)/for (int k = 0; k < BN \/ 32; k++)/
-dq without its first part, walk | BF16 | test_attention_cu wgmma_walk a_thousand | llmc/attention_sm90_walk.cuh | s/int first_until = /int first_until = 64 + /
-the next head's dq added to this one's, walk | BF16 | test_attention_cu wgmma_walk a_thousand | llmc/attention_sm90_walk.cuh | s/(last ? k0 + BM : BM) \* HD/BM * HD/
-one buffer for two tiles of ds, walk | BF16 | test_attention_cu wgmma_walk a_thousand | llmc/attention_sm90_walk.cuh | s/walk_store_ds(ds_row + turns\.stage % 2/walk_store_ds(ds_row + turns.stage % 1/
-dq not turned back, walk | BF16 | test_attention_cu wgmma_walk turned_back | llmc/attention_sm90_walk.cuh | s/if (s\.cos_sin) { fragment_turn_back<HD>(dq, s, b, row); }//
+parts of dq added out of turn, walk | BF16 | test_attention_cu walk many_rows | llmc/attention_sm90_walk.cuh | s/flag_wait(flag, before);//
+dq without the other warpgroup's keys, walk | BF16 | test_attention_cu walk every_group | llmc/attention_sm90_walk.cuh | s/for (int k = 0; k < BN \/ 16; k++)/for (int k = 0; k < BN \/ 32; k++)/
+dq without its first part, walk | BF16 | test_attention_cu walk a_thousand | llmc/attention_sm90_walk.cuh | s/int first_until = /int first_until = 64 + /
+the next head's dq added to this one's, walk | BF16 | test_attention_cu walk a_thousand | llmc/attention_sm90_walk.cuh | s/(last ? k0 + BM : BM) \* HD/BM * HD/
+one buffer for two tiles of ds, walk | BF16 | test_attention_cu walk a_thousand | llmc/attention_sm90_walk.cuh | s/walk_store_ds(ds_row + turns\.stage % 2/walk_store_ds(ds_row + turns.stage % 1/
+dq not turned back, walk | BF16 | test_attention_cu walk turned_back | llmc/attention_sm90_walk.cuh | s/if (s\.cos_sin) { fragment_turn_back<HD>(dq, s, b, row); }//
 keys of the next member, packed | BF16 | test_kernels_cu heads_are_packed | llmc/gpu/sequence.cuh | s/section == 0 ? g.q : g.kv) + (c - before)/section == 0 ? g.q : g.kv) + (c - before) + (section == 1 ? g.kv : 0)/
 pieces without their pitch | FP32 | test_kernels_cu heads_are_packed | llmc/gpu/sequence.cuh | s/pieces + block \* g\.piece_pitch/pieces + block * (g.q + 2 * g.kv)/
 width for pitch in rmsnorm | BF16 | test_kernels_cu rmsnorm_forward_agrees | llmc/rmsnorm.cuh | s/(x + n \* pitch + c)/(x + n * C + c)/
