@@ -438,7 +438,7 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
 // Tiles of rows in a group, each as high as a cluster. An H100 or an H200 runs 66 clusters at a time, which compute 8 tiles of
 // rows in about 8 columns. With 256 columns a tile, that is nearly a square, which needs the fewest rows of both factors.
 // Clusters of one row copy the same part of A, and those of one column of B. So the L2 cache can deliver it to the others.
-// Measured in nvidia-h100.md.
+// Measured in dev/results/nvidia-h100.md.
 constexpr size_t MATMUL_GROUP = 8;
 
 /* Computes M x N sums over K and what the epilogue makes of them, from the packed matrices a (M, K) and b (N, K), or (K, N) if
