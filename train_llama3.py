@@ -668,7 +668,7 @@ CHANGED = {
     "export-dtype": ("auto|f32|bf16|f16", "type of the weights in checkpoints; auto: the type in memory"),
     "threads": ("N", "CPU threads; 0: PyTorch's choice"),
     "keep": ("N", "keep the newest N checkpoints; 0: all"),
-    "resume": ("PATH", "resume from a checkpoint, by default the newest in --out"),
+    "resume": ("PATH", "resume from a checkpoint, by default the newest in --out; without --out, in the folder of PATH"),
     "temperature": ("F", "sampling temperature; 0: always the most probable token"),
 }
 # the flags of this trainer alone, in the form of c_flags()
@@ -701,7 +701,9 @@ def parse_arguments(argv):
             numbers[name] = (kind, low, high)
     p.add_argument("--compile", action="store_true", help="use torch.compile")
     p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")
+    p.set_defaults(out=None)
     a = p.parse_args(argv)
+    a.out = a.out or (os.path.dirname(os.path.abspath(a.resume)) if a.resume else c["out"][2])
     for name, (kind, low, high) in numbers.items():
         text = getattr(a, name.replace("-", "_"))
         value = flag_value(kind, text)

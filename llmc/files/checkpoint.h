@@ -490,17 +490,20 @@ static inline bool checkpoint_check_log(const char* dir, const TrainerState* s, 
                 s->path, weights, folder, log->weights, s->step);
 }
 
+/* Returns whether a folder is a checkpoint of any trainer, whole or not. */
+static inline bool folder_is_checkpoint(const char* path) {
+    return folder_has(path, "trainer_state.json") || folder_has(path, "optimizer.pt");
+}
+
 /* Opens what --resume PATH names: a checkpoint's folder, or the newest whole checkpoint in a folder of checkpoints. */
 static inline bool checkpoint_open(const char* path, CheckpointUse use, char* dir, TrainerState* s, Error* e) {
-    char inside[PATH_CAP];
     memset(s, 0, sizeof *s);
     dir[0] = 0;
     if (!is_directory(path)) {
         return fail(e, "%s: is %s, wanted a checkpoint or a folder of checkpoints", path,
                     file_exists(path) ? "a file" : "missing");
     }
-    if (!path_join(inside, path, "trainer_state.json", e)) { return false; }
-    if (!file_exists(inside) && !folder_has(path, "optimizer.pt")) {
+    if (!folder_is_checkpoint(path)) {
         if (!checkpoint_find(path, use, dir, s, e)) { return false; }
         return dir[0] || fail(e, "%s: holds no checkpoint, wanted a folder step_NNNNNNNN in it", path);
     }

@@ -130,6 +130,8 @@ def test_a_set_back_run_keeps_the_later_checkpoints_under_another_name(work):
     later = contents(work / "back/step_00000002")
     assert torch_run(work, "--out", "back", "--resume", "back/step_00000001", "--steps", 2, "--lr", 1).returncode == 0
     assert contents(work / "back/step_00000002.set_back") == later != contents(work / "back/step_00000002")
+    assert torch_run(work, "--resume", "back/step_00000001", "--steps", 2).returncode == 0  # without --out, in its own folder
+    assert (work / "back/step_00000002.set_back2").is_dir() and not (work / "out").exists()
 
 
 def test_each_trainer_names_the_runs_of_the_other_and_takes_their_models(work):

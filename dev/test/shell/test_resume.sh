@@ -42,6 +42,13 @@ check "nothing is overwritten" sh -c "ls back | grep -c 'step_00000004.set_back'
 expect "the newest checkpoint by name is a plain resume" 0 "" resume back/step_00000004 --out back --stop-after 5
 check "of the same run" test "$(member run back/step_00000005)" = "$(member run back/step_00000004)"
 
+rm -rf own && cp -r whole own
+expect "without --out, a run named by its checkpoint is set back in its own folder" 0 "aside   4 checkpoints after step 2 in own" \
+    resume own/step_00000002 --stop-after 3
+expect "a run named by its folder goes on there, too" 0 "saved   own/step_00000004" resume own/ --stop-after 4
+(cd own/step_00000003 && resume . --train ../../data.bin --stop-after 4) >"$tmp/stdout" 2>&1
+check "and so does one named from inside its checkpoint" test -d own/step_00000004.set_back -a -d own/step_00000004 -a ! -e out
+
 rm -rf killed && cp -r whole killed
 background --resume killed/step_00000003 --out killed --steps 1000000 --checkpoint-every 0
 wait_for test -e killed/step_00000004.set_back

@@ -31,12 +31,23 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // flags
 
-/* Removes the slashes at the end of --out, which a shell adds to the name of a folder. */
-static inline void session_strip_out(Options* o) {
-    char* text = xstrdup(o->out);
+/* Settles --out. A run that resumes from --resume PATH continues in the folder of PATH, unless --out is given. Slashes at the
+ * end, which a shell adds to the name of a folder, are removed. */
+static inline bool session_settle_out(Options* o, Error* e) {
+    char parent[PATH_CAP];
+    const char* out = o->out;
+    if (o->resume && !o->given[OPT_out] && is_directory(o->resume)) {
+        out = o->resume;
+        if (folder_is_checkpoint(out)) {
+            if (!checkpoint_parent(out, parent, e)) { return false; }
+            out = parent;
+        }
+    }
+    char* text = xstrdup(out);
     for (size_t n = strlen(text); n > 1 && text[n - 1] == '/'; n--) { text[n - 1] = 0; }
     free(o->merged_text[OPT_out]);
     o->out = o->merged_text[OPT_out] = text;
+    return true;
 }
 
 /* Parses the command line. Exits after --help and --version, and on wrong usage. */
@@ -50,13 +61,13 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     if (o->export_) { s->job = JOB_EXPORT; }
     if (o->verify) { s->job = JOB_VERIFY; }
     if (!*o->out) { die_usage("--out: is empty, wanted the name of a folder"); }
-    session_strip_out(&s->options);
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     if (o->threads > 2 * cores && s->rank == 0) {
         warn("--threads: %d on %ld core%s: threads that wait for a core hold up the others", o->threads, cores,
              text_plural(cores));
     }
     Error e = NO_ERROR;
+    must(session_settle_out(&s->options, &e), &e);
     must(options_read_text(&s->options, OPT_generate, &e) && options_read_text(&s->options, OPT_system, &e), &e);
 }
 
