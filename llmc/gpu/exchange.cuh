@@ -228,7 +228,7 @@ static inline size_t exchange_of_hosts(const Exchange* x) {
 /* Lays out the sums of this rank's shards, and room for what arrives from the others. */
 static inline void exchange_lay_out(Exchange* x, const Gradients* g, Arena* landing, Arena* sums) {
     const size_t wide = gradients_bytes(g->fp32 || g->fp32_head);
-    x->norm_elements = norm_rows_size(g);
+    x->norm_elements = norms_size(g);
     x->sums = take<float>(sums, shard_elements(&x->buckets));
     x->landing = take<char>(landing, exchange_most(&x->buckets) * wide);
     x->of_hosts = take<float>(landing, exchange_of_hosts(x));
@@ -285,8 +285,8 @@ static inline cudaError_t exchange_alloc(const Exchange* x, void** memory, size_
 // ---------------------------------------------------------------------------------------------------------------------
 // gradients to their owners
 
-/* Replaces the gradients (hosts, ranks of a host, shard) by the sums (hosts, shard), in fp32, that the ranks of all hosts
- * have computed for this rank's shard. Returns these. */
+/* Returns the sums (hosts, shard) for this rank's shard, in fp32, one of each host.   grads: (hosts, ranks of a host, shard)
+ * unused: room for sums of squares, which the caller's own sum overwrites */
 static inline const float* exchange_on_hosts(Exchange* x, Gradient grads, size_t shard, double* unused) {
     const int hosts = x->links.hosts, most = x->ranks / hosts;
     const size_t bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX)), n = (size_t)hosts * shard;

@@ -58,7 +58,7 @@ static inline bool gradients_need_fp32(bool automatic, int64_t sums, bool adapte
 static inline size_t gradients_bytes(bool fp32) { return fp32 ? sizeof(float) : sizeof(floatX); }
 
 /* Returns the elements of the norms' gradients. The gap after a norm has a gradient as well: zero. */
-static inline size_t norm_rows_size(const Gradients* g) { return g->trained.vector_elements; }
+static inline size_t norms_size(const Gradients* g) { return g->trained.vector_elements; }
 
 /* Returns the elements of the bucket of the head, or of an embedding that is tied to it, and sets *first to its first
  * element. */
@@ -87,7 +87,7 @@ static inline Gradient gradient_of_element(const Gradients* g, size_t at) {
     if (at >= g->first && at < g->end) { return {(char*)g->all + (at - g->first) * gradients_bytes(g->fp32), g->fp32}; }
     size_t first = 0;
     head_bucket(g, &first);
-    return {g->apart + norm_rows_size(g) + (at - first), true};
+    return {g->apart + norms_size(g) + (at - first), true};
 }
 
 /* Finds the gradient of a tensor; {NULL} if it is frozen. */
@@ -106,7 +106,7 @@ static inline void gradients_lay_out_all(Gradients* g, Arena* a) {
     const size_t head = head_apart ? head_bucket(g, &first) : 0;
     g->first = head_apart && first == 0 ? head : 0;
     g->end = head_apart && first > 0 ? first : g->trained.elements;
-    g->apart_size = norm_rows_size(g) + head;
+    g->apart_size = norms_size(g) + head;
     g->all = take<char>(a, (g->end - g->first) * gradients_bytes(g->fp32));
     g->apart = take<float>(a, g->apart_size);
 }
@@ -119,7 +119,7 @@ static inline void gradients_lay_out_ring(Gradients* g, Arena* a) {
     g->parts[PART_ENDS] = take<char>(a, size_max(head, g->ring.first_block * own));
     g->parts[PART_LAST_NORM] = take<char>(a, g->config.tied ? (g->ring.elements - g->ring.end) * own : 0);
     for (int i = 0; i < GRADIENT_BLOCKS; i++) { g->parts[PART_BLOCK + i] = take<char>(a, g->ring.block * own); }
-    g->apart_size = norm_rows_size(g);
+    g->apart_size = norms_size(g);
     g->apart = take<float>(a, g->apart_size);
 }
 
@@ -140,7 +140,7 @@ static inline bool gradients_lend(const Gradients* g, int l, size_t bytes, size_
     const size_t least = g->config.tied ? (param_offset(&g->trained, P_INPUT_NORM, 0) - g->first) * one : 0;
     const size_t end = size_min(own, *top);
     if (end < least + bytes) { return false; }
-    *top = (end - bytes) / 256 * 256;
+    *top = (end - bytes) / 256 * 256;  // take()'s unit
     *place = {(char*)g->all, *top};
     return true;
 }
@@ -154,7 +154,7 @@ static inline void gradients_zero_elements(const Gradients* g, size_t from, size
 /* Call between the backward pass of the head and the backward pass of the blocks. In the `first` micro-step, zeroes the norms'
  * gradients, to which each micro-step adds. In the ring, zeroes the gaps beside the head. */
 static inline void gradients_zero(const Gradients* g, bool first, cudaStream_t stream) {
-    const size_t norms = norm_rows_size(g), V = (size_t)g->config.vocab_size * g->config.hidden_size;  // norms 0: frozen
+    const size_t norms = norms_size(g), V = (size_t)g->config.vocab_size * g->config.hidden_size;  // norms 0: frozen
     if (first && norms > 0) { CUDA_CHECK(cudaMemsetAsync(g->apart, 0, norms * sizeof(float), stream)); }
     if (g->in_ring && !g->config.tied) {
         const size_t head = param_offset(&g->trained, P_LM_HEAD, -1);

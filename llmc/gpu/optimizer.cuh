@@ -49,7 +49,7 @@ static inline void optimizer_open(Optimizer* o, const Gradients* g, bool alone, 
 /* Updates a range, if `state` says that the step updates. */
 template <typename Grad>
 static void optimizer_update(const Optimizer* o, const Queue* q, const WeightArena* a, const StepState* state,
-                             const Recipe* plan, UpdateRange r) {
+                             const Recipe* recipe, UpdateRange r) {
     const double moved = 4 * moment_bytes(a->bf16_moments) + 2 * master_bytes(a->master_kind) + sizeof(Grad) +
                          sizeof(floatX) * (a->master_kind == MASTER_FP32 ? 1 : 2);
     Op op(q->profiler, q->stream, "adamw", 0, (double)r.elements.count * moved);
@@ -64,13 +64,13 @@ static void optimizer_update(const Optimizer* o, const Queue* q, const WeightAre
     t.state_first = r.state_first;
     t.stretches = o->stretches;
     t.num_stretches = o->num_stretches;
-    adamw_update_cuda(&t, r.elements.first, r.elements.first + r.elements.count, state, &plan->hyper, a->master_kind,
-                      a->bf16_moments, plan->seed, q->stream);
+    adamw_update_cuda(&t, r.elements.first, r.elements.first + r.elements.count, state, &recipe->hyper, a->master_kind,
+                      a->bf16_moments, recipe->seed, q->stream);
 }
 
 template <typename Grad>
 static void optimizer_update_all_as(const Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g,
-                                    StepState* state, const Recipe* plan) {
+                                    StepState* state, const Recipe* recipe) {
     const ArenaRange all = {0, g->trained.elements}, of_grads = {g->first, g->end - g->first};
     NormSums norm = norm_sums(q->scratch);
     {
@@ -78,15 +78,15 @@ static void optimizer_update_all_as(const Optimizer* o, const Queue* q, const We
         norm_square_cuda(&norm, (const Grad*)g->all, of_grads.count, q->stream);
         norm_square_cuda(&norm, g->apart, g->apart_size, q->stream);
     }
-    step_decide_cuda(state, &norm, &plan->hyper, q->stream);
-    optimizer_update<Grad>(o, q, a, state, plan, {all, a->trained, g->all, of_grads, 0});
+    step_decide_cuda(state, &norm, &recipe->hyper, q->stream);
+    optimizer_update<Grad>(o, q, a, state, recipe, {all, a->trained, g->all, of_grads, 0});
 }
 
 /* Queues norm, decision and update of all trained tensors, on the only rank. */
 static inline void optimizer_update_all(const Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g,
-                                        StepState* state, const Recipe* plan) {
+                                        StepState* state, const Recipe* recipe) {
     auto* update = g->fp32 ? optimizer_update_all_as<float> : optimizer_update_all_as<floatX>;
-    update(o, q, a, g, state, plan);
+    update(o, q, a, g, state, recipe);
 }
 
 #endif
