@@ -44,8 +44,7 @@
 #include "llmc/gpu/optimizer.cuh"       // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all
 
 // ---------------------------------------------------------------------------------------------------------------------
-// memory: an arena for the weights; with --lora one for the adapters; one each for gradients, master, m and v, which hold the
-// trained tensors; one each for fp8 weights, activations, logits, workspace and KV cache; one of pinned memory on the host
+// memory: an arena for each MemoryKind. Gradients, master, m and v have a place for each trained tensor
 
 /* One block: its layers that hold weights, with their gradients. */
 typedef struct {
@@ -82,7 +81,7 @@ typedef struct {
     floatX* t[BLOCK_LINEARS];  // (N, lora_width) of the adapters
 } BlockActivations;
 
-/* The kinds of memory: name, and whether it begins as zero, because gaps between its tensors stay zero. */
+/* The kinds of memory: name, and whether it begins as zero, for the gaps between its tensors. */
 #define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */ \
     X(WEIGHTS, "weights", true)                                                                                 \
     X(ADAPTERS, "adapters", true)                                                                               \
@@ -100,7 +99,7 @@ typedef struct {
 typedef enum { MEMORY_KINDS(MEMORY_ENUM) NUM_MEM } MemoryKind;
 static const struct {
     const char* name;
-    bool stays_zero;
+    bool begins_zero;
 } memory_kinds[NUM_MEM] = {MEMORY_KINDS(MEMORY_ROW)};
 
 /* A pass through the layers: over a batch, or over new rows of one sequence, which multiply in 16 bits. */
@@ -252,7 +251,8 @@ static void take_block(const Llama* m, BlockActivations* s, Arena* a, Again want
     }
 }
 
-/* Lays out the activations of a batch in `a`; in the workspace `w` those that blocks share. */
+/* Lays out the activations of a batch. Those that blocks share lie in the workspace `w`. A block's own lie in memory of the
+ * gradients if there is room (gradients_lend()), otherwise in `a`. */
 static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     const ModelConfig* c = &m->config;
     const Layout* o = &m->layout;
@@ -268,7 +268,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     }
     for (size_t l = L, top = SIZE_MAX; l-- > 0;) {
         const Again shares = recompute_at(&o->recompute, l + 1 < L ? (int)l : 0);
-        const auto take_own = [&](Arena* from) {  // and takes from the others what it shares
+        const auto take_own = [&](Arena* from) {  // `shared` gives the rest
             BlockActivations s = shared;
             s.h = o->train ? take<floatX>(from, N * C) : ping_pong[l % 2];
             take_block(m, &s, from, {!shares.norms, !shares.gate_up, !shares.block});
@@ -411,7 +411,7 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
     for (int i = 0; i < NUM_MEM; i++) {
         const size_t bytes = m.mapped_bytes[i];
         if (bytes == 0) { continue; }
-        const bool host = i == MEM_PINNED, keeps_zero = memory_kinds[i].stays_zero;
+        const bool host = i == MEM_PINNED, zeroed = memory_kinds[i].begins_zero;
         const cudaError_t status = host                  ? cudaMallocHost(&m.mapped[i], bytes)
                                    : is_exchanged(&m, i) ? exchange_alloc(&m.exchange, &m.mapped[i], bytes)
                                                          : cudaMalloc(&m.mapped[i], bytes);
@@ -419,8 +419,8 @@ static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulCont
             die("out of %s memory: could not allocate %.2f GiB for %s: %s\n  hint: does another process use the card?",
                 host ? "main" : "GPU", (double)bytes / (1 << 30), memory_kinds[i].name, cudaGetErrorString(status));
         }
-        if (keeps_zero || (fill != NO_FILL && !host)) {
-            CUDA_CHECK(cudaMemsetAsync(m.mapped[i], keeps_zero ? 0 : fill, bytes, m.queue.stream));
+        if (zeroed || (fill != NO_FILL && !host)) {
+            CUDA_CHECK(cudaMemsetAsync(m.mapped[i], zeroed ? 0 : fill, bytes, m.queue.stream));
         }
         mem[i].base = (char*)m.mapped[i];
     }
@@ -672,8 +672,8 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
 /* Returns whether the ranks meet in every micro-step, not only in the last one of a step. */
 static bool meets_always(const Llama* m) { return m->grads.in_ring || m->team; }
 
-/* Runs the micro-batch in feed.x and feed.y: adds to the gradients and to the sum of losses. After the last micro-batch of a
- * step, the ranks add up gradients and losses. */
+/* Runs the micro-batch in feed.x and feed.y. The first one of a step overwrites the sum of losses and the gradients. Later ones
+ * add to them, but in a ring they overwrite gradients, too. After the last one, the ranks add up gradients and losses. */
 static void micro_step(void* model, const Recipe* recipe, MicroKind kind) {
     Llama* m = (Llama*)model;
     const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST, add = !first && !m->grads.in_ring;
@@ -852,7 +852,7 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
         must(train_step(m, recipe, 0.0, &e), &e);
         ms = step_result(m, recipe).ms;
     }
-    const MemoryKind kind = m->layout.lends ? MEM_GRADIENTS : MEM_ACTIVATIONS;  // few activations may lie apart
+    const MemoryKind kind = m->layout.lends ? MEM_GRADIENTS : MEM_ACTIVATIONS;  // the loan may leave few activations
     print_profile(m->queue.profiler, m->device->peak_flops,
                   measure_copy(m->mapped[kind], m->mapped_bytes[kind], m->queue.stream), ms);
 }

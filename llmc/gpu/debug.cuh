@@ -1,5 +1,6 @@
 /* debug.cuh -- names the first tensor on the GPU that is not finite: for runs that diverge, and for --debug. It looks at the
- * weights and the sums of gradients that this rank holds: its shards (gradients in ZeRO 2 and 3, weights in ZeRO 3), or all.
+ * weights and gradients that this rank holds. In ZeRO 2 and 3 it looks at the sums of gradients in its shards; in ZeRO 3 also
+ * at its shards of the blocks' weights.
  */
 #ifndef LLMC_DEBUG_CUH
 #define LLMC_DEBUG_CUH

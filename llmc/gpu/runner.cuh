@@ -36,7 +36,7 @@ typedef struct {
     cudaEvent_t begin[IN_FLIGHT], end[IN_FLIGHT];
     cudaGraphExec_t micro[MICRO_KINDS];  // NULL: not captured
     int64_t queued, reported;            // steps, counted from the schedule's step 0
-    double busy_ms;                      // until the backward pass of the step reported last was done; 0: one GPU
+    double busy_ms;                      // of the step reported last, up to the end of its backward pass; 0: one GPU
     cudaStream_t stream;
 
     const float* losses;            // (N) of the batch, on the device
