@@ -1,6 +1,6 @@
 /* test_determinism.cu -- compares steps of the CUDA trainer with themselves, on seeded random tokens. Steps have the same bits
- * when they are repeated, beside other work, whatever memory held before, and at each level of recomputation. Steps are nearly
- * the same if their rows are cut into other micro-batches, also past 2^31 elements.
+ * when they are repeated, beside other work, whatever memory held before, at each level of recomputation, and with activations
+ * in the gradients' memory. Steps are nearly the same if their rows are cut into other micro-batches, also past 2^31 elements.
  *
  *   make build/test_determinism_cu && build/test_determinism_cu [WORD]     only the tests whose name contains WORD
  *
@@ -235,8 +235,8 @@ static void recomputation_gives_adapters_the_same_bits() {
     }
 }
 
-/* A block's activations fit below its gradients, or lie apart. Some of the widths are padded. A tied embedding's gradient is
- * written before all others; in fp32 it lies apart. Gradients of an earlier micro-step need the memory themselves. */
+/* With longer rows fewer blocks find room below their gradients. A tied embedding's gradient is written first, so it lends
+ * nothing; in fp32 it lies apart. Gradients of an earlier micro-step need the memory themselves. */
 static void activations_in_memory_of_the_gradients_give_the_same_bits() {
     static const struct {
         const char* flags;
@@ -270,7 +270,7 @@ static void activations_in_memory_of_the_gradients_give_the_same_bits() {
     }
 }
 
-/* The activations of block 2 end where its gradients begin, on the gradient that is ruined here. */
+/* The activations of block 2 end where its gradients begin. So they lie on the gradient that this test ruins. */
 static void a_gradient_is_named_before_activations_overwrite_it() {
     Running r;
     char name[TENSOR_TEXT] = "";

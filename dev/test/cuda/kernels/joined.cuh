@@ -51,8 +51,8 @@ static void swiglu_joins_its_product() {
     const size_t many = emulated ? 1024 : 2560, wide = emulated ? 768 : 1792, widest = emulated ? 256 : 4096;
     const size_t shapes[][3] = {{2304, 64, 256}, {768, 320, 512}, {many, 128, wide}, {256, 1024, widest}};
     const int h100 = 50 << 20, h200 = 60 << 20;  // L2 caches
-    CHECK(matmul_swiglu_split(2048, h100) == SPLIT_ROWS, "an H100 takes long sums in turns");
-    CHECK(matmul_swiglu_split(768, h100) == SPLIT_TILES && matmul_swiglu_split(2048, h200) == SPLIT_TILES, "others by rows");
+    CHECK(matmul_swiglu_split(2048, h100) == SPLIT_ROWS, "long sums on an H100: wanted by rows");
+    CHECK(matmul_swiglu_split(768, h100) == SPLIT_TILES && matmul_swiglu_split(2048, h200) == SPLIT_TILES, "wanted in turns");
     if (!matmul_takes_swiglu(256, 64, 1 << 20)) { return; }  // no code for this card
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], F = s[2];
