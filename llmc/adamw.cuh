@@ -133,7 +133,7 @@ __device__ __forceinline__ bool adamw_vector(const OptimizerTensors<Grad>& t, si
     if constexpr (rounds_weights) {
         const uint64_t index = (uint64_t)state->step << 40 | (uint64_t)(in_stretch / 8);
         weight_random = philox(f.seed, RAND_ROUND_WEIGHTS, stretch.tensor, index);
-        if (W == 4 && in_stretch % 8) {  // the upper half of the 8
+        if (W == 4 && in_stretch % 8) {  // W divides the 8 weights of an index: these are the last 4
             weight_random.v[0] = weight_random.v[2];
             weight_random.v[1] = weight_random.v[3];
         }

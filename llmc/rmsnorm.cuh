@@ -2,8 +2,8 @@
  *
  * A row lies in the registers of as few warps as can hold it, RMSNORM_PACKS vectors a lane, and is read once. Up to C = 1024
  * (16-bit) one warp is enough and meets no barrier, so the warps of an SM drift apart and memory always has work.
- * Backward runs one wave of blocks over all rows. Each lane keeps the weight gradient of its columns in registers, each block
- * writes one partial row, and a second kernel adds up the partial rows in a fixed order. Rows that are not whole vectors use
+ * Backward runs one wave of blocks over all rows. Each lane keeps the weight gradient of its columns in registers. Each block
+ * then writes one partial row. A second kernel adds up the partial rows in a fixed order. Rows that are not whole vectors use
  * the same kernels, one element at a time.
  * dx += also does the addition of a residual connection: dx carries the residual stream's gradient past the norm.
  * Bytes a row: forward 2C, backward 4C (times the size of an element). Steps: dev/cuda/rmsnorm.cu.

@@ -34,7 +34,8 @@ __device__ __forceinline__ float inverse_root_fast(float x) {
     return y;
 }
 
-/* Hides x's origin from the compiler: values that depend on x are computed after this place, not kept from before a loop. */
+/* Hides x's origin from the compiler. So it computes values that depend on x here, and keeps none of them in registers from
+ * before a loop. */
 __device__ __forceinline__ void compute_here(uint32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void compute_here(size_t& x) { asm volatile("" : "+l"(x)); }
 

@@ -302,7 +302,7 @@ static inline bool trainer_state_files(TrainerState* s, Error* e) {
     return true;
 }
 
-/* Reads what format 2 added, texts and a flag. */
+/* Reads the fields that format 2 added: the texts, and a flag. */
 static inline bool trainer_state_texts_read(TrainerState* s, Error* e) {
     const Json* j = &s->json;
     const JsonNode* root = json_root(j);

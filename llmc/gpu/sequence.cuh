@@ -11,11 +11,11 @@
  *
  * The group has its own communicator, beside the communicator of all ranks (exchange.cuh). NCCL's kernels wait for one another
  * across GPUs. NCCL's user guide ("Using multiple NCCL communicators concurrently") and its authors (NVIDIA/nccl, issue 195)
- * require one order of the operations of two communicators on all GPUs, never two at a time. Otherwise each GPU may run the one
- * operation that the other cannot start. So an exchange of heads runs on the compute stream and waits for everything that
- * the exchange stream has queued (sequence_turn(), `turn` in exchange.cuh). Later work of the exchange stream waits for the
- * compute stream anyway. All ranks queue in the same order. A forward pass waits for all weights before its first exchange,
- * because weights travel outside of its graph.
+ * require that all GPUs run the operations of two communicators in one order, one at a time. Otherwise GPU 0 may run operation
+ * a while GPU 1 runs operation b. Then each waits for the other for ever. So an exchange of heads runs on the compute stream
+ * and waits for everything that the exchange stream has queued (sequence_turn(), `turn` in exchange.cuh). Later work of the
+ * exchange stream waits for the compute stream anyway. All ranks queue in the same order. A forward pass waits for all weights
+ * before its first exchange, because weights travel outside of its graph.
  */
 #ifndef LLMC_SEQUENCE_CUH
 #define LLMC_SEQUENCE_CUH

@@ -1,5 +1,5 @@
-/* step.h -- the interface of one training step, the same in both trainers: the source of its tokens, the numbers that are
- * fixed for a whole run, and its result; and the interface of one pass of generation.
+/* step.h -- the interface of one training step, the same in both trainers. It has the source of the step's tokens, the numbers
+ * that are fixed for a whole run, and the step's result. The interface of one pass of generation is here, too.
  *
  * A step takes `accumulate` micro-batches of B rows. The GPU trainer queues a step and learns its result later, so both
  * trainers have two functions: train_step() and step_result().

@@ -1,11 +1,14 @@
 /* open.h -- opens a session: the job of the command line, the sources of weights, tokenizer and data, and the checks
  * between them.
  *
- * session_open() works in this order, so that the first error is the one that matters and nothing is written before all is
- * checked: flags -> lock of --out, if the run resumes and it exists -> checkpoint to resume, with its options -> model folder
- * or preset -> tokenizer -> data files -> plan. Then session_compare() reports changes since the checkpoint, the trainer checks
- * its memory, session_load_weights() fills the model, and session_lock() locks --out. Last, session_begin() opens the log and
- * moves aside every checkpoint after the step that the run resumes.
+ * session_open() works in this order, so that the error that matters is the first. Nothing is written before all is checked.
+ *
+ *   flags -> lock of --out, if the run resumes and it exists -> checkpoint to resume, with its options
+ *   -> model folder or preset -> tokenizer -> data files -> plan
+ *
+ * Then session_compare() reports changes since the checkpoint, the trainer checks its memory, session_load_weights() fills the
+ * model, and session_lock() locks --out. Last, session_begin() opens the log and moves aside every checkpoint after the step
+ * that the run resumes.
  *
  * --verify needs nothing but the flags: it finds its folders itself.
  *

@@ -177,7 +177,7 @@ static inline double session_lr(const Session* s, int64_t step) {
                          shortened->steps ? shortened->from : s->plan.steps, o->warmup, o->lr, o->final_lr_frac);
 }
 
-/* Returns whether a task is due when `step` steps are done: every `every` steps (0: never) and at the end. */
+/* Returns whether a task is due after `step` steps. It is due at each multiple of `every` (0: none), and at the run's end. */
 static inline bool session_due(const Session* s, int every, int64_t step) {
     return (every > 0 && step % every == 0) || step == s->plan.stop;
 }
