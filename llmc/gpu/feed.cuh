@@ -47,8 +47,8 @@ static inline void feed_close(Feed* f) {
 /* Returns the elements of a slot with this many starts. */
 static inline size_t feed_slot(size_t B, size_t T, size_t starts) { return 2 * B * T + B + starts; }
 
-/* Returns the starts of a batch. */
-static inline size_t feed_starts(const Feed* f) { return (size_t)f->B * f->T * f->parts; }
+/* Returns the number of a batch's starts. */
+static inline size_t feed_num_starts(const Feed* f) { return (size_t)f->B * f->T * f->parts; }
 
 /* Lays out the buffers of a feed of batches (B, T), where T is the length of one of `parts` parts of a row. documents: rows
  * may hold several documents */
@@ -72,7 +72,7 @@ static inline void feed_clear(const Feed* f) {
     const size_t bytes = (size_t)f->B * f->T * sizeof(int32_t);
     CUDA_CHECK(cudaMemsetAsync(f->x, 0, bytes, f->stream));
     CUDA_CHECK(cudaMemsetAsync(f->y, 0, bytes, f->stream));
-    if (f->starts) { CUDA_CHECK(cudaMemsetAsync(f->starts, 0, feed_starts(f) * sizeof(int32_t), f->stream)); }
+    if (f->starts) { CUDA_CHECK(cudaMemsetAsync(f->starts, 0, feed_num_starts(f) * sizeof(int32_t), f->stream)); }
 }
 
 /* Decides whether rows of `data` are one document each. Steps captured in a graph keep what was decided before. */
@@ -80,13 +80,13 @@ static inline void feed_aim(Feed* f, const BatchSource* data) { f->starts = data
 
 /* Queues the next batch of `data` for x and y, and starts if it has some. Queues nothing if it cannot be read. */
 static inline bool feed_next(Feed* f, const BatchSource* data, Error* e) {
-    const size_t N = (size_t)f->B * f->T, B = data->num_sources > 0 ? f->B : 0, starts = 2 * N + f->B;
-    const size_t num_starts = feed_starts(f), count = data->starts ? starts + num_starts : 2 * N + B;
+    const size_t N = (size_t)f->B * f->T, B = data->num_sources > 0 ? f->B : 0, starts_at = 2 * N + f->B;
+    const size_t num_starts = feed_num_starts(f), count = data->starts ? starts_at + num_starts : 2 * N + B;
     const int slot = (int)(f->batches % IN_FLIGHT);
     CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // the copy of IN_FLIGHT batches ago: frees the pinned memory
     if (!batch_read(data, f->B, f->T, f->host[slot], f->host[slot] + N, e)) { return false; }
     if (B > 0) { memcpy(f->host[slot] + 2 * N, data->sources, B * sizeof(int32_t)); }
-    if (data->starts) { memcpy(f->host[slot] + starts, data->starts, num_starts * sizeof(int32_t)); }
+    if (data->starts) { memcpy(f->host[slot] + starts_at, data->starts, num_starts * sizeof(int32_t)); }
     feed_aim(f, data);
     f->batches++;
     CUDA_CHECK(cudaStreamWaitEvent(f->copy_stream, f->consumed[slot]));
@@ -101,8 +101,8 @@ static inline bool feed_next(Feed* f, const BatchSource* data, Error* e) {
             cudaMemcpyAsync(f->sources, f->device[slot] + 2 * N, B * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
     }
     if (data->starts) {
-        CUDA_CHECK(cudaMemcpyAsync(f->starts, f->device[slot] + starts, num_starts * sizeof(int32_t), cudaMemcpyDeviceToDevice,
-                                   f->stream));
+        CUDA_CHECK(cudaMemcpyAsync(f->starts, f->device[slot] + starts_at, num_starts * sizeof(int32_t),
+                                   cudaMemcpyDeviceToDevice, f->stream));
     }
     CUDA_CHECK(cudaEventRecord(f->consumed[slot], f->stream));
     return true;
