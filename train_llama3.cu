@@ -672,8 +672,8 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
 /* Returns whether the ranks meet in every micro-step, not only in the last one of a step. */
 static bool meets_always(const Llama* m) { return m->grads.in_ring || m->team; }
 
-/* Runs the micro-batch in feed.x and feed.y. The first one of a step overwrites the sum of losses and the gradients. Later ones
- * add to them, but in a ring they overwrite gradients, too. After the last one, the ranks add up gradients and losses. */
+/* Runs the micro-batch in feed.x and feed.y, and adds to the sums of losses. The first one of a step overwrites the gradients,
+ * later ones add to them; in a ring all overwrite. After the last one, the ranks add up gradients and losses. */
 static void micro_step(void* model, const Recipe* recipe, MicroKind kind) {
     Llama* m = (Llama*)model;
     const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST, add = !first && !m->grads.in_ring;
@@ -852,7 +852,7 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
         must(train_step(m, recipe, 0.0, &e), &e);
         ms = step_result(m, recipe).ms;
     }
-    const MemoryKind kind = m->layout.lends ? MEM_GRADIENTS : MEM_ACTIVATIONS;  // the loan may leave few activations
+    const MemoryKind kind = m->layout.lends ? MEM_GRADIENTS : MEM_ACTIVATIONS;  // a loan may leave too little to copy
     print_profile(m->queue.profiler, m->device->peak_flops,
                   measure_copy(m->mapped[kind], m->mapped_bytes[kind], m->queue.stream), ms);
 }
