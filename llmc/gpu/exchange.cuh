@@ -1,4 +1,4 @@
-/* exchange.cuh -- a gradient's way over several GPUs, and the way back of the updated weights. The other files refer to here.
+/* exchange.cuh -- a gradient's way over several GPUs, and the way back of the updated weights. Other files point here.
  *
  * Every rank computes gradients of all trained tensors from its own rows. The tensors are cut into buckets, and every rank owns
  * a shard of each bucket (dist/buckets.h). A rank sends each shard of its gradients to the owner. The owner adds up what

@@ -20,9 +20,9 @@
  * share one buffer.
  *
  * The sums: forward keeps them in the tensor cores' own precision until the end (fast), as other programs do. dx sums over
- * twice the feed-forward width, and dW over all tokens: they are not fast. On an H200 (dev/results/nvidia-h200-kernels.md) the
- * products of a 1B model run at 1.87 times BF16's speed if all are fast, and at 1.66 if none is, with scales for each row. The
- * products of dW, with one scale for each factor and not fast, run at 1.77.
+ * twice the feed-forward width, and dW over all tokens: they are not fast. On an H200 (dev/results/nvidia-h200-kernels.md), the
+ * products of a 1B model with scales for each row run at 1.87 times BF16's speed if all are fast. If none is, they run at 1.66.
+ * The products of dW, with one scale for each factor and not fast, run at 1.77.
  */
 #ifndef LLMC_GPU_LINEAR_CUH
 #define LLMC_GPU_LINEAR_CUH
@@ -248,8 +248,8 @@ static inline void linear_backward_input(const Queue* q, floatX* dx, const Linea
     lora_add_dx(q, dx, l, dy, N);
 }
 
-/* Overwrites the gradients of the matrix and of its adapters, from dy (N, OC) and the forward pass's x, or with `add` adds to
- * them. Nothing is computed for what is frozen. linear_backward_input() of this matrix came just before. */
+/* Computes the gradients of the matrix and of its adapters from dy (N, OC) and the forward pass's x: overwrites them, or adds
+ * to them with `add`. Computes nothing for what is frozen. linear_backward_input() of this matrix came just before. */
 static inline void linear_backward_weight(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N,
                                           bool add, float factor = 1.0f) {
     if (l->dw.data && l->fp8.x_largest) {

@@ -1,5 +1,5 @@
-/* profile.cuh -- shows where a step's time goes: ranges for Nsight's timeline and, with --profile, a table of all operations
- * with their share of the card's limits. The layers, the optimizer and the exchanges make an Op for each operation.
+/* profile.cuh -- shows where a step's time goes. Nsight's timeline has a range for each operation. With --profile, a table
+ * lists all operations, with their share of the card's limits. The layers, the optimizer and the exchanges make an Op for each.
  *
  * With several GPUs the exchange runs on its own stream and has its own table. Its time is hidden as long as the step does not
  * wait for it: the operations "wait: ..." of the step's stream are the rest.

@@ -20,7 +20,7 @@
 typedef struct {
     GatherRing ring;
     floatX* slots[GATHER_SLOTS];  // (a block) each
-    cudaEvent_t used;             // what was in the slots that are gathered now, is used no more
+    cudaEvent_t used;             // after the last use of the blocks whose slots are taken now
     cudaEvent_t there[GATHER_SLOTS];
 } ShardedBlocks;
 
@@ -70,7 +70,7 @@ static inline void sharded_begin(ShardedBlocks* g, const Exchange* x) {
     exchange_settle(x);  // so that the first gather comes after the update's gathers, also in a graph
 }
 
-/* Queues the gathers of block l, piece by piece, and what follows them. */
+/* Queues the gathers of block l, piece by piece. Then queues its 8-bit copies, and the event that announces both. */
 static inline void sharded_queue(ShardedBlocks* g, const Exchange* x, const WeightArena* a, const Fp8* fp8, int l) {
     const int slot = l % GATHER_SLOTS;
     const size_t first = a->blocks_first + (size_t)l * sharded_block_size(g, a), ranks = (size_t)a->blocks.ranks;

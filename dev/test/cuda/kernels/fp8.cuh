@@ -323,7 +323,7 @@ static double rounding_error(const std::vector<double>& want) {
     return product_error(rounded, want);
 }
 
-/* Returns the largest error of `added` if the product is rounded, and its sum with C is rounded once more. */
+/* Returns the largest relative error of `added`, the sum of a product and C, if both product and sum are rounded. */
 static double rounding_limit(const std::vector<double>& product, const std::vector<double>& added) {
     double first = 0, second = 0, sum = 0;
     for (size_t i = 0; i < added.size(); i++) {

@@ -13,7 +13,7 @@
 template <typename T>
 static void check_first_not_finite(size_t rows, size_t width, size_t pitch) {
     Floats x = random_values<T>(rows * width, 1);
-    const size_t n = rows * width, places[] = {n, n - 1, n / 2, 0};  // n: none; earlier values stay set, further back
+    const size_t n = rows * width, places[] = {n, n - 1, n / 2, 0};  // n: none; each is before those already set
     for (size_t at : places) {
         if (at < n) { x[at] = at % 2 ? NAN : -INFINITY; }
         FiniteIndex* first = device_alloc<FiniteIndex>(1);
