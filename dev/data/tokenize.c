@@ -70,22 +70,29 @@ static void catch_the_end(void) {
     }
 }
 
+/* Fails if the output `path` is the file `input`, which it would overwrite. */
+static bool is_other_file(const char* path, const char* input, Error* e) {
+    struct stat there, other;
+    const bool same =
+        stat(path, &there) == 0 && stat(input, &other) == 0 && other.st_dev == there.st_dev && other.st_ino == there.st_ino;
+    return !same || fail(e, "--out: %s is the input %s, wanted another name: it would be overwritten", path, input);
+}
+
 /* Writes the name of the output: OUT.bin, or OUT_kind.bin if `kind` is not "". Makes its folder. Fails if the file is one of
- * the inputs. */
-static bool out_path(char* path, const Args* a, const char* kind, Error* e) {
+ * the inputs or the tokenizer. */
+static bool out_path(char* path, const Job* job, const char* kind, Error* e) {
+    const Args* a = job->args;
     const char* out = a->out;
     size_t len = strlen(out);
-    struct stat there, input;
     if (*kind && len > 4 && strcmp(out + len - 4, ".bin") == 0) { len -= 4; }
     const int n = *kind ? snprintf(path, PATH_CAP, "%.*s_%s.bin", (int)len, out, kind) : snprintf(path, PATH_CAP, "%s", out);
     if (n >= PATH_CAP - 4) { return fail(e, "%.100s...: the path is too long", out); }
     if (is_directory(path) || path[n - 1] == '/') { return fail(e, "--out: %s is a folder, wanted the name of a file", path); }
     for (int tmp = 0; tmp < 2; tmp++) {
         strcpy(path + n, tmp ? ".tmp" : "");
-        for (int i = 0; i < a->num_files && stat(path, &there) == 0; i++) {
-            if (stat(a->files[i], &input) == 0 && input.st_dev == there.st_dev && input.st_ino == there.st_ino) {
-                return fail(e, "--out: %s is the input %s, wanted another name: it would be overwritten", path, a->files[i]);
-            }
+        if (job->t->path && !is_other_file(path, job->t->path, e)) { return false; }
+        for (int i = 0; i < a->num_files; i++) {
+            if (!is_other_file(path, a->files[i], e)) { return false; }
         }
     }
     path[n] = 0;
@@ -222,8 +229,8 @@ static bool write_token_files(Job* job, Error* e) {
     catch_the_end();
     bool ok = check_all_inputs(a, &size, e);
     Progress progress = progress_begin(stdout, "read", size, "B");
-    ok = ok && out_path(path, a, split ? "train" : "", e) && token_file_create(train, path, token_bytes, a->chat, e);
-    ok = ok && (!split || (out_path(path, a, "val", e) && token_file_create(val, path, token_bytes, a->chat, e)));
+    ok = ok && out_path(path, job, split ? "train" : "", e) && token_file_create(train, path, token_bytes, a->chat, e);
+    ok = ok && (!split || (out_path(path, job, "val", e) && token_file_create(val, path, token_bytes, a->chat, e)));
     for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_input(job, train, &progress, a->files[i], e); }
     progress_end(&progress);
     if (ok && train->count == 0) {
@@ -247,7 +254,7 @@ static bool train_bpe(Job* job, Error* e) {
     Counting counting;
     catch_the_end();
     job->counting = counting_begin(&counting);
-    bool ok = check_all_inputs(a, &size, e) && out_path(path, a, "", e) && token_file_begin(&token_files[0], path, e);
+    bool ok = check_all_inputs(a, &size, e) && out_path(path, job, "", e) && token_file_begin(&token_files[0], path, e);
     Progress progress = progress_begin(stdout, "read", size, "B");
     for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_input(job, NULL, &progress, a->files[i], e); }
     progress_end(&progress);

@@ -613,6 +613,9 @@ cp text.txt only.txt && ln only.txt link.bin
 expect "tokenize: a text is not written over" 1 "would be overwritten" "$bin/tokenize" -o only.txt only.txt
 expect "tokenize: nor under another name" 1 "would be overwritten" "$bin/tokenize" -o link.bin short.txt only.txt
 check "tokenize: and is as it was" cmp text.txt only.txt
+"$bin/tokenize" --train-bpe 300 -o own_tokenizer/tokenizer.json text.txt >/dev/null
+expect "tokenize: nor is the tokenizer" 1 "would be overwritten" \
+    "$bin/tokenize" --tokenizer own_tokenizer -o own_tokenizer/tokenizer.json text.txt
 expect "tokenize: a file that may not grow is an error" 1 "File too large" \
     sh -c "ulimit -f 1; '$bin/tokenize' -o limited.bin text.txt"
 check "tokenize: and nothing of it is left" sh -c '! ls | grep ^limited'
