@@ -687,7 +687,7 @@ def parse_arguments(argv):
     argv = [a.split("=")[0].replace("_", "-") + a[len(a.split("=")[0]):] if a.startswith("--") else a for a in argv]
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                                 usage="train_llama3.py [--FLAG VALUE ...]")
-    c, numbers = c_flags(), {}
+    c, numbers, names = c_flags(), {}, {}
     for name, flag in ({name: (*c[name][:5], *CHANGED.get(name, c[name][5:])) for name in SHARED} | OWN).items():
         kind, aliases, default, low, high, value, text = flag
         text = text.replace("%", "%%") + (f" ({default})" if default else "")
@@ -699,11 +699,17 @@ def parse_arguments(argv):
             p.add_argument("--" + name, *aliases, default=default, metavar=value, help=text)
         if kind in ("INT", "LONG", "FLOAT"):
             numbers[name] = (kind, low, high)
+        elif kind == "STRING" and value != "TEXT":
+            names[name] = value
     p.add_argument("--compile", action="store_true", help="use torch.compile")
     p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")
     p.set_defaults(out=None)
     a = p.parse_args(argv)
-    a.out = a.out or (os.path.dirname(os.path.abspath(a.resume)) if a.resume else c["out"][2])
+    if a.out is None:
+        a.out = os.path.dirname(os.path.abspath(a.resume)) if a.resume else c["out"][2]
+    for name, value in names.items():
+        if getattr(a, name.replace("-", "_")) == "":
+            die(f"--{name}: is empty, wanted {value}", 2)
     for name, (kind, low, high) in numbers.items():
         text = getattr(a, name.replace("-", "_"))
         value = flag_value(kind, text)

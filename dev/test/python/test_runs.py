@@ -145,8 +145,9 @@ def test_each_trainer_names_the_runs_of_the_other_and_takes_their_models(work):
 
 @pytest.mark.parametrize("flag, text", [
     ("--lr", "nan"), ("--lr", "1_000"), ("--beta1", "2"), ("--eps", "nan"), ("--threads", "-3"), ("--grad-clip", "-1"),
-    ("--weight-decay", "-1"), ("--warmup", "-5"), ("--steps", "-7"), ("--temperature", "nan"), ("--seq", "1e3"), ("--seed", "x")])
-def test_numbers_are_those_of_the_c_trainer(work, flag, text, capsys):
+    ("--weight-decay", "-1"), ("--warmup", "-5"), ("--steps", "-7"), ("--temperature", "nan"), ("--seq", "1e3"), ("--seed", "x"),
+    ("--train", ""), ("--tokenizer", "")])
+def test_wrong_values_are_those_of_the_c_trainer(work, flag, text, capsys):
     theirs = c_run(work, *FLAGS, flag, text)
     with pytest.raises(SystemExit) as end:
         parse_arguments([*FLAGS, flag, text])

@@ -256,6 +256,19 @@ static void resume_takes_a_path_or_none(void) {
     CHECK(o.resume && !*o.resume && o.batch == 8, "llm.c's letter");
 }
 
+static void an_empty_name_of_a_file_is_refused_with_its_flag(void) {
+    static const char* const wrong[] = {"--val \"\"",   "--tokenizer=",  "--model \"\"",
+                                        "--tasks \"\"", "--verify \"\"", "--out \"\""};
+    Options o;
+    Error e;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        CHECK(parse(&o, ON_CPU, wrong[i], &e) == OPTIONS_WRONG && strstr(e.msg, "is empty, wanted "), "%s: %s", wrong[i],
+              e.msg);
+        CHECK(strncmp(e.msg, wrong[i], strcspn(wrong[i], " =")) == 0, "%s: %s", wrong[i], e.msg);
+    }
+    CHECK(parse(&o, ON_CPU, "--prompt \"\"", &e) == OPTIONS_OK && !*o.prompt, "a text may be empty");
+}
+
 static void flags_of_the_gpu_are_refused_by_name_on_the_cpu(void) {
     Options o;
     Error e;
@@ -598,6 +611,7 @@ int main(void) {
     RUN(defaults_lie_in_their_ranges_and_choices_follow_their_enums);
     RUN(values_are_read_whole_and_in_range);
     RUN(resume_takes_a_path_or_none);
+    RUN(an_empty_name_of_a_file_is_refused_with_its_flag);
     RUN(flags_of_the_gpu_are_refused_by_name_on_the_cpu);
     RUN(recompute_takes_levels_with_numbers_of_blocks);
     RUN(recompute_counts_the_first_blocks);

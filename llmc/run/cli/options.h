@@ -433,6 +433,11 @@ static inline bool options_parse_one(Options* o, int* a, int argc, char** argv, 
     }
     if (negated && value) { return fail(e, "%.200s: takes no value", arg); }
     value = option_argument(i, negated ? "off" : value, a, argc, argv, e);
+    const OptionSpec* s = &option_specs[i];
+    if (value && !*value && s->kind == OPTION_STRING && strcmp(s->value, "TEXT") != 0) {  // "$NAME" of an unset variable
+        char flag[OPTION_TEXT];
+        return fail(e, "%s: is empty, wanted %s", option_flag(i, flag), s->value);
+    }
     o->given[i] = value && option_set(o, i, value, e);
     return o->given[i];
 }

@@ -63,7 +63,6 @@ static inline void session_flags(Session* s, int argc, char** argv, OptionScope 
     if (o->answer) { s->job = JOB_ANSWER; }
     if (o->export_) { s->job = JOB_EXPORT; }
     if (o->verify) { s->job = JOB_VERIFY; }
-    if (!*o->out) { die_usage("--out: is empty, wanted the name of a folder"); }
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     if (o->threads > 2 * cores && s->rank == 0) {
         warn("--threads: %d on %ld core%s: threads that wait for a core hold up the others", o->threads, cores,
