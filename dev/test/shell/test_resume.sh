@@ -148,7 +148,7 @@ if python3 -c '' 2>/dev/null; then
         resume --out spare --stop-after 6
     state 's/"not_finite": true/"not_finite": true, "bad_steps": 10/' ruined/step_00000006
     cp -r ruined spare10
-    expect "unless ten such steps ended the run" 1 "the loss or gradient norm of the last 10 steps is not finite" \
+    expect "unless ten such steps ended the run" 1 "the last 10 steps is not finite, first in a step before this start" \
         resume --out spare10 --steps 7
     expect "another job does not take it" 1 "hint: --model PATH takes it all the same" train --model ruined --generate x
     expect "but by name" 0 "" resume ruined/step_00000006 --out ruined

@@ -395,7 +395,9 @@ static inline Due training_due(Training* t) {
 
 /* Writes where the first inf or NaN is. */
 static inline void training_name_not_finite(Training* t, char name[TENSOR_TEXT]) {
-    if (!t->trainer->name_not_finite(t->model, name)) {
+    if (t->reported == t->lines.first_step) {  // a resumed run that does no step has no tensors to look at
+        snprintf(name, TENSOR_TEXT, "a step before this start");
+    } else if (!t->trainer->name_not_finite(t->model, name)) {
         snprintf(name, TENSOR_TEXT, "an earlier micro-batch, since every tensor of the last one is finite");
     }
 }
