@@ -215,7 +215,7 @@ def test_bad_requests_write_nothing(tmp_path):
     done = export("--model", tmp_path / "m", "--export", tmp_path / "x.gguf", "--eval")
     assert done.returncode == 2 and "two jobs" in done.stderr
     done = export("--model", tmp_path / "m", "--export", "")
-    assert done.returncode == 1 and 'error: --export: is ""' in done.stderr
+    assert done.returncode == 2 and "error: --export: is empty" in done.stderr
     bad = shutil.copytree(tmp_path / "m", tmp_path / "bad")
     tensors = safetensors.load_file(bad / "model.safetensors")
     tensors["model.norm.weight"][5] = float("nan")
