@@ -89,4 +89,32 @@ static inline bool remove_entry(int parent, const char* name, const char* path, 
 /* Removes a folder, or a file in its place; does nothing if neither exists. */
 static inline bool remove_tree(const char* path, Error* e) { return remove_entry(AT_FDCWD, path, path, FOLDER_DEPTH, e); }
 
+/* Makes a temporary folder of this name and locks it, as create_temporary() does with a file. Returns its descriptor, which
+ * holds the lock until it is closed; -1 on an error. */
+static inline int create_temporary_folder(const char* path, Error* e) {
+    for (;;) {
+        const bool made = mkdir(path, 0777) == 0;
+        if (!made && errno != EEXIST) {
+            fail(e, "%s: cannot make the folder: %s", path, strerror(errno));
+            return -1;
+        }
+        const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0 && errno == ENOENT) { continue; }  // another process has renamed or removed it
+        if (fd < 0) {
+            fail(e, "%s: cannot open the folder: %s", path, strerror(errno));
+            return -1;
+        }
+        const bool busy = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;  // NFS locks no folder: none is busy there
+        const bool there = !busy && is_open_file(fd, path);
+        if (there && made) { return fd; }
+        const bool ok = busy ? fail(e,
+                                    "%s: another process is writing this folder, wanted a name of its own\n"
+                                    "  hint: wait for it to end",
+                                    path)
+                             : !there || remove_tree(path, e);  // a killed process left it
+        close(fd);
+        if (!ok) { return -1; }
+    }
+}
+
 #endif

@@ -705,5 +705,13 @@ check "leaves the empty folder that was there" test -d wanted -a -z "$(ls -A wan
 expect "an empty folder is taken" 0 "exported slash/step_00000001" "$bin/train_llama3" --model slash --export wanted/
 check "and filled" test -s wanted/config.json -a -s wanted/model.safetensors -a ! -e wanted.tmp
 expect "one with files is refused" 1 "--export: wanted exists, wanted a new folder" "$bin/train_llama3" --model slash --export wanted
+for target in contested contested.gguf; do
+    case $target in *.gguf) touch $target.tmp ;; *) mkdir $target.tmp && touch $target.tmp/config.json ;; esac
+    expect "an export to $target while another process writes it" 1 "$target.tmp: another process is writing this" \
+        flock $target.tmp "$bin/train_llama3" --model slash --export $target
+    check "leaves the other's file" test -e $target.tmp -a ! -e $target
+    expect "what a killed export left at $target is replaced" 0 "exported" "$bin/train_llama3" --model slash --export $target
+    check "with nothing beside it" test -e $target -a ! -e $target.tmp
+done
 cd "$root" || exit 1
 summary

@@ -75,7 +75,7 @@ static inline char* export_chat_template(const Session* s) {
 }
 
 /* Writes a GGUF file. */
-static inline bool export_gguf(Export* x, ExportDtype type, const char* path, Error* e) {
+static inline bool export_gguf(Export* x, ExportDtype type, FILE* f, Error* e) {
     const Session* s = x->s;
     static const GgufType types[] = {GGUF_F32, GGUF_F32, GGUF_BF16, GGUF_F16, GGUF_Q8_0};
     char name[PATH_CAP];
@@ -83,16 +83,9 @@ static inline bool export_gguf(Export* x, ExportDtype type, const char* path, Er
     name[strlen(name) - strlen(".gguf")] = 0;
     GgufModel m = {name, &s->config, &s->table, s->has_tokenizer ? &s->tokenizer : NULL, NULL, types[type], export_source, x};
     if (!gguf_check(&m, e)) { return false; }
-    FILE* f = create_output(path, e);
-    if (!f) { return false; }
     char* chat = export_chat_template(s);
     m.chat_template = chat;
-    bool ok = gguf_write(f, &m, e);
-    if (ok) {
-        ok = close_output(f, path, e);
-    } else {
-        fclose(f);
-    }
+    const bool ok = gguf_write(f, &m, e);
     free(chat);
     return ok;
 }
@@ -101,8 +94,7 @@ static inline bool export_gguf(Export* x, ExportDtype type, const char* path, Er
 static inline bool export_folder(Export* x, ExportDtype type, const char* path, Error* e) {
     const Session* s = x->s;
     static const SafeDtype types[] = {SAFE_F32, SAFE_F32, SAFE_BF16, SAFE_F16};
-    bool ok = make_directories(path, e) &&
-              model_save_weights(path, &s->config, &s->table, types[type], export_source, x, NULL, e) &&
+    bool ok = model_save_weights(path, &s->config, &s->table, types[type], export_source, x, NULL, e) &&
               (!s->has_tokenizer || tokenizer_save(&s->tokenizer, path, s->config.max_positions, e));
     if (ok) { side_files_write(&s->side_files, path); }
     return ok && model_save_generation(path, &s->config, e) && sync_directory(path, e);
@@ -113,7 +105,7 @@ static inline bool export_path(const Options* o, char path[PATH_CAP], Error* e) 
     const int length = snprintf(path, PATH_CAP, "%s", o->export_);
     if (length >= PATH_CAP) { return fail(e, "--export: the path is too long"); }
     for (int n = length; n > 1 && path[n - 1] == '/'; n--) { path[n - 1] = 0; }
-    return length > 0 || fail(e, "--export: is \"\", wanted the name of a new folder or of a .gguf file");
+    return true;
 }
 
 /* Gives a finished folder its name; at most an empty folder may have that name already. */
@@ -131,20 +123,6 @@ static inline bool export_is_empty(const char* path) {
     return empty;
 }
 
-/* Writes the export under a temporary name, then renames it. */
-static inline bool export_write(Export* x, ExportDtype type, const char* path, Error* e) {
-    char tmp[PATH_CAP], parent[PATH_CAP];
-    const Options* o = &x->s->options;
-    folder_of(path, parent);
-    if (snprintf(tmp, sizeof tmp, "%s.tmp", path) >= (int)sizeof tmp) { return fail(e, "--export: the path is too long"); }
-    if (!make_directories(parent, e) || !remove_tree(tmp, e)) { return false; }
-    bool ok = options_export_gguf(o) ? export_gguf(x, type, tmp, e) : export_folder(x, type, tmp, e);
-    ok = ok && (options_export_gguf(o) ? rename_output(tmp, path, e) : export_rename(tmp, path, e));
-    Error ignored = NO_ERROR;
-    if (!ok) { remove_tree(tmp, &ignored); }
-    return ok && sync_directory(parent, e);
-}
-
 /* Refuses a target that exists, unless it is an empty folder. */
 static inline bool export_check_target(const Options* o, const char* path, Error* e) {
     struct stat st;
@@ -152,6 +130,30 @@ static inline bool export_check_target(const Options* o, const char* path, Error
     if (options_export_gguf(o)) { return fail(e, "--export: %s exists, wanted a new name", path); }
     return (S_ISDIR(st.st_mode) && export_is_empty(path)) ||
            fail(e, "--export: %s exists, wanted a new folder, or a name that ends with .gguf", path);
+}
+
+/* Writes the export under a temporary name, then renames it. The lock of the temporary file or folder keeps other exports away
+ * until then. */
+static inline bool export_write(Export* x, ExportDtype type, const char* path, Error* e) {
+    char tmp[PATH_CAP], parent[PATH_CAP];
+    const Options* o = &x->s->options;
+    const bool gguf = options_export_gguf(o);
+    Error ignored = NO_ERROR;
+    folder_of(path, parent);
+    if (snprintf(tmp, sizeof tmp, "%s.tmp", path) >= (int)sizeof tmp) { return fail(e, "--export: the path is too long"); }
+    if (!make_directories(parent, e)) { return false; }
+    FILE* f = gguf ? create_temporary(tmp, e) : NULL;
+    if (gguf && !f) { return false; }
+    const int lock = gguf ? dup(fileno(f)) : create_temporary_folder(tmp, e);
+    if (!gguf && lock < 0) { return false; }
+    bool ok = lock >= 0 || fail(e, "%s: cannot keep its lock: %s", tmp, strerror(errno));
+    ok = ok && export_check_target(o, path, e);  // again: another export may have ended meanwhile
+    ok = ok && (gguf ? export_gguf(x, type, f, e) : export_folder(x, type, tmp, e));
+    if (f) { ok = close_output(f, tmp, ok ? e : &ignored) && ok; }
+    ok = ok && (gguf ? rename_output(tmp, path, e) : export_rename(tmp, path, e));
+    if (!ok) { remove_tree(tmp, &ignored); }
+    if (lock >= 0) { close(lock); }
+    return ok && sync_directory(parent, e);
 }
 
 /* Runs --export. */
