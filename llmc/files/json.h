@@ -576,7 +576,7 @@ static inline bool json_text(const Json* j, const JsonNode* object, const char* 
         *out = s;
         return true;
     }
-    return json_wanted(j, object, key, e, "a string");
+    return json_wanted(j, object, key, e, s ? "a string without U+0000" : "a string");
 }
 
 /* Reads a string that json_write_bytes() wrote, or another one without U+0000. The caller frees *out. */

@@ -450,7 +450,7 @@ static void a_line_that_has_no_answer_gets_an_error(void) {
         {"[\"prompt\"]", "question: has no prompt or messages, wanted one of them"},
         {"{\"stop\": 1}", "question: has no prompt or messages, wanted one of them"},
         {"{\"prompt\": \"a\", \"messages\": []}", "question: has prompt and messages, wanted one of them"},
-        {"{\"prompt\": \"a\\u0000\"}", "question: prompt is \\\"a?\\\", wanted a string"},
+        {"{\"prompt\": \"a\\u0000\"}", "question: prompt is \\\"a?\\\", wanted a string without U+0000"},
         {"{\"prompt\": \"a\", \"temperature\": -1}", "question: temperature is -1, wanted a number from 0 to 100"},
         {"{\"prompt\": \"a\", \"top_p\": 2}", "question: top_p is 2, wanted a number from 0 to 1"},
         {"{\"prompt\": \"a\", \"top_k\": 1e3}", "question: top_k is 1e3, wanted an integer from 0 to 2147483647"},
