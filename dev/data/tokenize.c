@@ -127,8 +127,9 @@ static void print_summary(const Job* job, const TokenFile* train, const TokenFil
                     seconds, (double)bytes * 1e-6 / (seconds > 0 ? seconds : 1), train->path);
     }
     if (val->path[0]) {
-        print_names(stdout, " (%s tokens) and %s (%s tokens)", text_count(train->count, a, sizeof a), val->path,
-                    text_count(val->count, c, sizeof c));
+        print_names(stdout, " (%s token%s) and %s (%s token%s)", text_count(train->count, a, sizeof a),
+                    text_plural((int64_t)train->count), val->path, text_count(val->count, c, sizeof c),
+                    text_plural((int64_t)val->count));
     }
     printf("\n");
 }

@@ -124,7 +124,7 @@ class StepTable:
         median, peak = sorted(self.times)[len(self.times) // 2], peak_memory(self.device)
         seconds = time.perf_counter() - self.begun
         self.log.add("end", step=self.last, loss=self.loss, median_ms=median, peak_memory=peak, seconds=round(seconds, 3))
-        print(f"done    {self.last} steps in {clock(seconds)}, loss {self.loss:.4f}"
+        print(f"done    {self.last} step{'' if self.last == 1 else 's'} in {clock(seconds)}, loss {self.loss:.4f}"
               + ("" if validation is None else f", validation {validation:.4f}")
               + f", median {median:.1f} ms a step, {self.tokens / median * 1e3:,.0f} tokens/s, peak memory "
               f"{peak / 2**30:.2f} GiB\nsaved   {path}")

@@ -42,6 +42,7 @@
 #include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: fail, open_input, xmalloc
 #include "llmc/base/crc.h"         // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/base/rand.h"        // defines: philox_below, RAND_ORDER_ROWS, RAND_SHUFFLE_SHARDS
+#include "llmc/base/text.h"        // defines: text_plural
 #include "llmc/files/rows.h"       // defines: RowRule, RowIndex, RowCounts, rows_open, rows_read
 #include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, tokenfile_open, tokenfile_scan, tokenfile_widen
 #include <glob.h>
@@ -456,10 +457,10 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     uint64_t batch = (uint64_t)B * (uint64_t)num_ranks;
     if (ok && d->rows_per_epoch < batch) {
         ok = fail(e,
-                  "%s: holds %llu rows of --seq %d in all, wanted at least %llu, one batch (--batch %d on %d rank%s)\n"
+                  "%s: holds %llu row%s of --seq %d in all, wanted at least %llu, one batch (--batch %d on %d rank%s)\n"
                   "  hint: use a smaller --batch or --seq, or more text",
-                  pattern, (unsigned long long)d->rows_per_epoch, T, (unsigned long long)batch, B, num_ranks,
-                  num_ranks == 1 ? "" : "s");
+                  pattern, (unsigned long long)d->rows_per_epoch, text_plural((int64_t)d->rows_per_epoch), T,
+                  (unsigned long long)batch, B, num_ranks, text_plural(num_ranks));
     }
     if (!ok) {
         dataloader_close(d);

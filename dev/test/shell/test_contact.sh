@@ -217,6 +217,7 @@ expect "many more threads than cores" 0 "warning: --threads: $((2 * cores + 1)) 
     train --model d1 --train data.bin --steps 1 --dry-run --threads $((2 * cores + 1))
 { printf '"Hello," ' && cat text.txt; } >said.txt && "$bin/tokenize" -o said.bin said.txt >/dev/null
 expect "a text that begins with a quotation" 0 '--generate "Hello,"' train --model d1 --train said.bin --steps 1 --out said
+check "one step is told as one" grep -q '^done    1 step in ' stdout
 train --model d1 --train data.bin --minutes 60 --dry-run >plan.txt
 check "one layer is no layers" grep -q ' 1 layer, 1 head, 1 kv head of 64' plan.txt
 check "an epoch has a number of tokens" grep -qE '^plan .* an epoch has [0-9,]+ tokens$' plan.txt

@@ -147,7 +147,8 @@ static inline void print_summary(FILE* f, const StepLines* s, const char* progra
                                  uint64_t memory) {
     const int64_t steps = s->last_step - s->first_step;
     char clock[32], tokens[32], bytes[32];
-    fprintf(f, "done    %lld steps in %s", (long long)steps, text_clock(now_seconds() - s->started, clock, sizeof clock));
+    fprintf(f, "done    %lld step%s in %s", (long long)steps, text_plural(steps),
+            text_clock(now_seconds() - s->started, clock, sizeof clock));
     if (steps > 0) { fprintf(f, ", loss %.4f", s->last_loss); }
     if (!isnan(s->last_val)) { fprintf(f, ", validation %.4f", s->last_val); }
     if (steps > 0 && s->step_seconds > 0) {
