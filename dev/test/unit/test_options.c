@@ -266,6 +266,7 @@ static void an_empty_name_of_a_file_is_refused_with_its_flag(void) {
               e.msg);
         CHECK(strncmp(e.msg, wrong[i], strcspn(wrong[i], " =")) == 0, "%s: %s", wrong[i], e.msg);
     }
+    CHECK(parse(&o, ON_CPU, "@", &e) == OPTIONS_WRONG && strstr(e.msg, "@: names no file"), "%s", e.msg);
     CHECK(parse(&o, ON_CPU, "--prompt \"\"", &e) == OPTIONS_OK && !*o.prompt, "a text may be empty");
 }
 

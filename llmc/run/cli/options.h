@@ -445,6 +445,7 @@ static inline bool options_parse_one(Options* o, int* a, int argc, char** argv, 
 /* Parses the flags of a file. */
 static inline bool options_parse_file(Options* o, const char* path, Error* e) {
     FlagFile f;
+    if (!*path) { return fail(e, "@: names no file of flags, wanted @FILE"); }
     if (o->num_files == MAX_FLAG_FILES) { return fail(e, "@%s: wanted at most %d files of flags", path, MAX_FLAG_FILES); }
     if (!flag_file_open(&f, path, e)) { return false; }
     o->file_text[o->num_files++] = f.text;
