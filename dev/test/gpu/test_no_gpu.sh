@@ -354,9 +354,10 @@ built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --zero 2 --re
 # ---------------------------------------------------------------------------------------------------------------------
 # several GPUs: who starts the ranks, and what ranks refuse
 
-for wrong in 0 x 2x -1 1025 ""; do
+for wrong in 0 x 2x -1 1025; do
     expect "--gpus '$wrong'" 2 "--gpus: is \"$wrong\", wanted a number from 1 to 1024, or all" cu --model d1 --gpus "$wrong"
 done
+expect "--gpus ''" 2 "--gpus: is empty, wanted N|all" cu --model d1 --gpus ""
 expect "--gpus all needs a GPU" 1 "--gpus all: no GPU can be used here" cu --model d1 --gpus all
 expect "a dry run, too, and asks for a number" 1 "hint: give their number" plan --model d1 --gpus all --max-memory 80G
 expect "no GPU for two ranks is told once" 1 "error: no GPU can be used: " cu --model d1 --gpus 2 --out none
