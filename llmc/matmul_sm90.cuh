@@ -437,7 +437,8 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
 
 // Tiles of rows in a group, each as high as a cluster. An H100 or an H200 runs 66 clusters at a time, which compute 8 tiles of
 // rows in about 8 columns. With 256 columns a tile, that is nearly a square, which needs the fewest rows of both factors.
-// Clusters of one row copy the same part of A, and those of one column of B. So the L2 cache can deliver it to the others.
+// Clusters in one row of tiles copy the same part of A, clusters in one column the same part of B. One of them reads it from
+// memory, and the L2 cache gives it to the others.
 // Measured in dev/results/nvidia-h100.md.
 constexpr size_t MATMUL_GROUP = 8;
 
