@@ -718,7 +718,7 @@ static double step_busy_ms(const void* model) { return ((const Llama*)model)->ru
 /* Returns the buffers that the job needs. The head adds to its gradient chunk by chunk. In ZeRO 2 and 3 a gradient holds one
  * micro-step, and its owner's sums are fp32 in any case. */
 static Layout layout_of(const Session* s, const Options* o) {
-    const RowShare share = row_share(s->rank, s->ranks, o->seq_parallel);
+    const SequenceShare share = sequence_share(s->rank, s->ranks, o->seq_parallel);
     Layout l;
     memset(&l, 0, sizeof l);
     l.train = job_trains(s->job);
@@ -726,9 +726,9 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.ranks = s->ranks;
     l.B = l.train || s->job == JOB_EVAL ? o->batch : 0;
     l.zero = l.train && s->ranks > 1 ? (Zero)o->zero : ZERO_1;
-    l.parts = share.parts;
+    l.parts = share.row_ranks;
     l.groups = l.train ? (l.ranks > 1) + (l.parts > 1) : 0;
-    l.T = o->seq / share.parts;
+    l.T = o->seq / share.row_ranks;
     l.documents = session_documents(s);
     l.cache_len = session_context(s);
     l.recompute = o->recompute;
@@ -950,7 +950,7 @@ static bool flags_check(const Session* s) {
         die_usage("--fp8-head: the blocks' products are not in FP8, wanted --fp8 as well, or --no-fp8-head");
     }
     const bool fp8 = o->fp8 && (job_trains(s->job) || s->job == JOB_EVAL);
-    const char* tokens = session_share(s).parts > 1 ? "--batch * --seq / --seq-parallel" : "--batch * --seq";
+    const char* tokens = session_share(s).row_ranks > 1 ? "--batch * --seq / --seq-parallel" : "--batch * --seq";
     if (fp8) { fp8_check(&s->config, o->fp8_head, session_tokens(s), tokens); }
     return fp8;
 }

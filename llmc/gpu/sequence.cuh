@@ -20,7 +20,7 @@
 #ifndef LLMC_SEQUENCE_CUH
 #define LLMC_SEQUENCE_CUH
 
-#include "llmc/dist/sequence.h"   // defines: RowShare, heads_shape, heads_out, heads_width
+#include "llmc/dist/sequence.h"   // defines: SequenceShare, heads_shape, heads_out, heads_width
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join_some, exchange_await
 #include "llmc/gpu/layers.cuh"    // defines: Queue, attention, attention_backward, pitch_of
 #include "llmc/gpu/nccl.cuh"      // defines: NcclGroup, nccl_all_to_all, nccl_leave
@@ -91,9 +91,9 @@ static inline void heads_pack_cuda(floatX* pieces, floatX* rows, AttentionShape 
 
 /* Connects the GPUs that share rows. All ranks call this. *group becomes NULL where rows are not shared; sequence_close()
  * frees. Fails on all ranks if one cannot. */
-static inline bool sequence_join(NcclGroup** group, Team* team, RowShare share, Error* e) {
+static inline bool sequence_join(NcclGroup** group, Team* team, SequenceShare share, Error* e) {
     *group = NULL;
-    return share.parts <= 1 || exchange_join_some(group, team, team->run.rank - share.part, 1, share.parts, e);
+    return share.row_ranks <= 1 || exchange_join_some(group, team, team->run.rank - share.part, 1, share.row_ranks, e);
 }
 
 /* Makes the events. The model lays out the buffers. beside: the stream of the exchange */

@@ -37,7 +37,7 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 #include "llmc/dist/buckets.h"          // defines: Buckets, buckets_list, shard_of
 #include "llmc/dist/launch.h"           // defines: launch_ranks
 #include "llmc/dist/ranks.h"            // defines: Ranks, RANKS_MAX, ranks_find
-#include "llmc/dist/sequence.h"         // defines: RowShare, heads_shape, heads_out, heads_width
+#include "llmc/dist/sequence.h"         // defines: SequenceShare, heads_shape, heads_out, heads_width
 #include "llmc/run/session/together.h"  // defines: together_begin, together_open
 #include "llmc/dist/agree.h"            // defines: agree_ok, agree_add
 
@@ -50,7 +50,7 @@ typedef struct {
     float* grads;   // (ranks, elements)
     float* params;  // (elements) the weights after an update
     Buckets buckets;
-    RowShare share;
+    SequenceShare share;
     Team* team;
     bool shares;   // whether ranks share rows now: in a step or a validation, but not while a text is generated
     float* rooms;  // (ranks, room) the ranks' exchange around attention
@@ -95,7 +95,8 @@ static void barrier(void) {
 
 /* Block p of each row of `from` goes to member p; member p's block takes its place in `to`. */
 static void swap_blocks(float* to, const float* from, AttentionShape s) {
-    const size_t parts = (size_t)exchange.share.parts, part = (size_t)exchange.share.part, group = (size_t)exchange.share.group;
+    const size_t parts = (size_t)exchange.share.row_ranks, part = (size_t)exchange.share.part,
+                 group = (size_t)exchange.share.group;
     const size_t block = (size_t)s.T * heads_width(s) / parts, blocks = (size_t)s.B * parts;
     memcpy(exchange.rooms + (group * parts + part) * exchange.room, from, blocks * block * sizeof(float));
     barrier();
@@ -108,30 +109,30 @@ static void swap_blocks(float* to, const float* from, AttentionShape s) {
 
 /* Both may be one buffer. */
 static void rows_to_heads(float* heads, float* rows, AttentionShape s) {
-    heads_pack(exchange.pieces, rows, s, exchange.share.parts, false);
+    heads_pack(exchange.pieces, rows, s, exchange.share.row_ranks, false);
     swap_blocks(heads, exchange.pieces, s);
 }
 
 static void heads_to_rows(float* rows, const float* heads, AttentionShape s) {
     swap_blocks(exchange.pieces, heads, s);
-    heads_pack(exchange.pieces, rows, s, exchange.share.parts, true);
+    heads_pack(exchange.pieces, rows, s, exchange.share.row_ranks, true);
 }
 
 static void shared_rope_forward(float* qkv, const int32_t* starts, const float* table, int first_pos, AttentionShape s) {
     if (exchange.shares) { rows_to_heads(qkv, qkv, s); }
     rope_forward(qkv, starts, exchange.shares ? exchange.table : table, first_pos,
-                 exchange.shares ? heads_shape(s, exchange.share.parts) : s);
+                 exchange.shares ? heads_shape(s, exchange.share.row_ranks) : s);
 }
 
 static void shared_rope_backward(float* dqkv, const int32_t* starts, const float* table, int first_pos, AttentionShape s) {
     rope_backward(dqkv, starts, exchange.shares ? exchange.table : table, first_pos,
-                  exchange.shares ? heads_shape(s, exchange.share.parts) : s);
+                  exchange.shares ? heads_shape(s, exchange.share.row_ranks) : s);
     if (exchange.shares) { heads_to_rows(dqkv, dqkv, s); }
 }
 
 static void shared_attention_forward(float* out, float* lse, void* scratch, const float* qkv, const int32_t* starts,
                                      AttentionShape s) {
-    attention_forward(out, lse, scratch, qkv, starts, exchange.shares ? heads_shape(s, exchange.share.parts) : s);
+    attention_forward(out, lse, scratch, qkv, starts, exchange.shares ? heads_shape(s, exchange.share.row_ranks) : s);
     if (exchange.shares) { heads_to_rows(out, out, heads_out(s)); }
 }
 
@@ -144,7 +145,7 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
     memcpy(exchange.heads, out, (size_t)s.B * (size_t)s.T * heads_width(heads_out(s)) * sizeof(float));
     rows_to_heads(exchange.heads, exchange.heads, heads_out(s));
     rows_to_heads(dout, dout, heads_out(s));
-    const AttentionShape heads = heads_shape(s, exchange.share.parts);
+    const AttentionShape heads = heads_shape(s, exchange.share.row_ranks);
     void* own = xmalloc(attention_backward_scratch(heads));
     attention_backward(dqkv, own, dout, exchange.heads, lse, qkv, starts, heads);
     free(own);
@@ -153,7 +154,7 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 /* Makes a model for batches of parts of rows. */
 static void* ranks_create(const Trainer* t, Session* s) {
     const int seq = s->options.seq;
-    s->options.seq = seq / session_share(s).parts;
+    s->options.seq = seq / session_share(s).row_ranks;
     void* model = trainer_create(t, s);
     s->options.seq = seq;
     return model;
@@ -161,7 +162,7 @@ static void* ranks_create(const Trainer* t, Session* s) {
 
 /* queue_losses() with several ranks. */
 static bool ranks_queue_losses(void* model, const BatchSource* data, Error* e) {
-    exchange.shares = exchange.share.parts > 1;
+    exchange.shares = exchange.share.row_ranks > 1;
     const bool ok = queue_losses(model, data, e);
     exchange.shares = false;
     return ok;
@@ -238,7 +239,7 @@ static bool ranks_step(void* model, const Recipe* recipe, double lr, Error* e) {
     float grad_scale = 0;
     const double start = now_seconds();
     hang_if_asked(recipe);
-    exchange.shares = exchange.share.parts > 1;
+    exchange.shares = exchange.share.row_ranks > 1;
     const bool ok = step_gradients(m, recipe, lr, e);
     exchange.shares = false;
     be_slow_if_asked(recipe, start);

@@ -42,7 +42,7 @@ static void check_rows(const char* path, Documents documents, int B, int T, int 
     Error e = NO_ERROR;
     must(dataloader_open(&one, path, B * groups, T, 0, 1, 7, true, &rule, &e), &e);
     for (int r = 0; r < groups * parts; r++) {
-        const RowShare share = row_share(r, groups * parts, parts);
+        const SequenceShare share = sequence_share(r, groups * parts, parts);
         must(dataloader_open(&loaders[r], path, B, T, share.group, share.groups, 7, true, &rule, &e), &e);
         const BatchSource whole = batches_of(&loaders[r]);
         sources[r] = row_parts_of(&shared[r], &whole, share, T);
@@ -94,14 +94,15 @@ static void members_of_a_group_are_neighbours(void) {
     for (int parts = 1; parts <= 8; parts++) {
         for (int ranks = parts; ranks <= 4 * parts; ranks += parts) {
             for (int r = 0; r < ranks; r++) {
-                const RowShare s = row_share(r, ranks, parts);
-                CHECK(s.groups * s.parts == ranks && s.group * s.parts + s.part == r && s.part < s.parts && s.group < s.groups,
+                const SequenceShare s = sequence_share(r, ranks, parts);
+                CHECK(s.groups * s.row_ranks == ranks && s.group * s.row_ranks + s.part == r && s.part < s.row_ranks &&
+                          s.group < s.groups,
                       "rank %d of %d in %d parts", r, ranks, parts);
             }
         }
     }
-    const RowShare none = row_share(3, 5, 0);
-    CHECK(none.parts == 1 && none.part == 0 && none.groups == 5 && none.group == 3, "without the flag");
+    const SequenceShare none = sequence_share(3, 5, 0);
+    CHECK(none.row_ranks == 1 && none.part == 0 && none.groups == 5 && none.group == 3, "without the flag");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -141,12 +141,12 @@ typedef struct {
     DataLoader* val;
     const Tokenizer* tokenizer;  // NULL: none
     uint64_t rows, B, T;
-    RowShare share;    // the groups take the batches in turn
-    uint64_t read;     // rows given out so far
-    uint64_t trained;  // targets of this rank's parts of the first `rows` rows
-    uint64_t bytes;    // of these targets
-    double* sums;      // (rows) of this rank's losses of each row
-    int32_t* starts;   // (B, T) of the batch; NULL: rows hold no documents
+    SequenceShare share;  // the groups take the batches in turn
+    uint64_t read;        // rows given out so far
+    uint64_t trained;     // targets of this rank's parts of the first `rows` rows
+    uint64_t bytes;       // of these targets
+    double* sums;         // (rows) of this rank's losses of each row
+    int32_t* starts;      // (B, T) of the batch; NULL: rows hold no documents
     Progress progress;
 } Validation;
 
@@ -156,7 +156,7 @@ static inline uint64_t validation_row(const Validation* v, uint64_t i) {
 }
 
 /* Returns the tokens of a row that this rank computes. */
-static inline uint64_t validation_part(const Validation* v) { return v->T / (uint64_t)v->share.parts; }
+static inline uint64_t validation_part(const Validation* v) { return v->T / (uint64_t)v->share.row_ranks; }
 
 /* Reads a row and counts the bytes of this rank's targets: the next() of a BatchSource. The last batch is padded with rows from
  * the start, which do not count. */
@@ -189,7 +189,7 @@ static inline void validation_take(void* validation, const float* losses, uint64
 static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, FILE* screen, ValidationLoss* l,
                             Error* e) {
     const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
-    const RowShare share = session_share(s);
+    const SequenceShare share = session_share(s);
     const uint64_t group = (uint64_t)share.group, groups = (uint64_t)share.groups;
     Validation v;
     RowParts parts;
@@ -230,7 +230,7 @@ typedef struct {
     const Tasks* tasks;
     const TaskFile* file;
     uint64_t B;
-    RowShare share;
+    SequenceShare share;
     double* likelihoods;  // (file->choice_count)
     Progress progress;
 } Answering;
@@ -240,7 +240,7 @@ static inline void answering_take(void* answering, const float* losses, uint64_t
     const size_t first = batch * a->B, count = a->file->choice_count, rows = size_min(count - first, a->B);
     for (size_t i = 0; i < rows; i++) {
         const TaskChoice* c = &a->tasks->choices[a->file->first_choice + first + i];
-        const size_t n = (size_t)(a->tasks->T / a->share.parts);
+        const size_t n = (size_t)(a->tasks->T / a->share.row_ranks);
         a->likelihoods[first + i] = task_likelihood(a->tasks, c, losses + i * n, (size_t)a->share.part * n, n);
     }
     progress_add(&a->progress, rows);
@@ -249,7 +249,7 @@ static inline void answering_take(void* answering, const float* losses, uint64_t
 /* Answers the questions of a file, on each rank, or with shared rows on each group. Fails as take_losses(). */
 static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const TaskFile* file, TaskScore* score, Error* e) {
     const BatchSource whole = {tasks_next, &s->tasks, 1, 0, NULL, NULL};
-    const RowShare share = session_share(s);
+    const SequenceShare share = session_share(s);
     RowParts parts;
     const BatchSource data = row_parts_of(&parts, &whole, share, s->tasks.T);
     const uint64_t B = (uint64_t)s->options.batch;
@@ -259,7 +259,7 @@ static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const
     const bool ok = take_losses(t, model, &data, ceil_div(file->choice_count, B), answering_take, &a, e);
     progress_end(&a.progress);
     row_parts_free(&parts);
-    if (ok && share.parts > 1) {  // add up what the first group's members computed of each row
+    if (ok && share.row_ranks > 1) {  // add up what the first group's members computed of each row
         if (share.group > 0) { memset(likelihoods, 0, file->choice_count * sizeof *likelihoods); }
         agree_add(s->team, likelihoods, file->choice_count);
     }

@@ -294,7 +294,7 @@ static inline RowRule session_row_rule(const Session* s, Progress* scan) {
 static inline void session_open_data(Session* s) {
     const Options* o = &s->options;
     const uint64_t seed = (uint64_t)o->seed;
-    const RowShare share = session_share(s);
+    const SequenceShare share = session_share(s);
     Progress scan = progress_begin(stdout, "index", 0, "B");
     const RowRule rule = session_row_rule(s, &scan);
     Error e = NO_ERROR;

@@ -13,7 +13,7 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/config.h"
-#include "llmc/dist/sequence.h"    // defines: RowShare, row_share
+#include "llmc/dist/sequence.h"    // defines: SequenceShare, sequence_share
 #include "llmc/dist/team_state.h"  // defines: Team
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/dataloader.h"
@@ -115,9 +115,11 @@ static inline bool session_plan_file(const Session* s, const char* name, char pa
 }
 
 /* Return the part of a step's rows that this process computes, and the tokens of its micro-batch. */
-static inline RowShare session_share(const Session* s) { return row_share(s->rank, s->ranks, s->options.seq_parallel); }
+static inline SequenceShare session_share(const Session* s) {
+    return sequence_share(s->rank, s->ranks, s->options.seq_parallel);
+}
 static inline size_t session_tokens(const Session* s) {
-    return (size_t)s->options.batch * (size_t)s->options.seq / (size_t)session_share(s).parts;
+    return (size_t)s->options.batch * (size_t)s->options.seq / (size_t)session_share(s).row_ranks;
 }
 
 /* Returns whether this process writes into --out. */
