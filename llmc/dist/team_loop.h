@@ -275,10 +275,6 @@ LLMC_NORETURN static inline void team_end(Team* t) {
     team_tell_failure(t);
     if (team_speaks(t)) { team_print("error: ", t->failure.msg); }
     if (t->run.rank == 0) { team_linger(t, TEAM_LINGER_SECONDS); }
-    if (t->ends) {
-        alarm(TEAM_END_SECONDS);  // it may wait for a file system that is gone
-        t->ends();
-    }
     _exit(1);
 }
 

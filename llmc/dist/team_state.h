@@ -32,7 +32,6 @@ enum {
     TEAM_LINGER_SECONDS = 2,  // stays so long to pass on why the run ends
     TEAM_CONNECT_SECONDS = 3,
     TEAM_PATIENCE = 12,  // a rank that is connected, but gets no answer, waits this many times as long
-    TEAM_END_SECONDS = 5,
 };
 
 /* A rank's current activity. Only PHASE_STEP has a limit of time. */
@@ -92,7 +91,6 @@ typedef struct {
     // set by team_init(); may be changed before team_open()
     double heartbeat_seconds, silent_seconds;
     double hang_seconds;  // 0: no limit
-    void (*ends)(void);   // is called before the team ends this process, which then lives for 5 s at most; NULL: none
     int parent_fd;        // the reading end of a pipe whose writing end the parent holds; -1: none
 
     Ranks run;

@@ -1,6 +1,6 @@
 /* checkpoint.h -- saves a run's state to disk, whole or not at all.
  *
- *   OUT/.lock                        held (flock) while a run writes into OUT; OUT/.owner among hosts (run/session/owner.h)
+ *   OUT/.lock                        held (flock) while a run writes into OUT
  *   OUT/step_00001000/               a model folder (model_folder.h) that other programs can read, or with LoRA the adapters'
  *                                    (adapter.h), plus
  *       state_rank00000.safetensors  optimizer state of one rank

@@ -526,10 +526,8 @@ static inline void training_die_unsaved(const Training* t, const Error* e, SafeD
     const int length = (int)strcspn(t->error.msg, "\n");  // one hint is enough
     const char *first = t->error.msg, *then = first[0] ? "; then " : "";
     if (s->rank == 0 && s->lock < 0) {
-        const bool moved = s->owner.path[0] != 0;
-        die("%.*s%s%s\n  hint: the steps after %lld are lost: %s", length, first, then, e->msg,
-            (long long)(t->saved < 0 ? 0 : t->saved),
-            moved ? "if its folder was moved, go on there with --resume" : "give each run an --out of its own");
+        die("%.*s%s%s\n  hint: the steps after %lld are lost: if its folder was moved, go on there with --resume", length,
+            first, then, e->msg, (long long)(t->saved < 0 ? 0 : t->saved));
     }
     if (!s->newest[0]) {
         die("%.*s%s%s\n  hint: a checkpoint takes %s, and none is saved yet: make room", length, first, then, e->msg, size);

@@ -450,7 +450,6 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     s->rank = rank;
     s->ranks = ranks;
     s->lock = -1;
-    owner_init(&s->owner);
     logger_none(&s->log);
     keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a write past the file-size limit then fails with a message instead of killing the process

@@ -15,12 +15,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // the checkpoint
 
-/* Locks --out, on this host and among hosts, and removes what dead runs left half-made in it. */
+/* Locks --out, and removes what dead runs left half-made in it. */
 static inline void session_take_out(Session* s) {
     const char* out = s->options.out;
     Error e = NO_ERROR;
-    must(out_lock(&s->lock, out, &e) && owner_take(&s->owner, out, s->options.resume != NULL, &e), &e);
-    must(checkpoint_remove_stale(out, &e), &e);
+    must(out_lock(&s->lock, out, &e) && checkpoint_remove_stale(out, &e), &e);
 }
 
 /* Returns whether the run resumes from a checkpoint in --out. */

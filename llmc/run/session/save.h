@@ -88,15 +88,6 @@ static inline bool session_add_weights(const Session* s, Checkpoint* k, SafeDtyp
     return checkpoint_adapter(k, &s->config, base, &s->trained, weights, ctx, e);
 }
 
-/* Checks that --out still belongs to this run; if not, the run has no lock any more. */
-static inline bool session_keep_out(Session* s, Error* e) {
-    if (s->lock < 0) { return true; }
-    if (!out_keep(&s->lock, s->options.out, e)) { return false; }
-    const bool kept = owner_keep(&s->owner, s->options.out, e);
-    if (!kept) { out_unlock(&s->lock); }
-    return kept;
-}
-
 /* Lets rank 0 write the weights, with `together` by asking all ranks for them. */
 static inline bool session_pass_weights(const Session* s, Checkpoint* k, SafeDtype dtype, TensorSource weights, void* ctx,
                                         bool together, Error* e) {
@@ -113,7 +104,7 @@ static inline bool session_begin_checkpoint(Session* s, Checkpoint* k, Error* e)
     const char* out = s->options.out;
     const bool first = s->rank == 0;
     memset(k, 0, sizeof *k);
-    const bool ok = first ? session_keep_out(s, e) && checkpoint_begin(k, out, s->state.step, e)
+    const bool ok = first ? (s->lock < 0 || out_keep(&s->lock, out, e)) && checkpoint_begin(k, out, s->state.step, e)
                           : checkpoint_join(k, out, s->state.step, e);
     return agree_ok(s->team, ok, e);
 }

@@ -20,7 +20,6 @@
 #include "llmc/files/logger.h"
 #include "llmc/files/mix.h"
 #include "llmc/run/cli/options.h"
-#include "llmc/run/session/owner.h"  // defines: Owner, owner_release
 #include "llmc/run/session/plan.h"
 #include "llmc/text/prompt.h"
 #include "llmc/train/scheduler.h"
@@ -78,7 +77,6 @@ typedef struct {
     TrainerState state;     // the trainer keeps it up to date
     char newest[PATH_CAP];  // the checkpoint saved last, or resumed from; "": none yet
     int lock;
-    Owner owner;  // guards --out against other hosts
     Logger log;
     char machine[256];
     char build[160];  // what the bits of the results depend on besides the options, to compare with the checkpoint
@@ -302,7 +300,6 @@ static inline void session_close(Session* s) {
     if (s->has_tokenizer) { tokenizer_free(&s->tokenizer); }
     if (s->resumed) { trainer_state_free(&s->state); }
     logger_close(&s->log);
-    owner_release(&s->owner);
     out_unlock(&s->lock);
     file_sums_free(&s->sums);
     file_sums_free(&s->base_sums);

@@ -17,7 +17,6 @@
 #include "llmc/dist/team.h"            // defines: team_open, team_at, team_close
 #include "llmc/dist/team_state.h"      // defines: Team, TeamField
 #include "llmc/run/cli/options.h"      // defines: Options, options_parse
-#include "llmc/run/session/owner.h"    // defines: owner_leave
 #include "llmc/run/session/session.h"  // defines: Session
 #include "llmc/run/session/signals.h"  // run_together
 
@@ -59,7 +58,6 @@ enum { TOGETHER_SECONDS = 300 };  // time for the ranks to meet: the first run o
  * hide the error. */
 LLMC_NORETURN static inline void together_exit(void) {
     fflush(NULL);
-    owner_leave();
     _exit(1);
 }
 
@@ -131,7 +129,6 @@ static inline FoundCheckpoint together_begin(Team* team, Ranks* r, int argc, cha
     Error e = NO_ERROR;
     team_init(team);
     team->parent_fd = launch_parent_fd();
-    team->ends = owner_leave;
     if (r->rank == 0) {
         must(team_listen(team, r, &e), &e);  // the others then know that it has started, while it reads its files
         if (!r->secret && r->local_ranks < r->ranks) {
