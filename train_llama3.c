@@ -42,8 +42,7 @@
 #include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
 #include "llmc/run/session/open.h"     // defines: session_open
 #include "llmc/run/session/trainer.h"  // defines: Trainer
-#include "llmc/run/loop/train.h"       // defines: train
-#include "llmc/run/jobs/jobs.h"        // defines: run_job
+#include "llmc/run/jobs/dispatch.h"    // defines: run_job
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -611,7 +610,7 @@ int main(int argc, char** argv) {
     Session s;
     session_open(&s, argc, argv, ON_CPU, 0, 1, no_report);
     run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
-    run_job(&cpu_trainer, &s, train);
+    run_job(&cpu_trainer, &s);
     session_close(&s);
     return s.status;
 }

@@ -16,8 +16,7 @@
 #include "llmc/run/session/open.h"     // defines: session_open
 #include "llmc/train/step.h"           // defines: Recipe, Metrics, BatchSource, DECODE_ROWS
 #include "llmc/run/session/trainer.h"  // defines: Trainer
-#include "llmc/run/loop/train.h"       // defines: train
-#include "llmc/run/jobs/jobs.h"        // defines: run_job
+#include "llmc/run/jobs/dispatch.h"    // defines: run_job
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
 #include "llmc/cuda/cuda_common.cuh"   // defines: floatX, CUDA_CHECK, copy_out, to_float, ProfileRange
@@ -970,7 +969,7 @@ int main(int argc, char** argv) {
     if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
     together_open(&s, &team, &ranks);
     const Trainer trainer = cuda_trainer(&d);
-    run_job(&trainer, &s, train);
+    run_job(&trainer, &s);
     together_close(&s, false);
     session_close(&s);
     device_close(&d);

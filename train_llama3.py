@@ -450,7 +450,7 @@ class Engine:
 
     @torch.no_grad()
     def sample(self, ids, count, step):
-        """Returns `ids` and `count` more tokens, sampled as in llmc/run/jobs/sampler.h. Keys and values are not cached."""
+        """Returns `ids` and `count` more tokens, sampled as in llmc/run/loop/sampler.h. Keys and values are not cached."""
         a, ids = self.a, list(ids)
         for i in range(count):
             with self.amp():

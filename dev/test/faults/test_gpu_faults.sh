@@ -75,7 +75,7 @@ both ranks train the same rows | FP32 | one_and_two.sh | llmc/files/dataloader.h
 heads go to the wrong rank | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/const int p = (int)(block \/ T % g\.parts);/const int p = (int)((block \/ T + !BACK) % g.parts);/
 positions of the second half begin at 0 again | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/qkv.cuh | s/const Rows heads = heads_of(r);/Rows heads = heads_of(r); if (r->shared) { heads.shape.B *= r->shared->parts; heads.shape.T = r->shape.T; }/
 starts of the first half alone | FP32 | one_and_two.sh --seq-parallel 2 --documents mask | llmc/gpu/feed.cuh | s/data->starts, num_starts \*/data->starts, num_starts \/ f->parts */
-the second rank has the first half, too | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/run/session/row_parts.h | s/b \* T + (size_t)p->share\.part \* count/b * T/
+the second rank has the first half, too | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/run/loop/validate.h | s/b \* T + (size_t)p->share\.part \* count/b * T/
 the output of another block in backward | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/if (!fresh) {/if (false) {/
 gradients of heads are not sent back | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/^    heads_to_rows(q, p, dqkv, dqkv, r->shape);//
 a part of the ring is written while it travels | BF16 | zero_bits.sh | llmc/gpu/exchange.cuh | s/if (g->in_ring && taken)/if (false)/

@@ -364,7 +364,7 @@ int main(int argc, char** argv) {
         exchange_open(&s);
         if (getenv("RANKS_ZERO")) { zero_open(&trainer, &s); }
     }
-    run_job(&trainer, &s, train);
+    run_job(&trainer, &s);
     together_close(&s, false);
     session_close(&s);
     return s.status;

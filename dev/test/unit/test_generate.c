@@ -1,7 +1,7 @@
 /* test_generate.c -- tests generation, chat and --answer with a scripted model. */
 #include "llmc/run/jobs/answer.h"
 #include "llmc/run/jobs/chat.h"
-#include "llmc/run/jobs/generate.h"
+#include "llmc/run/loop/generate.h"
 #include "llmc/run/session/signals.h"
 #include "llmc/text/tokenizer_read.h"
 #include "dev/test/test.h"

@@ -4,7 +4,7 @@
  * The GGUF reader below follows the format's own description (see gguf.h), not the writer. Merged adapters are compared with
  * the plain loops of lora.h: their product with the identity is the matrix that a merged folder must hold.
  */
-#include "llmc/run/jobs/jobs.h"
+#include "llmc/run/jobs/dispatch.h"
 #include "llmc/run/session/open.h"
 #include "dev/test/test.h"
 

@@ -1,7 +1,7 @@
 /* test_runtime.c -- tests schedules, sampling against a naive sampler, the outlier window, FLOPs and peaks. Also the log and
  * how a resumed run cuts it, the plan, hints about memory, progress, fresh weights, the timing of steps, signals.
  * test_generate.c has generation and chat. */
-#include "llmc/run/jobs/sampler.h"
+#include "llmc/run/loop/sampler.h"
 #include "llmc/run/session/machine.h"
 #include "llmc/run/session/memory.h"
 #include "llmc/run/session/plan.h"

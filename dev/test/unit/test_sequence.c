@@ -4,7 +4,7 @@
 #include "llmc/base/rand.h"
 #include "llmc/dist/sequence.h"
 #include "llmc/rope.h"
-#include "llmc/run/session/row_parts.h"
+#include "llmc/run/loop/validate.h"
 
 #include "dev/test/documents.h"
 #include "dev/test/exchange.h"

@@ -10,7 +10,7 @@ static double set_seconds(void) { return seconds; }
 
 #include "llmc/base/threads.h"
 #include "llmc/dist/launch.h"
-#include "llmc/run/jobs/jobs.h"
+#include "llmc/run/loop/validate.h"
 #include "llmc/run/session/open.h"
 #include "llmc/run/session/save.h"
 

@@ -13,7 +13,7 @@
 #define LLMC_RUN_ANSWER_H
 
 #include "llmc/base/lines.h"         // defines: Lines, lines_read, lines_next
-#include "llmc/run/jobs/generate.h"  // defines: Generator, generate_from, generator_stops, generator_stop_at_turn
+#include "llmc/run/loop/generate.h"  // defines: Generator, generate_from, generator_stops, generator_stop_at_turn
 #include "llmc/text/question.h"      // defines: Asked, Question, question_read, question_is_stop
 
 typedef struct {

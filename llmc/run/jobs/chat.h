@@ -13,7 +13,7 @@
 #define LLMC_RUN_CHAT_H
 
 #include "llmc/base/utils.h"           // defines: warn
-#include "llmc/run/jobs/generate.h"    // defines: Generator, generate_from, generator_stop_at_turn, generator_stops
+#include "llmc/run/loop/generate.h"    // defines: Generator, generate_from, generator_stop_at_turn, generator_stops
 #include "llmc/run/jobs/line_input.h"  // defines: LineInput, LINE_WHY_PLAIN, line_open, line_is_edited, line_read, line_close
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested, run_stop_done
 #include "llmc/text/chat.h"            // defines: ChatFormat, chat_tokens, chat_begin, chat_header, chat_message

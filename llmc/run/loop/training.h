@@ -20,13 +20,15 @@
 #include "llmc/files/logger.h"
 #include "llmc/run/session/data_scan.h"
 #include "llmc/run/screen/first_words.h"
-#include "llmc/run/jobs/jobs.h"
+#include "llmc/run/loop/generate.h"  // defines: Generator, generate, generator_free
+#include "llmc/run/loop/sampler.h"
+#include "llmc/run/loop/validate.h"       // defines: ValidationLoss, validate, answer_tasks, RowParts, row_parts_of
+#include "llmc/run/session/open_model.h"  // defines: job_check_memory, job_open_model, job_check_weights
 #include "llmc/train/mfu.h"
 #include "llmc/run/loop/pace.h"  // defines: Pace, pace_begin, pace_end
 #include "llmc/run/session/plan.h"
 #include "llmc/run/screen/screen.h"
 #include "llmc/run/session/resume.h"
-#include "llmc/run/session/row_parts.h"
 #include "llmc/run/session/save.h"
 #include "llmc/run/session/signals.h"
 #include "llmc/run/loop/slowest.h"
@@ -78,6 +80,14 @@ enum {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // opening
+
+/* Sets up a generator and its sampler for the session's model and options. */
+static inline void open_generator(const Trainer* t, const Session* s, void* model, Generator* g, Sampler* sampler) {
+    const Options* o = &s->options;
+    sampler_init(sampler, s->config.vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
+    generator_init(g, t->next_logits, model, &s->config, s->has_tokenizer ? &s->tokenizer : NULL, sampler, session_context(s),
+                   stdout);
+}
 
 static inline Recipe training_recipe(const Trainer* trainer, Session* s) {
     const Options* o = &s->options;
@@ -284,7 +294,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Session* s
     }
     session_begin(s, trainer->precision);
     run_catch_signals();
-    job_open_generator(trainer, s, t->model, &t->generator, &t->sampler);
+    open_generator(trainer, s, t->model, &t->generator, &t->sampler);
     t->generator.ellipsis = true;
     t->queued = t->reported = (int64_t)s->state.step;
     t->tokens = s->state.tokens;

@@ -1,4 +1,4 @@
-/* trainer.h -- the interface of a trainer: a table of functions. train_llama3.c and train_llama3.cu each fill in one; jobs.h
+/* trainer.h -- the interface of a trainer: a table of functions. train_llama3.c and train_llama3.cu each fill in one; dispatch.h
  * and training.h work with either.
  *
  * `model` is the trainer's own Llama. A function that runs out of memory, or fails on the GPU, ends the program itself.

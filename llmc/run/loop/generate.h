@@ -17,7 +17,7 @@
 #include "llmc/config.h"               // defines: ModelConfig, MAX_EOS
 #include "llmc/files/json.h"           // defines: json_write_string
 #include "llmc/text/prompt.h"          // defines: prompt_tokens
-#include "llmc/run/jobs/sampler.h"     // defines: Sampler, sampler_next
+#include "llmc/run/loop/sampler.h"     // defines: Sampler, sampler_next
 #include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/base/text.h"            // defines: print_escaped
