@@ -11,12 +11,14 @@ line. Files of dev/reference hold the rest: random numbers (rand.py), configurat
 model folders (folders.py), text, log, 8-bit products (fp8.py) and the states that tests compare with (oracles.py).
 
 Initial weights, data order and learning rates are pure functions of the seed and the flags, the same as in C. So the three
-trainers start from the same weights, see the same tokens and print the same losses. Runs on one CPU or one CUDA device. Needs
-torch >= 2.2, numpy and safetensors; samples are text if `tokenizers` is installed.
+trainers start from the same weights, see the same tokens and print the same losses. A run writes OUT/log.jsonl with the events
+of the C trainers, and at its end the model folder OUT/step_NNNNNNNN. It saves no state, and cannot be resumed. Runs on one CPU
+or one CUDA device. Needs torch >= 2.2, numpy and safetensors; samples are text if `tokenizers` is installed.
 """
 import argparse
 import math
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -30,11 +32,11 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from dev.reference.config import preset, presets, read_config
-from dev.reference.folders import adapter_config, base_folder, read_adapters, read_weights, write_adapters, write_weights
+from dev.reference.folders import (adapter_config, base_folder, checkpoints, model_of, read_adapters, read_weights,
+                                   write_adapters, write_weights)
 from dev.reference.log import Log, StepTable, counted, die, mark
 from dev.reference.rand import RAND_SAMPLE, philox, philox_double, rand_even_, rand_normal_
-from dev.reference.runs import Out, model_of, refuse_other, remove_old, set_aside, to_resume
-from dev.reference.tables import c_flags, flag_value, gpu_peak
+from dev.reference.tables import c_flags, flag_value, gpu_peak, version
 from dev.reference.text import Text
 from dev.reference.tokenfiles import DataLoader, mix_parts, train_loader
 
@@ -487,24 +489,15 @@ class Training:
         a.dtype = a.dtype or ("autocast" if self.device.type == "cuda" else "fp32")
         if a.threads:
             torch.set_num_threads(a.threads)
-        folder, state, resumed, self.out = model_of(a.model), None, a.resume is not None, None
-        if resumed:
-            self.out = Out(a.out, waits=True) if os.path.isdir(a.out) else None  # before it looks for checkpoints
-            folder = to_resume(a.out, a.resume)
-            try:
-                state = torch.load(os.path.join(folder, "optimizer.pt"), map_location=self.device, weights_only=True)
-            except Exception as e:  # the library raises many kinds
-                die(f"{folder}/optimizer.pt: cannot be read: {str(e).splitlines()[0]}")
-        refuse_other(a.out, folder if resumed else None)
+        found = checkpoints(a.out)
+        if found:
+            die(f"--out: {a.out} holds the checkpoints of another run, up to step {int(found[-1][-8:])}\n"
+                "  hint: give another --out")
+        folder = model_of(a.model)
         self.open_data(folder)
         self.open_model(folder)
-        self.first, self.last, self.val_loss = 0, min(a.steps, a.stop_after or a.steps), None
-        if state:
-            self.restore(state)
-        self.out = self.out or Out(a.out)
-        refuse_other(a.out, folder if resumed else None)  # again, now that no other run can begin there
-        set_aside(a.out, self.first)
-        self.open_log(resumed)
+        self.last, self.val_loss = min(a.steps, a.stop_after or a.steps), None
+        self.open_log()
 
     def open_data(self, folder):
         """Opens tokenizer, configuration and token files; sets the tokens of a step and the number of steps."""
@@ -527,6 +520,8 @@ class Training:
         self.micro_batches = a.total_batch // micro
         if a.steps < 0:
             a.steps = max(1, loader.rows_per_epoch * a.seq // a.total_batch)
+        if a.steps == 0:
+            die("--steps: is 0, wanted at least one step", 2)
         if loader.vocab_size > c.vocab_size:
             die(f"{loader.files[0].path}: vocabulary is {loader.vocab_size} tokens, but the model has only {c.vocab_size}")
 
@@ -546,15 +541,7 @@ class Training:
         model.recompute_blocks = a.recompute_blocks
         self.engine = Engine(model, a, device)
 
-    def restore(self, state):
-        """Continues from the state of a checkpoint. Its weights are in the model."""
-        self.first, self.loader.row = state["step"], state["row"]
-        self.engine.opt.load_state_dict(state["optimizer"])
-        with torch.no_grad():
-            for master, saved in zip(self.engine.masters, state.get("masters", [])):
-                master.copy_(saved)
-
-    def open_log(self, resumed):
+    def open_log(self):
         """Prints the run's model and plan, and begins its log."""
         a, c, model = self.a, self.c, self.engine.model
         cuda = self.device.type == "cuda"
@@ -574,20 +561,22 @@ class Training:
         print(f"plan    {counted(a.steps, 'step')} of {a.total_batch} tokens ({self.micro_batches} x {a.batch} x {a.seq}), "
               f"{epochs:.2f} epochs of {self.loader.num_tokens:,} tokens")
         self.log = Log(a.out)
-        self.log.start(self.first)
-        self.log.add("resume" if resumed else "config", step=self.first, trainer="train_llama3.py", torch=torch.__version__,
-                     device=name, sdpa=self.sdpa, parameters=count, flops_per_step=flops, options=dict(vars(a)),
-                     model=asdict(c))
+        self.log.add("config", version=version(), time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                     run=secrets.token_hex(8), program="train_llama3.py", precision=a.dtype, machine=name, argv=sys.argv,
+                     options=vars(a), model=dict(parameters=count, **asdict(c)), train_tokens=self.loader.num_tokens,
+                     torch=torch.__version__, attention=self.sdpa)
         self.table = StepTable(self.log, self.device, a.steps, self.last, a.total_batch, flops, peak)
 
     def step(self, lr):
-        """Takes a step. Returns its loss and gradient norm, on their way to the host."""
+        """Takes a step. Returns its loss and gradient norm, on their way to the host, and the number of its trained targets;
+        None: all are trained."""
         batches, loss = [self.loader.next(self.device, self.c.vocab_size) for _ in range(self.micro_batches)], 0.0
         counts = [int((y >= 0).sum()) if self.loader.partial else y.numel() for _, y, *_ in batches]
         for (x, y, *starts), count in zip(batches, counts):  # a step's loss is the mean over its trained targets
             loss = loss + self.engine.micro_step(x, y, count, count / sum(counts), *starts)
         norm = self.engine.update(lr)
-        return torch.stack((loss.float(), norm.float())).to("cpu", non_blocking=True)
+        numbers = torch.stack((loss.float(), norm.float())).to("cpu", non_blocking=True)
+        return numbers, sum(counts) if self.loader.partial else None
 
     def validate(self, step):
         a, val, total, trained = self.a, self.val, 0.0, 0
@@ -606,41 +595,32 @@ class Training:
         print(f"sample  {out}")
         self.log.add("sample", step=step, text=out)
 
-    def checkpoint(self, step):
-        """Writes OUT/step_NNNNNNNN, a model folder with optimizer.pt, under a temporary name, then renames it. Removes old
-        checkpoints by --keep and --major-every. Returns the path."""
-        a, e, final = self.a, self.engine, os.path.join(self.a.out, f"step_{step:08d}")
+    def save(self):
+        """Writes the model folder OUT/step_NNNNNNNN, under a temporary name, then renames it. Returns its path."""
+        a, model, final = self.a, self.engine.model, os.path.join(self.a.out, f"step_{self.last:08d}")
         part = final + ".tmp"
-        self.out.keep()
         shutil.rmtree(part, ignore_errors=True)
-        if e.model.lora:
-            save_adapters(e.model, part, os.path.abspath(base_folder(a.model)))
+        if model.lora:
+            save_adapters(model, part, os.path.abspath(base_folder(a.model)))
         else:
-            save_model(e.model, part, dict(f32=torch.float32, bf16=torch.bfloat16, f16=torch.float16).get(a.export_dtype))
+            save_model(model, part, dict(f32=torch.float32, bf16=torch.bfloat16, f16=torch.float16).get(a.export_dtype))
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             if self.text.folder and os.path.exists(os.path.join(self.text.folder, name)):
                 shutil.copy(os.path.join(self.text.folder, name), part)
-        state = dict(step=step, row=self.loader.row, optimizer=e.opt.state_dict())
-        if e.masters is not e.params or a.export_dtype in ("bf16", "f16"):  # the model folder has rounded weights
-            state["masters"] = [w.detach() for w in e.masters]
-        torch.save(state, os.path.join(part, "optimizer.pt"))
-        shutil.rmtree(final, ignore_errors=True)
         os.rename(part, final)
-        self.log.add("checkpoint", step=step, path=final)
-        remove_old(a.out, a.keep, a.major_every)
         return final
 
 
 def train(a):
-    t, pending, path = Training(a), None, None
-    for step in range(t.first, t.last):
+    t, pending = Training(a), None
+    for step in range(t.last):
         begin, lr = mark(t.device), learning_rate(a, step)
-        numbers = t.step(lr)
+        numbers, trained = t.step(lr)
         end, done = mark(t.device), step + 1
         if pending:
             t.table.add(*pending)
-        pending = (done, numbers, lr, begin, end)
-        due = [every and done % every == 0 or done == t.last for every in (a.val_every, a.sample_every, a.checkpoint_every)]
+        pending = (done, numbers, trained, lr, begin, end)
+        due = [every and done % every == 0 or done == t.last for every in (a.val_every, a.sample_every)]
         if t.device.type != "cuda" or any(due):  # a GPU's numbers are read one step late, so that it never waits for the host
             t.table.add(*pending)
             pending = None
@@ -648,11 +628,7 @@ def train(a):
             t.validate(done)
         if due[1] and a.sample_tokens:
             t.sample(done)
-        if due[2]:
-            path = t.checkpoint(done)
-    if t.first >= t.last:
-        die(f"nothing to do: the run is at step {t.first} of {t.last}", 2)
-    t.table.close(t.val_loss, path)
+    t.table.close(t.val_loss, t.save(), "done" if t.last == a.steps else "stop-after")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -661,14 +637,12 @@ def train(a):
 # the flags of llmc/run/cli/options.def that this trainer has
 SHARED = """model tokenizer train val documents out export-dtype steps batch seq total-batch lr warmup schedule final-lr-frac
     weight-decay beta1 beta2 eps grad-clip lora lora-alpha lora-on seed threads val-every val-batches sample-every sample-tokens
-    checkpoint-every keep major-every resume stop-after prompt temperature top-k top-p""".split()
+    stop-after prompt temperature top-k top-p""".split()
 # value and help, where they differ from those in options.def
 CHANGED = {
     "tokenizer": ("PATH", "tokenizer.json or its folder, for samples and a preset's vocabulary"),
     "export-dtype": ("auto|f32|bf16|f16", "type of the weights in checkpoints; auto: the type in memory"),
     "threads": ("N", "CPU threads; 0: PyTorch's choice"),
-    "keep": ("N", "keep the newest N checkpoints; 0: all"),
-    "resume": ("PATH", "resume from a checkpoint, by default the newest in --out; without --out, in the folder of PATH"),
     "temperature": ("F", "sampling temperature; 0: always the most probable token"),
 }
 # the flags of this trainer alone, in the form of c_flags()
@@ -693,8 +667,6 @@ def parse_arguments(argv):
         text = text.replace("%", "%%") + (f" ({default})" if default else "")
         if kind == "CHOICE":
             p.add_argument("--" + name, *aliases, default=default, choices=value.split("|"), help=text)
-        elif kind == "RESUME":
-            p.add_argument("--" + name, *aliases, nargs="?", const="", metavar=value, help=text)
         else:
             p.add_argument("--" + name, *aliases, default=default, metavar=value, help=text)
         if kind in ("INT", "LONG", "FLOAT"):
@@ -703,10 +675,11 @@ def parse_arguments(argv):
             names[name] = value
     p.add_argument("--compile", action="store_true", help="use torch.compile")
     p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")
-    p.set_defaults(out=None)
+    theirs = {word: name for name, flag in c.items() if name not in SHARED for word in ("--" + name, *flag[1])}
+    for word in argv:
+        if word.split("=")[0] in theirs:
+            die(f"--{theirs[word.split('=')[0]]}: is a flag of the C trainers, which train_llama3.py does not have", 2)
     a = p.parse_args(argv)
-    if a.out is None:
-        a.out = os.path.dirname(os.path.abspath(a.resume)) if a.resume else c["out"][2]
     for name, value in names.items():
         if getattr(a, name.replace("-", "_")) == "":
             die(f"--{name}: is empty, wanted {value}", 2)

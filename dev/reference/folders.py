@@ -1,6 +1,7 @@
 """folders.py -- reads and writes the tensors of model folders, in Hugging Face's format, and of adapters, in PEFT's format.
 
 Tensors come and go as pairs of name and tensor. train_llama3.py makes the models."""
+import glob
 import json
 import os
 import sys
@@ -19,6 +20,19 @@ def save_tensors(tensors, path, metadata):
     umask = os.umask(0)
     os.umask(umask)
     os.chmod(path, 0o666 & ~umask)
+
+
+def checkpoints(out):
+    """Returns the checkpoints in the folder of a run, the oldest first."""
+    return sorted(glob.glob(os.path.join(glob.escape(out), "step_" + "[0-9]" * 8)))
+
+
+def model_of(name):
+    """Returns the folder of the model that --model names: in the folder of a run, its newest checkpoint."""
+    def is_model(folder):
+        return any(os.path.exists(os.path.join(folder, file)) for file in ("config.json", "adapter_config.json"))
+    models = [] if is_model(name) else [path for path in checkpoints(name) if is_model(path)]
+    return models[-1] if models else name
 
 
 def adapter_config(folder):

@@ -18,7 +18,8 @@ def die(message, code=1):
 
 
 class Log:
-    """OUT/log.jsonl, one event a line. Makes the folder OUT."""
+    """OUT/log.jsonl, one event a line, with the members of llmc/files/logger.h. Makes the folder OUT. A new file takes the
+    place of an earlier log, since that may have other names (links)."""
 
     def __init__(self, out):
         try:
@@ -26,34 +27,12 @@ class Log:
         except OSError as error:
             die(f"{out}: cannot make the folder: {error.strerror}")
         self.path = os.path.join(out, "log.jsonl")
-
-    def start(self, step):
-        """Empties the log, or on resume cuts it back to `step` steps. The new log takes the place of the old one, whose file
-        may have other names (hard links)."""
-        lines = []
-        if os.path.lexists(self.path) and (os.path.islink(self.path) or not os.path.isfile(self.path)):
-            die(f"{self.path}: wanted a regular file or none")
-        if step and os.path.exists(self.path):
-            with open(self.path, encoding="utf-8") as f:
-                lines = [line for line in f if self.stays(line, step)]
-        part = self.path + ".tmp"
-        if os.path.lexists(part):
-            os.unlink(part)
-        with open(part, "x", encoding="utf-8") as f:
-            f.writelines(lines)
-        os.replace(part, self.path)
-
-    @staticmethod
-    def stays(line, step):
-        """Returns whether a resumed run keeps a line: not a later one, the end of the run before, or half a line."""
-        try:
-            event = json.loads(line)
-            return event["step"] <= step and event["event"] != "end"
-        except (ValueError, TypeError, KeyError):
-            return False
+        if os.path.lexists(self.path):
+            os.unlink(self.path)
 
     def add(self, event, **values):
         with open(self.path, "a", encoding="utf-8") as f:
+            values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
             f.write(json.dumps(dict(event=event, **values)) + "\n")
 
 
@@ -101,8 +80,9 @@ class StepTable:
         self.tokens, self.flops, self.peak = tokens, flops, peak
         self.times, self.loss, self.begun = [], None, time.perf_counter()
 
-    def add(self, step, numbers, lr, begin, end):
-        """Reports a step. numbers: loss and gradient norm, which a GPU has copied to the host by the mark `end`."""
+    def add(self, step, numbers, trained, lr, begin, end):
+        """Reports a step. numbers: loss and gradient norm, which a GPU has copied to the host by the mark `end`. trained: the
+        step's trained targets, or None."""
         ms = milliseconds(begin, end)
         self.loss, norm = numbers.tolist()
         width = len(str(self.steps))
@@ -115,15 +95,18 @@ class StepTable:
         recent = sorted(self.times[-20:])[len(self.times[-20:]) // 2]
         print(f"{step:>{width}}/{self.steps} {self.loss:9.4f} {norm:8.3f} {lr:9.2e} {ms:8.1f} {tok_s:9,.0f} {mfu:>6} "
               f"{peak_memory(self.device) / 2**30:6.2f}G {clock((self.last - step) * recent / 1e3):>8}", flush=True)
-        self.log.add("step", step=step, loss=self.loss, gnorm=norm, lr=lr, ms=round(ms, 4), tok_s=round(tok_s, 1))
+        some = {} if trained is None else dict(trained=trained)
+        self.log.add("step", step=step, loss=self.loss, gnorm=norm, lr=lr, ms=round(ms, 3), tok_s=round(tok_s, 1),
+                     seconds=round(time.perf_counter() - self.begun, 3), tokens=step * self.tokens, **some)
         if not math.isfinite(self.loss) or not math.isfinite(norm):
+            self.log.add("end", step=step, reason="not finite", seconds=round(time.perf_counter() - self.begun, 3))
             die(f"step {step}: loss is {self.loss} and the gradient's norm {norm}")
 
-    def close(self, validation, path):
-        """Prints and logs the end of a run. validation: its last loss, or None. path: the last checkpoint."""
+    def close(self, validation, path, reason):
+        """Prints and logs the end of a run. validation: its last loss, or None. path: the model folder."""
         median, peak = sorted(self.times)[len(self.times) // 2], peak_memory(self.device)
         seconds = time.perf_counter() - self.begun
-        self.log.add("end", step=self.last, loss=self.loss, median_ms=median, peak_memory=peak, seconds=round(seconds, 3))
+        self.log.add("end", step=self.last, reason=reason, seconds=round(seconds, 3))
         print(f"done    {self.last} step{'' if self.last == 1 else 's'} in {clock(seconds)}, loss {self.loss:.4f}"
               + ("" if validation is None else f", validation {validation:.4f}")
               + f", median {median:.1f} ms a step, {self.tokens / median * 1e3:,.0f} tokens/s, peak memory "

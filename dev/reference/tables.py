@@ -11,6 +11,10 @@ def source(path):
         return f.read()
 
 
+def version():
+    return re.search(r'LLMC_VERSION "(.*)"', source("llmc/base/utils.h"))[1]
+
+
 def c_table(path, name):
     """Returns the rows of the table `name` in a header. A row begins with a string; inner braces become lists."""
     body = re.search(rf"\b{name}\[\] = {{\n(.*?)^}};", source(path), re.S | re.M)[1]

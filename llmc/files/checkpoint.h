@@ -387,13 +387,6 @@ static inline bool checkpoint_check_sums(const char* dir, const FileSums* files,
     return ok;
 }
 
-/* Fails if a folder is a checkpoint of train_llama3.py. */
-static inline bool checkpoint_refuse_pytorch(const char* dir, Error* e) {
-    if (folder_has(dir, "trainer_state.json") || !folder_has(dir, "optimizer.pt")) { return true; }
-    return fail(e, "%s: is a checkpoint of train_llama3.py, which can resume it\n  hint: --model %s starts from its weights",
-                dir, dir);
-}
-
 /* Reads dir/trainer_state.json and checks the sizes and checksums of the files it lists. CHECKPOINT_RUN checks them all.
  * CHECKPOINT_MODEL skips the state files, and leaves the weights' checksums to model_load_sums(). CHECKPOINT_RANK checks the
  * sizes alone. Free *s with trainer_state_free(), also after a failure. */
@@ -404,7 +397,6 @@ static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerSt
         return fail(e, "%s: is %s, wanted a checkpoint's folder", dir, file_exists(dir) ? "a file" : "missing");
     }
     if (!path_join(path, dir, "trainer_state.json", e)) { return false; }
-    if (!checkpoint_refuse_pytorch(dir, e)) { return false; }
     if (!trainer_state_read(s, path, e)) { return false; }
     if (!checkpoint_check_list(&s->files, use == CHECKPOINT_MODEL ? 0 : s->world_size, s->path, e)) { return false; }
     for (size_t i = 0; i < s->files.count; i++) {
@@ -441,7 +433,7 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
     size_t ruined = count;  // the newest whole one of a step that was not finite
     for (size_t i = 0; i < count && !found; i++) {
         Error cause = NO_ERROR;
-        if (!checkpoint_paths(out, steps[i], dir, tmp, e) || !checkpoint_refuse_pytorch(dir, e)) { break; }
+        if (!checkpoint_paths(out, steps[i], dir, tmp, e)) { break; }
         const bool whole = checkpoint_read(dir, use, s, &cause);
         const bool abandoned = whole && checkpoint_abandoned(&last, s);
         found = whole && checkpoint_check_found(s, steps[i], &cause);
@@ -490,10 +482,8 @@ static inline bool checkpoint_check_log(const char* dir, const TrainerState* s, 
                 s->path, weights, folder, log->weights, s->step);
 }
 
-/* Returns whether a folder is a checkpoint of any trainer, whole or not. */
-static inline bool folder_is_checkpoint(const char* path) {
-    return folder_has(path, "trainer_state.json") || folder_has(path, "optimizer.pt");
-}
+/* Returns whether a folder is a checkpoint, whole or not. */
+static inline bool folder_is_checkpoint(const char* path) { return folder_has(path, "trainer_state.json"); }
 
 /* Opens what --resume PATH names: a checkpoint's folder, or the newest whole checkpoint in a folder of checkpoints. */
 static inline bool checkpoint_open(const char* path, CheckpointUse use, char* dir, TrainerState* s, Error* e) {

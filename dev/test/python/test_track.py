@@ -1,4 +1,5 @@
-"""Tests dev/track.py: the values that TensorBoard reads from its event files, and the values that W&B keeps offline."""
+"""Tests dev/track.py: the values that TensorBoard reads from its event files, and the values that W&B keeps offline. Tests the
+pictures that dev/plot.py draws of logs, and its comparisons of runs."""
 
 import json
 import os
@@ -6,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 
+forks.preload("matplotlib.pyplot")
 TRACK = Path(__file__).resolve().parents[2] / "track.py"
 START = {"event": "config", "time": "2026-01-02T03:04:05Z", "options": {"lr": 1e-3}, "model": {}, "precision": "FP32",
          "machine": "m"}
@@ -89,3 +92,50 @@ def test_wrong_use_is_told(tmp_path):
     done = track(tmp_path / "none", "--tensorboard", tmp_path / "tb")
     assert done.returncode == 1 and done.stderr.startswith("error: ") and "log.jsonl" in done.stderr
     assert track(tmp_path).returncode == 2
+
+
+def plot(folder, *flags):
+    return forks.run(TRACK.parent / "plot.py", folder, *flags)
+
+
+def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        step = dict(event="step", loss=3.0, gnorm=1.0, lr=1e-3, ms=10.0, tok_s=5e4)
+        lines = [dict(event="config"), *(dict(step, step=i) for i in range(1, 9)), dict(event="val", step=8, loss=2.9, bpb=1.1)]
+        (tmp_path / name / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"event":"st')
+    flags = ["first", "second/log.jsonl", "--smooth", "3", "-o", "a.png"]
+    assert plot(tmp_path, *flags).returncode == 0
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert plot(tmp_path, *flags, "--bpb", "--tokens", "-o", "b.png").returncode == 0
+    assert (tmp_path / "b.png").read_bytes() != (tmp_path / "a.png").read_bytes()
+    r = plot(tmp_path, *flags, "-o", "nowhere/a.png")
+    assert r.returncode == 1 and r.stderr.startswith("error: nowhere/a.png: ")
+    for line in (b"nonsense", b'{"event":"step","loss":1,"step":"x"}', b'{"event":"step","loss":1,"step":1}', b"\xff"):
+        (tmp_path / "first" / "log.jsonl").write_bytes(line + b"\n")
+        r = plot(tmp_path, *flags)
+        assert r.returncode == 1 and "log.jsonl:1" in r.stderr and "Traceback" not in r.stderr
+    r = plot(tmp_path, *flags, "--smooth", "-3")
+    assert r.returncode == 2 and "--smooth: is -3, wanted 0 or more" in r.stderr
+
+
+def test_plot_compares_runs_with_others_of_the_same_seed(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name, factor, last in (("bf16-1", 1, 40), ("bf16-2", 1, 40), ("fp8-1", 1.004, 30), ("fp8-2", 0.99, 40), ("late", 1, 0)):
+        (tmp_path / name).mkdir()
+        steps = range(1, last + 1) if last else range(50, 60)
+        lines = [dict(event="step", step=i, loss=factor * (3 - i / 99), gnorm=1, lr=1e-3, ms=10, tok_s=5e4) for i in steps]
+        lines += [dict(event="val", step=i, loss=factor * (4 - i / 99)) for i in steps if i % 10 == 0]
+        (tmp_path / name / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    r = plot(tmp_path, "fp8-1", "fp8-2", "--base", "bf16-1", "bf16-2", "-o", "a.png")
+    assert r.returncode == 0 and (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG", r.stderr
+    assert r.stdout.splitlines() == ["fp8-1: validation 3.7118 at step 30, bf16-1 3.6970: +0.400 %",
+                                     "fp8-2: validation 3.5600 at step 40, bf16-2 3.5960: -1.000 %", "wrote a.png"]
+    assert plot(tmp_path, "fp8-1", "fp8-1", "--base", "bf16-1", "bf16-1", "-o", "b.png").returncode == 0
+    assert (tmp_path / "b.png").read_bytes() != (tmp_path / "a.png").read_bytes()
+    for code, flags, words in ((2, ("fp8-1", "fp8-2", "--base", "bf16-1"), "1 runs, wanted one for each of the 2 LOGs"),
+                               (1, ("late", "--base", "bf16-1"), "error: the runs have no steps in common")):
+        r = plot(tmp_path, *flags, "-o", "c.png")
+        assert r.returncode == code and words in r.stderr and "Traceback" not in r.stderr, r.stderr
+    assert not (tmp_path / "c.png").exists()

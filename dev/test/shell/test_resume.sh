@@ -187,11 +187,6 @@ check "a line each" test "$(grep -c '^whole ' "$tmp/stdout")" -eq 6
 expect "or one that is named" 0 "whole   parts/step_00000004: step 4" verify parts/step_00000004
 expect "a folder without any is an error" 1 "moved: holds no checkpoint" verify moved
 expect "so is a file" 1 "data.bin is no folder" verify data.bin
-mkdir -p pytorch/step_00000001 pytorch/step_00000002 && : >pytorch/step_00000002/optimizer.pt
-expect "a run of train_llama3.py is named as one" 1 "pytorch/step_00000002: is a checkpoint of train_llama3.py" \
-    resume --out pytorch
-expect "so is its checkpoint" 1 "hint: --model pytorch/step_00000002 starts from its weights" \
-    resume pytorch/step_00000002 --out new
 expect "--verify is a job of its own" 2 "two jobs" verify parts --eval
 
 # unsound NAME TEXT COMMAND: step 5 is not whole after COMMAND
