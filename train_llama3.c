@@ -20,8 +20,7 @@
  */
 #include "llmc/base/utils.h"             // defines: Error, xcalloc, round_up, size_min, now_seconds
 #include "llmc/base/arena.h"             // defines: Arena, take, map_memory
-#include "llmc/base/outlier.h"           // defines: outlier_update
-#include "llmc/base/update.h"            // defines: update_verdict, clip_factor
+#include "llmc/optim/recipe.h"           // defines: outlier_update, update_verdict, clip_factor
 #include "llmc/config.h"                 // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
 #include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, arena_slot
 #include "llmc/train/step.h"             // defines: Recipe, Metrics, BatchSource, batch_read, DECODE_ROWS
@@ -35,8 +34,8 @@
 #include "llmc/matmul.h"        // defines: matmul_scratch
 #include "llmc/lora.h"          // defines: lora_at, lora_width, lora_most_width
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
-#include "llmc/optimizer.h"     // defines: OptimizerArenas, optimizer_update, global_norm, global_norm_scratch
-#ifndef TESTING                 // a test of the model leaves out the code that runs it
+#include "llmc/optim/optimizer.h"      // defines: OptimizerArenas, optimizer_update, global_norm, global_norm_scratch
+#ifndef TESTING                        // a test of the model leaves out the code that runs it
 #include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT, name_first_not_finite
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
 #include "llmc/run/session/session.h"  // defines: Session, session_close, session_context

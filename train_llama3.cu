@@ -39,8 +39,8 @@
 #include "llmc/gpu/qkv.cuh"             // defines: qkv_rope
 #include "llmc/gpu/sequence.cuh"        // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
 #include "llmc/rope.cuh"                // defines: rope_upload
-#include "llmc/step_state.cuh"          // defines: StepState, loss_sum_cuda, step_decide_cuda
-#include "llmc/gpu/optimizer.cuh"       // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all
+#include "llmc/optim/step_state.cuh"    // defines: StepState, loss_sum_cuda, step_decide_cuda
+#include "llmc/gpu/update.cuh"          // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for each MemoryKind. Gradients, master, m and v have a place for each trained tensor

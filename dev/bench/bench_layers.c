@@ -6,7 +6,7 @@
  * Each figure is the fastest of RUNS runs (default 20). A product prints GFLOP/s, a pass over memory GB/s (every byte read and
  * written counted once). The last line adds up one training step.
  */
-#include "llmc/optimizer.h"
+#include "llmc/optim/optimizer.h"
 #include "llmc/attention.h"
 #include "llmc/crossentropy.h"
 #include "llmc/embedding.h"

@@ -1,4 +1,4 @@
-/* adamw.cu -- AdamW and the gradient's norm in steps. The formulas stand in llmc/adamw.h.
+/* adamw.cu -- AdamW and the gradient's norm in steps. The formulas stand in llmc/optim/adamw.h.
  *
  *   make -C dev/cuda adamw && build/zoo/adamw [update|split|none|norm] [N...]
  *
@@ -7,8 +7,8 @@
  */
 #include <map>
 
-#include "llmc/adamw.cuh"
-#include "llmc/adamw.h"
+#include "llmc/optim/adamw.cuh"
+#include "llmc/optim/adamw.h"
 #include "dev/cuda/zoo.cuh"
 
 enum { PARAMS, GRADS, M, V, MASTER };  // tensors; in FP32 the parameters are the master weights

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-FLOORS = ["base", "cuda", "layers", "files dist", "text", "train", "gpu run/cli"]  # layers: the files of llmc itself
+FLOORS = ["base", "cuda", "layers", "optim", "files dist", "text", "train", "gpu run/cli"]  # layers: the files of llmc itself
 FLOORS += ["run/screen", "run/session", "run/loop", "run/jobs"]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
 

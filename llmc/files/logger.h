@@ -33,7 +33,7 @@
 #include "llmc/files/config_file.h"    // defines: config_fields, config_write_value
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_write_text, json_write_double
 #include "llmc/files/log_history.h"    // defines: LOG_LINE_MAX, LOG_TEXT_MAX, log_line_too_long
-#include "llmc/base/update.h"          // defines: SourceLosses
+#include "llmc/base/sources.h"         // defines: SourceLosses
 #include "llmc/files/output.h"         // defines: open_output, is_open_file
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/quantise.h"             // defines: QuantiseCounts, NUM_QUANTISED, quantised_names

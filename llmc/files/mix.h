@@ -28,7 +28,7 @@
 #ifndef LLMC_MIX_H
 #define LLMC_MIX_H
 
-#include "llmc/base/update.h"  // defines: MIX_MOST
+#include "llmc/base/sources.h"  // defines: MIX_MOST
 #include "llmc/base/utils.h"
 #include "llmc/base/crc.h"          // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/base/rand.h"         // defines: RAND_MIX

@@ -20,7 +20,7 @@
 #include <sys/random.h>
 
 #include "llmc/base/crc.h"
-#include "llmc/base/outlier.h"
+#include "llmc/optim/recipe.h"
 #include "llmc/files/file_sums.h"
 #include "llmc/files/filekind.h"
 #include "llmc/files/json.h"

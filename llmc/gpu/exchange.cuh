@@ -66,13 +66,13 @@
 #ifndef LLMC_EXCHANGE_CUH
 #define LLMC_EXCHANGE_CUH
 
-#include "llmc/dist/agree.h"       // defines: agree_ok, agree_gather, agree_hosts
-#include "llmc/dist/buckets.h"     // defines: Bucket, Buckets
-#include "llmc/dist/zero.h"        // defines: GRADIENT_PARTS
-#include "llmc/gpu/gradients.cuh"  // defines: Gradient
-#include "llmc/gpu/nccl.cuh"       // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
-#include "llmc/gpu/profile.cuh"    // defines: Profiler, Op
-#include "llmc/step_state.cuh"     // defines: StepState, step_computed_cuda, norm_finish_cuda
+#include "llmc/dist/agree.h"          // defines: agree_ok, agree_gather, agree_hosts
+#include "llmc/dist/buckets.h"        // defines: Bucket, Buckets
+#include "llmc/dist/zero.h"           // defines: GRADIENT_PARTS
+#include "llmc/gpu/gradients.cuh"     // defines: Gradient
+#include "llmc/gpu/nccl.cuh"          // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
+#include "llmc/gpu/profile.cuh"       // defines: Profiler, Op
+#include "llmc/optim/step_state.cuh"  // defines: StepState, step_computed_cuda, norm_finish_cuda
 
 enum { SUM_BLOCKS = 264, SUM_THREADS = 256, JOIN_SECONDS = 120 };
 

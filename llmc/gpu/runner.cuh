@@ -7,7 +7,7 @@
 #include "llmc/cuda/arena.cuh"        // defines: Arena, take
 #include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, copy_in
 #include "llmc/gpu/feed.cuh"          // defines: IN_FLIGHT
-#include "llmc/step_state.cuh"        // defines: StepState, step_begin_cuda
+#include "llmc/optim/step_state.cuh"  // defines: StepState, step_begin_cuda
 #include "llmc/train/step.h"          // defines: Recipe, Metrics
 
 /* A micro-step by its place in its step. The first overwrites gradients; with several ranks, the last exchanges them, and adds

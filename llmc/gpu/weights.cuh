@@ -6,8 +6,8 @@
 #define LLMC_WEIGHTS_CUH
 
 #include "llmc/cuda/arena.cuh"           // defines: Arena, take
-#include "llmc/cuda/master.cuh"          // defines: master_set_cuda, master_get_cuda
-#include "llmc/base/update.h"            // defines: MasterKind
+#include "llmc/optim/master.cuh"         // defines: master_set_cuda, master_get_cuda
+#include "llmc/optim/optimizer.h"        // defines: MasterKind
 #include "llmc/base/float16.h"           // defines: bf16_from_f32, f32_from_bf16
 #include "llmc/base/utils.h"             // defines: die_usage
 #include "llmc/dist/buckets.h"           // defines: Buckets, shard_local, shard_left

@@ -11,7 +11,7 @@
 #ifndef LLMC_STEP_H
 #define LLMC_STEP_H
 
-#include "llmc/base/update.h"  // defines: Hyperparameters, UpdateVerdict
+#include "llmc/optim/recipe.h"  // defines: Hyperparameters, UpdateVerdict
 #include "llmc/base/utils.h"
 #include "llmc/dist/team_state.h"      // defines: Team
 #include "llmc/files/trainer_state.h"  // defines: TrainerState

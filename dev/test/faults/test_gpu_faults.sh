@@ -48,16 +48,16 @@ eps left out of rmsnorm | FP32 | test_llama3cu $tied | llmc/rmsnorm.cuh | s/ \/ 
 RoPE turned forward in backward | FP32 | test_llama3cu $pair | llmc/rope.cuh | s/cos_sin, -1\.0f,/cos_sin, 1.0f,/
 beta 0 for 1: the second micro-step overwrites | BF16 | test_kernels_cu matmul_agrees | llmc/matmul.cuh | s/accumulate ? dw : NULL/NULL/
 beta 1 for 0: the first micro-step adds to what was there | FP32 | test_llama3cu $pair | train_llama3.cu | s/add = !first \&\& !m->grads.in_ring/add = true/
-loss scale not divided out | BF16 | test_kernels_cu decisions_follow | llmc/step_state.cuh | s/h.grad_clip) \* factor \/ scale)/h.grad_clip) * factor)/
-the window of losses is not kept | BF16 | test_kernels_cu decisions_follow | llmc/step_state.cuh | s/copy_window(&s->loss_window, &loss_window);//
-the norm of the second array is left out | BF16 | test_kernels_cu norm_and_loss_sums_agree | llmc/step_state.cuh | s/i < NORM_LISTS; i++/i < 1; i++/
-the bias correction is that of the step before | BF16 | test_kernels_cu decisions_follow | llmc/step_state.cuh | s/pow(h\.beta1, (double)(s->updates + 1))/pow(h.beta1, (double)s->updates)/
-losses of another source's rows | BF16 | test_kernels_cu losses_add_up | llmc/step_state.cuh | s/if (sources\[b\] != s) { continue; }/if (sources[b] == s) { continue; }/
+loss scale not divided out | BF16 | test_kernels_cu decisions_follow | llmc/optim/step_state.cuh | s/h.grad_clip) \* factor \/ scale)/h.grad_clip) * factor)/
+the window of losses is not kept | BF16 | test_kernels_cu decisions_follow | llmc/optim/step_state.cuh | s/copy_window(&s->loss_window, &loss_window);//
+the norm of the second array is left out | BF16 | test_kernels_cu norm_and_loss_sums_agree | llmc/optim/step_state.cuh | s/i < NORM_LISTS; i++/i < 1; i++/
+the bias correction is that of the step before | BF16 | test_kernels_cu decisions_follow | llmc/optim/step_state.cuh | s/pow(h\.beta1, (double)(s->updates + 1))/pow(h.beta1, (double)s->updates)/
+losses of another source's rows | BF16 | test_kernels_cu losses_add_up | llmc/optim/step_state.cuh | s/if (sources\[b\] != s) { continue; }/if (sources[b] == s) { continue; }/
 a sort of one tile returns the list before the last digit | BF16 | test_kernels_cu embedding_sort | llmc/embedding.cuh | s/s->pairs\[(digits - 1) % 2\]/s->pairs[digits % 2]/
-weight decay on norms | FP32 | test_llama3cu $pair | llmc/adamw.cuh | s/stretch\.decays ? state->decay : 1\.0f/state->decay/
+weight decay on norms | FP32 | test_llama3cu $pair | llmc/optim/adamw.cuh | s/stretch\.decays ? state->decay : 1\.0f/state->decay/
 a row without a target trains token 0 | BF16 | test_kernels_cu crossentropy_plans_agree | llmc/crossentropy.cuh | s/return target < 0 ? 0.0f : dloss \/ s.sum;/return dloss \/ s.sum;/
 a row without a target has a loss | FP32 | test_kernels_cu crossentropy_agrees | llmc/crossentropy.cuh | s/return target < 0 ? 0.0f : (float)/return (float)/
-a mean over all tokens for one over the trained targets | BF16 | test_kernels_cu a_step_is_divided | llmc/step_state.cuh | s/factor = trained_factor(&h, s->trained)/factor = 1/
+a mean over all tokens for one over the trained targets | BF16 | test_kernels_cu a_step_is_divided | llmc/optim/step_state.cuh | s/factor = trained_factor(&h, s->trained)/factor = 1/
 alpha / rank forgotten | BF16 | test_llama3cu $lora | llmc/lora.cuh | s/stream, l->scale)/stream)/
 only the first adapter of a product in dx | BF16 | test_llama3cu $lora | llmc/lora.cuh | s/{N, C, R},$/{N, C, r},/
 the last rank's gradients are missing in a sum | BF16 | test_kernels_cu ordered_sums_agree | llmc/gpu/exchange.cuh | s/for (int r = 1; r < ranks; r++) {/for (int r = 1; r < ranks - 1; r++) {/
@@ -121,8 +121,8 @@ gradients behind the head lose their factor | BF16 | test_llama3cu $head | llmc/
 rows in e5m2 have the scales of e4m3 | BF16 | test_kernels_cu quantised_rows | llmc/quantise.cuh | s/quantise_scale(largest, F), factor/quantise_scale(largest, E4M3), factor/
 rows in e5m2 are transposed as e4m3 | BF16 | test_kernels_cu transposes_are | llmc/quantise.cuh | s/if (rows.format == E4M3)/if (true)/
 dW from the transpose of the dout before | BF16 | test_llama3cu $fp8 | llmc/gpu/linear.cuh | /^ *linear_backward_input(q, dx, l, dy, N, factor);/ { h; d; }; /^ *linear_backward_weight(q, l, dy, x, N, add, factor);/ G
-AdamW takes every value for a usual one | BF16 | test_kernels_cu adamw_rounds | llmc/adamw.cuh | s/not_finite != 0/false/
-quotients are not corrected | BF16 | test_kernels_cu quotients_and_roots | llmc/cuda/quotient.cuh | s/return __fmaf_rn(too_large_by, -inverse, q)/return q/
+AdamW takes every value for a usual one | BF16 | test_kernels_cu adamw_rounds | llmc/optim/adamw.cuh | s/not_finite != 0/false/
+quotients are not corrected | BF16 | test_kernels_cu quotients_and_roots | llmc/optim/quotient.cuh | s/return __fmaf_rn(too_large_by, -inverse, q)/return q/
 SwiGLU's gradient takes gate for up | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/s\.F \/ 64 + block, 0, ring\.full()/block, 0, ring.full()/
 the last group of a product's tiles is taken for a full one | BF16 | test_kernels_cu tiles_of | llmc/matmul_sm90.cuh | s/min(s\.group, s\.rows - first)/s.group/
 a block that keeps its activations has those of another | BF16 | test_determinism_cu recomputation_gives_the_same | train_llama3.cu | s/l + 1 < L ? (int)l : 0)/0)/
@@ -131,9 +131,9 @@ gaps hold activations when gradients are summed | BF16 | test_determinism_cu act
 the embedding's gradient is zeroed while activations lie there | BF16 | test_determinism_cu activations_in_memory | train_llama3.cu | s/^    gradients_zero_embedding(.*//; s/^    gradients_zero(.*/&\n    gradients_zero_embedding(\&m->grads, first, m->queue.stream);/
 activations lie on the gradient of a tied embedding | BF16 | test_determinism_cu activations_in_memory | llmc/gpu/gradients.cuh | s/least = g->config\.tied ?/least = false ?/
 a gradient is looked for where activations lie | BF16 | test_determinism_cu a_gradient_is_named | train_llama3.cu | s/^    \/\/ first, as the forward pass may overwrite them.*/    llama_forward(m);/
-weights without a master are rounded to nearest | BF16 | test_kernels_cu small_steps | llmc/adamw.cuh | s/const uint32_t r = weight_random\.v\[k \/ 2\];/const uint32_t r = 0x80008000u;/
-weights are rounded by the bits of other ones | BF16 | test_kernels_cu adamw_rounds | llmc/adamw.cuh | s/if (W == 4 \&\& in_stretch % 8)/if (false)/
-the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/adamw.cuh | s/master\.v\[k \/ 2\] = lower_halves(.*;/master.v[k \/ 2] = 0;/
+weights without a master are rounded to nearest | BF16 | test_kernels_cu small_steps | llmc/optim/adamw.cuh | s/const uint32_t r = weight_random\.v\[k \/ 2\];/const uint32_t r = 0x80008000u;/
+weights are rounded by the bits of other ones | BF16 | test_kernels_cu adamw_rounds | llmc/optim/adamw.cuh | s/if (W == 4 \&\& in_stretch % 8)/if (false)/
+the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/optim/adamw.cuh | s/master\.v\[k \/ 2\] = lower_halves(.*;/master.v[k \/ 2] = 0;/
 END
 }
 

@@ -4,7 +4,7 @@
  * twice, and the reference cannot repeat a layer's mistake. Gradients must add to the old values (or replace garbage, if the
  * header says so). Every layer must give the same bits with 1, 2, 3 and 7 threads.
  */
-#include "llmc/optimizer.h"
+#include "llmc/optim/optimizer.h"
 #include "llmc/attention.h"
 #include "llmc/crossentropy.h"
 #include "llmc/embedding.h"

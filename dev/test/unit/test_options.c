@@ -1,6 +1,6 @@
 /* test_options.c -- tests the flag table: exactly the flags of --help parse, and values are read whole and within their range.
  * Wrong usage exits with 2 and names the flag. Options survive a round trip through JSON. */
-#include "llmc/base/update.h"
+#include "llmc/optim/optimizer.h"
 #include "llmc/run/cli/options.h"
 #include "llmc/train/scheduler.h"
 #include "dev/test/test.h"

@@ -13,7 +13,7 @@
 #include "llmc/run/loop/pace.h"
 #include "llmc/run/screen/watched.h"
 #include "llmc/files/logger.h"
-#include "llmc/base/outlier.h"
+#include "llmc/optim/recipe.h"
 #include "llmc/train/scheduler.h"
 #include "dev/test/test.h"
 #include <sys/wait.h>

@@ -20,7 +20,7 @@ static size_t bucket_most = (size_t)64 << 20;  // a small limit cuts small model
 static bool whole_matrices;  // as a rule wants that takes them
 #define WHOLE_MATRICES whole_matrices
 
-#include "llmc/optimizer.h"
+#include "llmc/optim/optimizer.h"
 #include "llmc/base/threads.h"
 #include "llmc/dist/buckets.h"
 #include "llmc/dist/zero.h"

@@ -2,8 +2,8 @@
 #ifndef TEST_KERNELS_ADAMW_CUH
 #define TEST_KERNELS_ADAMW_CUH
 
-#include "llmc/adamw.cuh"
-#include "llmc/adamw.h"
+#include "llmc/optim/adamw.cuh"
+#include "llmc/optim/adamw.h"
 #include "step.cuh"
 
 // the forms of master weights that the build has

@@ -5,8 +5,8 @@
 
 #include "llmc/gpu/exchange.cuh"
 #include "llmc/cuda/finite.cuh"
-#include "llmc/optimizer.h"  // defines: global_norm, global_norm_scratch
-#include "llmc/step_state.cuh"
+#include "llmc/optim/optimizer.h"  // defines: global_norm, global_norm_scratch
+#include "llmc/optim/step_state.cuh"
 #include "dev/test/exchange.h"
 #include "kernel_test.cuh"
 

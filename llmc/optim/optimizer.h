@@ -1,12 +1,12 @@
 /* optimizer.h -- the global norm of the gradients, and one update of a model's trained tensors. AdamW (adamw.h) is the rule;
- * another rule is another file beside it, and another call here. The CUDA trainer's twin is gpu/optimizer.cuh.
+ * another rule is another file beside it, and another call here. The CUDA trainer's twin is gpu/update.cuh.
  */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
 
-#include "llmc/adamw.h"        // defines: AdamW, adamw_update
-#include "llmc/base/update.h"  // defines: Hyperparameters
-#include "llmc/config.h"       // defines: ParamTable, param_specs, param_size
+#include "llmc/optim/adamw.h"   // defines: AdamW, adamw_update
+#include "llmc/optim/recipe.h"  // defines: Hyperparameters
+#include "llmc/config.h"        // defines: ParamTable, param_specs, param_size
 
 enum { NORM_CHUNK = 16384 };  // elements of one partial sum: fixed, so that the norm is the same for any thread count
 
@@ -35,6 +35,9 @@ static inline double global_norm(const float* g, size_t n, void* scratch) {
     for (size_t k = 0; k < chunks; k++) { sum += partial[k]; }
     return sqrt(sum);
 }
+
+/* The form of the master weights beside 16-bit ones: fp32; the lower 16 bits; none, with stochastic rounding. */
+typedef enum { MASTER_FP32, MASTER_SPLIT, MASTER_NONE } MasterKind;
 
 /* The arenas of the trained tensors, all laid out by one table. */
 typedef struct {

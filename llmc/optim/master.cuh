@@ -16,7 +16,7 @@
 
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/base/float16.h"
-#include "llmc/base/update.h"  // defines: MasterKind, MASTER_SPLIT
+#include "llmc/optim/optimizer.h"  // defines: MasterKind, MASTER_SPLIT
 
 /* Returns the bfloat16 with these 16 bits. */
 __host__ __device__ __forceinline__ __nv_bfloat16 bfloat16_of(uint32_t bits) {

@@ -15,13 +15,13 @@
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
 
-#include "llmc/cuda/master.cuh"    // defines: nearest_upper, stochastic_upper, split_join
-#include "llmc/cuda/ptx.cuh"       // defines: pack2, compute_here
-#include "llmc/cuda/quotient.cuh"  // defines: quotient_of, inverse_of, root_of
-#include "llmc/optimizer.cuh"      // defines: OptimizerStretch, OptimizerTensors
-#include "llmc/step_state.cuh"     // defines: StepState
-#include "llmc/base/update.h"      // defines: MasterKind, Hyperparameters
-#include "llmc/base/rand.h"        // defines: philox
+#include "llmc/optim/master.cuh"      // defines: nearest_upper, stochastic_upper, split_join
+#include "llmc/cuda/ptx.cuh"          // defines: pack2, compute_here
+#include "llmc/optim/quotient.cuh"    // defines: quotient_of, inverse_of, root_of
+#include "llmc/optim/optimizer.cuh"   // defines: OptimizerStretch, OptimizerTensors
+#include "llmc/optim/step_state.cuh"  // defines: StepState
+#include "llmc/optim/recipe.h"        // defines: Hyperparameters, UPDATE_APPLIED
+#include "llmc/base/rand.h"           // defines: philox
 
 #include <type_traits>
 

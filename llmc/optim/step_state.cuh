@@ -1,5 +1,5 @@
 /* step_state.cuh -- all that changes from step to step, in one struct on the device: learning rate, mean loss, gradient norm,
- * and the decision whether to update. The oracles are optimizer.h (the norm) and outlier.h.
+ * and the decision whether to update. The oracles are optimizer.h (the norm) and recipe.h.
  *
  * Kernels read the StepState, so a step needs no answer from the host and can be captured in a graph once. The host copies it
  * back one step late for the log, and at checkpoints. In order:
@@ -10,13 +10,13 @@
  *   norm_square_cuda     for each array of gradients: its sum of squares, in parts
  *   (several GPUs: the exchange makes these parts with its sums; exchange_finish() adds up the ranks' StepStates in rank order)
  *   step_decide_cuda     adds up these parts; mean loss, norm, clip factor, outliers, loss scale; whether this step updates
- *   the optimizer        reads all of it (gpu/optimizer.cuh)
+ *   the optimizer        reads all of it (gpu/update.cuh)
  */
 #ifndef LLMC_STEP_STATE_CUH
 #define LLMC_STEP_STATE_CUH
 
-#include "llmc/base/outlier.h"
-#include "llmc/base/update.h"  // defines: SourceLosses, Hyperparameters, update_verdict
+#include "llmc/base/sources.h"  // defines: SourceLosses
+#include "llmc/optim/recipe.h"  // defines: outlier_update, Hyperparameters, update_verdict
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/ptx.cuh"  // defines: card_clock
 #include "llmc/quantise.h"    // defines: QuantiseCounts, NUM_QUANTISED

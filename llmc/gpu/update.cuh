@@ -1,17 +1,17 @@
-/* optimizer.cuh -- a step's update on the GPU: norm of the gradients, decision, and the optimizer over a range of the trained
- * tensors. The twin of optimizer.h. AdamW (adamw.cuh) is the rule; another rule is another kernel beside it and another call
+/* update.cuh -- a step's update on the GPU: norm of the gradients, decision, and the optimizer over a range of the trained
+ * tensors. The twin of optim/optimizer.h. AdamW (adamw.cuh) is the rule; another rule is another kernel beside it and another call
  * here. The host reads the outcome from the StepState later (runner.cuh).
  */
-#ifndef LLMC_GPU_OPTIMIZER_CUH
-#define LLMC_GPU_OPTIMIZER_CUH
+#ifndef LLMC_GPU_UPDATE_CUH
+#define LLMC_GPU_UPDATE_CUH
 
-#include "llmc/adamw.cuh"          // defines: adamw_update_cuda
-#include "llmc/gpu/gradients.cuh"  // defines: Gradients, gradient_of, is_head
-#include "llmc/gpu/layers.cuh"     // defines: Queue
-#include "llmc/gpu/weights.cuh"    // defines: WeightArena, master_bytes, moment_bytes
-#include "llmc/optimizer.cuh"      // defines: OptimizerStretch, OptimizerTensors
-#include "llmc/step_state.cuh"     // defines: StepState, NormSums, norm_sums, norm_square_cuda, step_decide_cuda
-#include "llmc/train/step.h"       // defines: Recipe
+#include "llmc/optim/adamw.cuh"       // defines: adamw_update_cuda
+#include "llmc/gpu/gradients.cuh"     // defines: Gradients, gradient_of, is_head
+#include "llmc/gpu/layers.cuh"        // defines: Queue
+#include "llmc/gpu/weights.cuh"       // defines: WeightArena, master_bytes, moment_bytes
+#include "llmc/optim/optimizer.cuh"   // defines: OptimizerStretch, OptimizerTensors
+#include "llmc/optim/step_state.cuh"  // defines: StepState, NormSums, norm_sums, norm_square_cuda, step_decide_cuda
+#include "llmc/train/step.h"          // defines: Recipe
 
 typedef struct {
     OptimizerStretch* stretches;  // (trained tensors) on the device; the model lays them out

@@ -1,5 +1,5 @@
 /* optimizer.cuh -- the tensors that an optimizer's kernel updates on the GPU: where weights, gradients and state lie.
- * gpu/optimizer.cuh calls the kernel.
+ * gpu/update.cuh calls the kernel.
  */
 #ifndef LLMC_OPTIMIZER_CUH
 #define LLMC_OPTIMIZER_CUH
