@@ -158,10 +158,8 @@ static Linear linear_at(const Llama* m, LinearKind kind, int l, Pass pass) {
     Linear w = {.w = m->params + at, .dw = m->adapters || !m->grads ? NULL : m->grads + at};
     linear_shape(&m->config, kind, &w.OC, &w.C);
     w.lora = lora_at(&m->config, &m->trained, kind, l);
-    w.adapters = m->adapters;
-    w.dadapters = m->grads;
-    w.t = pass == DECODE ? m->decode_t : l < 0 ? NULL : m->blocks[l].t[kind];
-    w.dt = m->dt;
+    float* t = pass == DECODE ? m->decode_t : l < 0 ? NULL : m->blocks[l].t[kind];
+    w.adapters = (LoraMemory){m->adapters, m->grads, t, m->dt};
     return w;
 }
 

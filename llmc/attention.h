@@ -30,6 +30,7 @@ typedef struct {
     size_t lse;           // in the tensor lse, one float a row
     size_t starts;        // in the tensor starts, one index a row
     size_t row, out_row;  // distance between rows of qkv, of out
+    size_t T, HD;         // rows, and their width
 } AttentionHead;
 
 static inline AttentionHead attention_head(AttentionShape s, size_t b, size_t h) {
@@ -43,6 +44,8 @@ static inline AttentionHead attention_head(AttentionShape s, size_t b, size_t h)
     a.out = b * T * a.out_row + h * HD;
     a.lse = (b * NH + h) * T;
     a.starts = b * T;
+    a.T = T;
+    a.HD = HD;
     return a;
 }
 
@@ -141,6 +144,13 @@ typedef struct {
     float ds[ATT_K * ATT_Q];             // (ATT_K, ATT_Q) dP, then dS
 } AttentionTiles;
 
+/* What the forward pass read, and the part of its results that the backward pass reads. */
+typedef struct {
+    const float* qkv;        // (B, T, (NH + 2 NKV) HD), q and k rotated
+    const int32_t* starts;   // (B, T) or NULL, see above
+    const float *out, *lse;  // (B, T, NH HD) and (B, NH, T)
+} AttentionTensors;
+
 static_assert((int)MAX_HEAD_DIM <= (int)MATMUL_SMALL_K && (int)ATT_K <= (int)MATMUL_SMALL_K, "matmul_small() sums no further");
 
 /* Writes dst (HD, ATT_Q) = scale * the transpose of n <= ATT_Q rows of HD floats; missing rows become zeros. */
@@ -194,12 +204,12 @@ static inline void attention_softmax_tile(float* s, float* m, float* l, float* r
     }
 }
 
-/* Computes queries [q0, q0 + ATT_Q), as far as they exist, of one head with T rows. */
+/* Computes queries [q0, q0 + ATT_Q), as far as they exist, of one head. */
 static inline void attention_forward_tile(float* out, float* lse, AttentionTiles* tiles, const float* qkv,
-                                          const int32_t* starts, AttentionHead a, size_t q0, size_t T, size_t HD) {
+                                          const int32_t* starts, AttentionHead a, size_t q0) {
     float *q_t = tiles->q_t, *p = tiles->p, *acc = tiles->acc, m[ATT_Q], l[ATT_Q], rescale[ATT_Q];
     int32_t first[ATT_Q];
-    const size_t nq = size_min(ATT_Q, T - q0);
+    const size_t HD = a.HD, nq = size_min(ATT_Q, a.T - q0);
     attention_first_keys(first, starts, a, q0, nq);
     attention_transpose(q_t, qkv + a.q + q0 * a.row, a.row, nq, HD, attention_scale(HD));
     memset(acc, 0, nq * HD * sizeof(float));
@@ -210,13 +220,13 @@ static inline void attention_forward_tile(float* out, float* lse, AttentionTiles
     for (size_t k0 = (size_t)first[0]; k0 < q0 + nq; k0 += ATT_K) {
         const size_t nk = size_min(ATT_K, q0 + nq - k0);
         const float *k = qkv + a.k + k0 * a.row, *v = qkv + a.v + k0 * a.row;
-        matmul_small(nk, ATT_Q, HD, by_rows(k, a.row), q_t, ATT_Q, p, NULL, ATT_Q);
+        matmul_small(nk, ATT_Q, HD, by_rows(k, a.row), by_rows(q_t, ATT_Q), sum_in(p, NULL, ATT_Q));
         attention_softmax_tile(p, m, l, rescale, first, q0, k0, nk);
         for (size_t i = 0; i < nq; i++) {
             if (rescale[i] == 1.0f) { continue; }
             for (size_t d = 0; d < HD; d++) { acc[i * HD + d] *= rescale[i]; }
         }
-        matmul_small(nq, HD, nk, transposed(by_rows(p, ATT_Q)), v, a.row, acc, acc, HD);
+        matmul_small(nq, HD, nk, transposed(by_rows(p, ATT_Q)), by_rows(v, a.row), sum_in(acc, acc, HD));
     }
     for (size_t i = 0; i < nq; i++) {
         const float norm = 1.0f / l[i];
@@ -225,14 +235,14 @@ static inline void attention_forward_tile(float* out, float* lse, AttentionTiles
     }
 }
 
-/* Turns scores in p into masked p = e^(s - lse), and dP in ds into ds = p * (dP - D) * scale. Both are (ATT_K, ATT_Q); nk rows
- * are in use. first: (ATT_Q) the first key that each query sees */
-static inline void attention_gradient_tile(float* p, float* ds, const float* lse, const float* D, const int32_t* first,
+/* Turns a tile's scores p into masked p = e^(s - lse), and its dP in ds into ds = p * (dP - D) * scale; nk rows are in use.
+ * lse, D, first: (ATT_Q) of each query; first is the first key that it sees */
+static inline void attention_gradient_tile(AttentionTiles* tiles, const float* lse, const float* D, const int32_t* first,
                                            float scale, size_t q0, size_t k0, size_t nk) {
     const size_t latest = (size_t)first[ATT_Q - 1];
     for (size_t j = 0; j < nk; j++) {
         for (size_t i = 0; i < ATT_Q; i += SIMD) {
-            float *p_at = p + j * ATT_Q + i, *ds_at = ds + j * ATT_Q + i;
+            float *p_at = tiles->p + j * ATT_Q + i, *ds_at = tiles->ds + j * ATT_Q + i;
             vf weight = vf_exp(vf_load(p_at) - vf_load(lse + i));
             if (k0 + j > q0 + i || k0 + j < latest) {
                 weight = vf_select(attention_masked(first + i, q0 + i, k0 + j), vf_set(0.0f), weight);
@@ -243,36 +253,38 @@ static inline void attention_gradient_tile(float* p, float* ds, const float* lse
     }
 }
 
-/* Computes one query head's backward pass: writes its dq into dqkv, and its share of dk and dv, (T, HD) each. */
-static inline void attention_backward_head(float* dqkv, float* dk, float* dv, AttentionTiles* tiles, const float* dout,
-                                           const float* out, const float* lse, const float* qkv, const int32_t* starts,
-                                           AttentionHead a, size_t T, size_t HD) {
+/* Computes one query head's backward pass: writes its dq into dqkv, and its share of dk and dv, (2, T, HD). */
+static inline void attention_backward_head(float* dqkv, float* share, AttentionTiles* tiles, const float* dout,
+                                           AttentionTensors f, AttentionHead a) {
     float *q_t = tiles->q_t, *dout_t = tiles->dout_t, *p = tiles->p, *ds = tiles->ds, tile_lse[ATT_Q], D[ATT_Q];
+    float *dk = share, *dv = share + a.T * a.HD;
     int32_t first[ATT_Q];
+    const size_t T = a.T, HD = a.HD;
     const float scale = attention_scale(HD);
-    memset(dk, 0, T * HD * sizeof(float));
-    memset(dv, 0, T * HD * sizeof(float));
+    memset(share, 0, 2 * T * HD * sizeof(float));
     for (size_t q0 = 0; q0 < T; q0 += ATT_Q) {
         const size_t nq = size_min(ATT_Q, T - q0);
-        const float *q = qkv + a.q + q0 * a.row, *dO = dout + a.out + q0 * a.out_row, *o = out + a.out + q0 * a.out_row;
+        const float *q = f.qkv + a.q + q0 * a.row, *dO = dout + a.out + q0 * a.out_row, *o = f.out + a.out + q0 * a.out_row;
         float* dq = dqkv + a.q + q0 * a.row;
         attention_transpose(q_t, q, a.row, nq, HD, scale);
         attention_transpose(dout_t, dO, a.out_row, nq, HD, 1.0f);
         for (size_t i = 0; i < ATT_Q; i++) {
-            tile_lse[i] = i < nq ? lse[a.lse + q0 + i] : 0.0f;
+            tile_lse[i] = i < nq ? f.lse[a.lse + q0 + i] : 0.0f;
             D[i] = i < nq ? vf_dot(dO + i * a.out_row, o + i * a.out_row, HD) : 0.0f;
         }
-        attention_first_keys(first, starts, a, q0, nq);
+        attention_first_keys(first, f.starts, a, q0, nq);
         const size_t begin = (size_t)first[0];
         for (size_t k0 = begin; k0 < q0 + nq; k0 += ATT_K) {
             const size_t nk = size_min(ATT_K, q0 + nq - k0);
-            const float *k = qkv + a.k + k0 * a.row, *v = qkv + a.v + k0 * a.row;
-            matmul_small(nk, ATT_Q, HD, by_rows(k, a.row), q_t, ATT_Q, p, NULL, ATT_Q);
-            matmul_small(nk, ATT_Q, HD, by_rows(v, a.row), dout_t, ATT_Q, ds, NULL, ATT_Q);
-            attention_gradient_tile(p, ds, tile_lse, D, first, scale, q0, k0, nk);
-            matmul_small(nk, HD, nq, by_rows(p, ATT_Q), dO, a.out_row, dv + k0 * HD, dv + k0 * HD, HD);
-            matmul_small(nk, HD, nq, by_rows(ds, ATT_Q), q, a.row, dk + k0 * HD, dk + k0 * HD, HD);
-            matmul_small(nq, HD, nk, transposed(by_rows(ds, ATT_Q)), k, a.row, dq, k0 > begin ? dq : NULL, a.row);
+            const float *k = f.qkv + a.k + k0 * a.row, *v = f.qkv + a.v + k0 * a.row;
+            matmul_small(nk, ATT_Q, HD, by_rows(k, a.row), by_rows(q_t, ATT_Q), sum_in(p, NULL, ATT_Q));
+            matmul_small(nk, ATT_Q, HD, by_rows(v, a.row), by_rows(dout_t, ATT_Q), sum_in(ds, NULL, ATT_Q));
+            attention_gradient_tile(tiles, tile_lse, D, first, scale, q0, k0, nk);
+            const MatmulSum sum_dv = sum_in(dv + k0 * HD, dv + k0 * HD, HD), sum_dk = sum_in(dk + k0 * HD, dk + k0 * HD, HD);
+            matmul_small(nk, HD, nq, by_rows(p, ATT_Q), by_rows(dO, a.out_row), sum_dv);
+            matmul_small(nk, HD, nq, by_rows(ds, ATT_Q), by_rows(q, a.row), sum_dk);
+            matmul_small(nq, HD, nk, transposed(by_rows(ds, ATT_Q)), by_rows(k, a.row),
+                         sum_in(dq, k0 > begin ? dq : NULL, a.row));
         }
     }
 }
@@ -301,20 +313,18 @@ static inline void attention_forward_tiled(float* out, float* lse, AttentionTile
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < (size_t)s.B * NH * count; i++) {
         const size_t b = i / (NH * count), h = i / count % NH, q0 = (count - 1 - i % count) * ATT_Q;  // longest first
-        attention_forward_tile(out, lse, tiles + thread_number(), qkv, starts, attention_head(s, b, h), q0, T, (size_t)s.HD);
+        attention_forward_tile(out, lse, tiles + thread_number(), qkv, starts, attention_head(s, b, h), q0);
     }
 }
 
 /* tiles: one for each thread   shares: (B, NH, 2, T, HD) dk and dv of each query head */
 static inline void attention_backward_tiled(float* dqkv, AttentionTiles* tiles, float* shares, const float* dout,
-                                            const float* out, const float* lse, const float* qkv, const int32_t* starts,
-                                            AttentionShape s) {
-    const size_t T = (size_t)s.T, NH = (size_t)s.NH, HD = (size_t)s.HD;
+                                            AttentionTensors f, AttentionShape s) {
+    const size_t NH = (size_t)s.NH, share = 2 * (size_t)s.T * (size_t)s.HD;
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < (size_t)s.B * NH; i++) {
-        float *dk = shares + i * 2 * T * HD, *dv = dk + T * HD;
         const AttentionHead a = attention_head(s, i / NH, i % NH);
-        attention_backward_head(dqkv, dk, dv, tiles + thread_number(), dout, out, lse, qkv, starts, a, T, HD);
+        attention_backward_head(dqkv, shares + i * share, tiles + thread_number(), dout, f, a);
     }
     attention_sum_group(dqkv, shares, s);
 }
@@ -330,12 +340,11 @@ static inline size_t attention_forward_scratch(void) { return max_threads() * si
  * starts: (B, T) or NULL, see above */
 static inline void attention_forward(float* out, float* lse, void* scratch, const float* qkv, const int32_t* starts,
                                      AttentionShape s) {
-#ifdef LLMC_PLAIN
-    (void)scratch;
-    attention_forward_plain(out, lse, qkv, starts, s);
-#else
-    attention_forward_tiled(out, lse, (AttentionTiles*)scratch, qkv, starts, s);
-#endif
+    if (IS_PLAIN) {
+        attention_forward_plain(out, lse, qkv, starts, s);
+    } else {
+        attention_forward_tiled(out, lse, (AttentionTiles*)scratch, qkv, starts, s);
+    }
 }
 
 /* Returns the bytes of scratch that attention_backward() needs: each thread's tiles, then dk and dv of each query head. */
@@ -346,13 +355,13 @@ static inline size_t attention_backward_scratch(AttentionShape s) {
 /* Overwrites dqkv (B, T, (NH + 2 NKV) HD). dout, out: (B, T, NH HD)   lse: (B, NH, T)   qkv, starts: as in forward */
 static inline void attention_backward(float* dqkv, void* scratch, const float* dout, const float* out, const float* lse,
                                       const float* qkv, const int32_t* starts, AttentionShape s) {
-#ifdef LLMC_PLAIN
-    (void)scratch;
-    attention_backward_plain(dqkv, dout, out, lse, qkv, starts, s);
-#else
+    if (IS_PLAIN) {
+        attention_backward_plain(dqkv, dout, out, lse, qkv, starts, s);
+        return;
+    }
+    const AttentionTensors f = {qkv, starts, out, lse};
     AttentionTiles* tiles = (AttentionTiles*)scratch;
-    attention_backward_tiled(dqkv, tiles, (float*)(tiles + max_threads()), dout, out, lse, qkv, starts, s);
-#endif
+    attention_backward_tiled(dqkv, tiles, (float*)(tiles + max_threads()), dout, f, s);
 }
 
 /* Computes out (NH HD) for one new query q (NH HD) of one sequence. kv_cache: (positions, 2 NKV HD), a row holds the keys, then

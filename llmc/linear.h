@@ -16,14 +16,11 @@
 
 /* A matrix that multiplies rows, with the adapters beside it. */
 typedef struct {
-    const float* w;         // (OC, C)
-    float* dw;              // (OC, C) its gradient, which accumulates; NULL: the matrix is frozen
-    int C, OC;              // widths of an input row and of an output row
-    Lora lora;              // the adapters; none if lora.parts is 0
-    const float* adapters;  // arena that holds them
-    float* dadapters;       // arena of their gradients
-    float* t;               // (N, lora_width) rows between A and B: forward writes them for backward
-    float* dt;              // (N, lora_width) room for their gradient
+    const float* w;       // (OC, C)
+    float* dw;            // (OC, C) its gradient, which accumulates; NULL: the matrix is frozen
+    int C, OC;            // widths of an input row and of an output row
+    Lora lora;            // the adapters; none if lora.parts is 0
+    LoraMemory adapters;  // where they lie
 } Linear;
 
 /* The gain of an RMSNorm. */
@@ -38,26 +35,26 @@ typedef struct {
  * bytes */
 static inline void linear(void* scratch, float* y, const Linear* l, const float* x, const float* residual, size_t N) {
     matmul_forward(y, scratch, x, l->w, residual, N, l->C, l->OC);
-    lora_forward(y, l->t, scratch, x, l->adapters, &l->lora, N);
+    lora_forward(y, scratch, &l->adapters, x, &l->lora, N);
 }
 
 /* Writes dx (N, C) and adds to the gradients of the matrix and of its adapters, from dy (N, OC) and the forward pass's x. */
 static inline void linear_backward(void* scratch, float* dx, const Linear* l, const float* dy, const float* x, size_t N) {
     matmul_backward_input(dx, scratch, dy, l->w, N, l->C, l->OC);
     matmul_backward_weight(l->dw, scratch, dy, x, N, l->C, l->OC);
-    lora_backward(dx, l->dadapters, l->dt, scratch, dy, x, l->t, l->adapters, &l->lora, N);
+    lora_backward(dx, scratch, &l->adapters, dy, x, &l->lora, N);
 }
 
 /* Writes y (N, C) and rstd (N), kept for backward, from x (N, C). */
 static inline void norm(float* y, float* rstd, const Norm* n, const float* x, size_t N) {
-    rmsnorm_forward(y, rstd, x, n->w, N, n->C, n->eps);
+    rmsnorm_forward(y, rstd, x, n->w, packed_rows(N, n->C), n->eps);
 }
 
 /* Adds to dx (N, C) and to the gain's gradient, from dy (N, C) and the forward pass's x and rstd. scratch:
  * rmsnorm_backward_scratch() bytes */
 static inline void norm_backward(void* scratch, float* dx, const Norm* n, const float* dy, const float* x, const float* rstd,
                                  size_t N) {
-    rmsnorm_backward(dx, n->dw, scratch, dy, x, n->w, rstd, N, n->C);
+    rmsnorm_backward(dx, n->dw, scratch, dy, x, n->w, rstd, packed_rows(N, n->C));
 }
 
 #endif

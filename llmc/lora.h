@@ -30,6 +30,14 @@ typedef struct {
     int first[LORA_PARTS], width[LORA_PARTS];  // its columns of y
 } Lora;
 
+/* The arenas of the adapters, and the rows between A and B of one product. */
+typedef struct {
+    const float* w;  // the adapters
+    float* dw;       // their gradients, which accumulate
+    float* t;        // (N, parts r) forward writes them for backward
+    float* dt;       // (N, parts r) room for their gradient
+} LoraMemory;
+
 /* Returns the first of lora_pairs beside a product of a block; the last product's pairs end at NUM_LORA_PAIRS. */
 static inline int lora_first_pair(int linear) {
     static const int first[BLOCK_LINEARS + 1] = {0, 3, 4, 6, NUM_LORA_PAIRS};
@@ -77,8 +85,10 @@ static inline Lora lora_at(const ModelConfig* c, const ParamTable* adapters, Lin
 // ---------------------------------------------------------------------------------------------------------------------
 // the plain loops
 
-/* Writes t (N, parts r) and adds to y (N, OC) from x (N, C) and the arena w of adapters. */
-static inline void lora_forward_plain(float* y, float* t, const float* x, const float* w, const Lora* l, size_t N) {
+/* Writes m->t and adds to y (N, OC) from x (N, C). */
+static inline void lora_forward_plain(float* y, const LoraMemory* m, const float* x, const Lora* l, size_t N) {
+    const float* w = m->w;
+    float* t = m->t;
     const size_t C = (size_t)l->C, OC = (size_t)l->OC, r = (size_t)l->r, R = (size_t)l->parts * r;
 #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
@@ -97,10 +107,11 @@ static inline void lora_forward_plain(float* y, float* t, const float* x, const 
     }
 }
 
-/* Adds to dx (N, C) and to the arena dw of the adapters' gradients, from dy (N, OC), x (N, C) and the forward pass's t. Writes
- * dt (N, parts r). */
-static inline void lora_backward_plain(float* dx, float* dw, float* dt, const float* dy, const float* x, const float* t,
-                                       const float* w, const Lora* l, size_t N) {
+/* Adds to dx (N, C) and to the adapters' gradients m->dw, from dy (N, OC), x (N, C) and the forward pass's m->t. Writes m->dt. */
+static inline void lora_backward_plain(float* dx, const LoraMemory* m, const float* dy, const float* x, const Lora* l,
+                                       size_t N) {
+    const float *w = m->w, *t = m->t;
+    float *dw = m->dw, *dt = m->dt;
     const size_t C = (size_t)l->C, OC = (size_t)l->OC, r = (size_t)l->r, R = (size_t)l->parts * r;
     for (size_t n = 0; n < N; n++) {
         for (size_t i = 0; i < R; i++) {
@@ -122,56 +133,48 @@ static inline void lora_backward_plain(float* dx, float* dw, float* dt, const fl
 // ---------------------------------------------------------------------------------------------------------------------
 // the functions that the model calls take the plain loops' arguments, and scratch of matmul_scratch() bytes
 
-#ifdef LLMC_PLAIN
-
-static inline void lora_forward(float* y, float* t, void* scratch, const float* x, const float* w, const Lora* l, size_t N) {
-    (void)scratch;
-    if (l->parts > 0) { lora_forward_plain(y, t, x, w, l, N); }
-}
-
-static inline void lora_backward(float* dx, float* dw, float* dt, void* scratch, const float* dy, const float* x,
-                                 const float* t, const float* w, const Lora* l, size_t N) {
-    (void)scratch;
-    if (l->parts > 0) { lora_backward_plain(dx, dw, dt, dy, x, t, w, l, N); }
-}
-
-#else
-
 static inline void lora_rescale(float* t, float scale, size_t n) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) { t[i] *= scale; }
 }
 
-static inline void lora_forward(float* y, float* t, void* scratch, const float* x, const float* w, const Lora* l, size_t N) {
+static inline void lora_forward(float* y, void* scratch, const LoraMemory* m, const float* x, const Lora* l, size_t N) {
     if (l->parts == 0) { return; }
+    if (IS_PLAIN) {
+        lora_forward_plain(y, m, x, l, N);
+        return;
+    }
     const size_t C = (size_t)l->C, OC = (size_t)l->OC, r = (size_t)l->r, R = (size_t)l->parts * r;
-    matmul_vectors(t, R, scratch, NULL, by_rows(x, C), transposed(by_rows(w + l->a, C)), N, R, C);
-    lora_rescale(t, l->scale, N * R);
+    matmul_vectors(sum_in(m->t, NULL, R), scratch, by_rows(x, C), transposed(by_rows(m->w + l->a, C)), N, R, C);
+    lora_rescale(m->t, l->scale, N * R);
     for (size_t p = 0; p < (size_t)l->parts; p++) {
         float* part = y + l->first[p];
-        matmul_vectors(part, OC, scratch, part, by_rows(t + p * r, R), transposed(by_rows(w + l->b[p], r)), N,
+        matmul_vectors(sum_in(part, part, OC), scratch, by_rows(m->t + p * r, R), transposed(by_rows(m->w + l->b[p], r)), N,
                        (size_t)l->width[p], r);
     }
 }
 
-static inline void lora_backward(float* dx, float* dw, float* dt, void* scratch, const float* dy, const float* x,
-                                 const float* t, const float* w, const Lora* l, size_t N) {
+static inline void lora_backward(float* dx, void* scratch, const LoraMemory* m, const float* dy, const float* x, const Lora* l,
+                                 size_t N) {
     if (l->parts == 0) { return; }
+    if (IS_PLAIN) {
+        lora_backward_plain(dx, m, dy, x, l, N);
+        return;
+    }
     const size_t C = (size_t)l->C, OC = (size_t)l->OC, r = (size_t)l->r, R = (size_t)l->parts * r;
+    float* dt = m->dt;
     for (size_t p = 0; p < (size_t)l->parts; p++) {
         const size_t width = (size_t)l->width[p];
         const MatrixView d = by_rows(dy + l->first[p], OC);
-        float* db = dw + l->b[p];
-        matmul_vectors(dt + p * r, R, scratch, NULL, d, by_rows(w + l->b[p], r), N, r, width);
-        matmul_vectors(db, r, scratch, db, transposed(d), by_rows(t + p * r, R), width, r, N);
+        float* db = m->dw + l->b[p];
+        matmul_vectors(sum_in(dt + p * r, NULL, R), scratch, d, by_rows(m->w + l->b[p], r), N, r, width);
+        matmul_vectors(sum_in(db, db, r), scratch, transposed(d), by_rows(m->t + p * r, R), width, r, N);
     }
     lora_rescale(dt, l->scale, N * R);
-    float* da = dw + l->a;
-    matmul_vectors(da, C, scratch, da, transposed(by_rows(dt, R)), by_rows(x, C), R, C, N);
-    matmul_vectors(dx, C, scratch, dx, by_rows(dt, R), by_rows(w + l->a, C), N, C, R);
+    float* da = m->dw + l->a;
+    matmul_vectors(sum_in(da, da, C), scratch, transposed(by_rows(dt, R)), by_rows(x, C), R, C, N);
+    matmul_vectors(sum_in(dx, dx, C), scratch, by_rows(dt, R), by_rows(m->w + l->a, C), N, C, R);
 }
-
-#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // merging

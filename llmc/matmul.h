@@ -38,6 +38,13 @@
 #include "llmc/base/simd.h"
 #include "llmc/base/threads.h"
 
+/* Whether this build runs the plain loops, here and in the layers that include this file. */
+#ifdef LLMC_PLAIN
+enum { IS_PLAIN = 1 };
+#else
+enum { IS_PLAIN = 0 };
+#endif
+
 // ---------------------------------------------------------------------------------------------------------------------
 // the plain loops
 
@@ -105,76 +112,84 @@ enum {
     MATMUL_AMX_SIZE = 64 * 64 * 64                 // and M N K is at least this number
 };
 
-/* Computes c (rows, NR) = a (rows, K) b (K, NR) + add (rows, NR); NULL for `add` adds nothing. Rows of b are b_row floats
- * apart, rows of c and add c_row floats. `rows` is a constant where this is inlined, so `acc` stays in registers. */
-LLMC_INLINE void matmul_tile(int rows, size_t K, MatrixView a, const float* b, size_t b_row, float* c, const float* add,
-                             size_t c_row) {
+/* Where a product goes: c, and what is added to it: `add`, of the same shape, or NULL; it may be c. Rows of both are `row` floats
+ * apart. */
+typedef struct {
+    float* c;
+    const float* add;
+    size_t row;
+} MatmulSum;
+
+static inline MatmulSum sum_in(float* c, const float* add, size_t row) {
+    const MatmulSum s = {c, add, row};
+    return s;
+}
+
+/* Returns the part from element (i, j) on. */
+static inline MatmulSum sum_from(MatmulSum s, size_t i, size_t j) {
+    const size_t at = i * s.row + j;
+    return sum_in(s.c + at, s.add ? s.add + at : NULL, s.row);
+}
+
+/* Computes s (rows, NR) = a (rows, K) b (K, NR) + add. The rows of b are contiguous. `rows` is a constant where this is inlined,
+ * so `acc` stays in registers. */
+LLMC_INLINE void matmul_tile(int rows, size_t K, MatrixView a, MatrixView b, MatmulSum s) {
     vf acc[MATMUL_MR][2];
     LLMC_UNROLL
     for (int i = 0; i < rows; i++) { acc[i][0] = acc[i][1] = vf_set(0.0f); }
     for (size_t k = 0; k < K; k++) {
-        const vf b0 = vf_load(b + k * b_row), b1 = vf_load(b + k * b_row + SIMD);
+        const vf b0 = vf_load(b.data + k * b.row), b1 = vf_load(b.data + k * b.row + SIMD);
         LLMC_UNROLL
         for (int i = 0; i < rows; i++) {
-            const float s = a.data[(size_t)i * a.row + k * a.col];
-            acc[i][0] += s * b0;
-            acc[i][1] += s * b1;
+            const float x = a.data[(size_t)i * a.row + k * a.col];
+            acc[i][0] += x * b0;
+            acc[i][1] += x * b1;
         }
     }
     LLMC_UNROLL
     for (int i = 0; i < rows; i++) {
-        float* row = c + (size_t)i * c_row;
-        if (add) {
-            acc[i][0] += vf_load(add + (size_t)i * c_row);
-            acc[i][1] += vf_load(add + (size_t)i * c_row + SIMD);
+        float* row = s.c + (size_t)i * s.row;
+        if (s.add) {
+            acc[i][0] += vf_load(s.add + (size_t)i * s.row);
+            acc[i][1] += vf_load(s.add + (size_t)i * s.row + SIMD);
         }
         vf_store(row, acc[i][0]);
         vf_store(row + SIMD, acc[i][1]);
     }
 }
 
-/* Does the same for any number of rows and for `cols` <= NR columns of c; b always has NR columns. */
-static inline void matmul_panel(size_t rows, size_t cols, size_t K, MatrixView a, const float* b, size_t b_row, float* c,
-                                const float* add, size_t c_row) {
+/* Does the same for any number of rows and for `cols` <= NR columns of s; b always has NR columns. */
+static inline void matmul_panel(size_t rows, size_t cols, size_t K, MatrixView a, MatrixView b, MatmulSum s) {
     if (cols < MATMUL_NR) {  // narrow: whole vectors go through a buffer
         float wide[MATMUL_MR * MATMUL_NR];
         for (size_t i = 0; i < rows; i += MATMUL_MR) {
             const size_t n = size_min(rows - i, MATMUL_MR);
-            matmul_panel(n, MATMUL_NR, K, view_from(a, i, 0), b, b_row, wide, NULL, MATMUL_NR);
+            matmul_panel(n, MATMUL_NR, K, view_from(a, i, 0), b, sum_in(wide, NULL, MATMUL_NR));
             for (size_t r = 0; r < n; r++) {
                 for (size_t q = 0; q < cols; q++) {
-                    const size_t at = (i + r) * c_row + q;
-                    c[at] = wide[r * MATMUL_NR + q] + (add ? add[at] : 0.0f);
+                    const size_t at = (i + r) * s.row + q;
+                    s.c[at] = wide[r * MATMUL_NR + q] + (s.add ? s.add[at] : 0.0f);
                 }
             }
         }
         return;
     }
     size_t i = 0;
-    for (; i + MATMUL_MR <= rows; i += MATMUL_MR) {
-        matmul_tile(MATMUL_MR, K, view_from(a, i, 0), b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
-    }
-    for (; i + 4 <= rows; i += 4) {
-        matmul_tile(4, K, view_from(a, i, 0), b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
-    }
-    for (; i < rows; i++) {
-        matmul_tile(1, K, view_from(a, i, 0), b, b_row, c + i * c_row, add ? add + i * c_row : NULL, c_row);
-    }
+    for (; i + MATMUL_MR <= rows; i += MATMUL_MR) { matmul_tile(MATMUL_MR, K, view_from(a, i, 0), b, sum_from(s, i, 0)); }
+    for (; i + 4 <= rows; i += 4) { matmul_tile(4, K, view_from(a, i, 0), b, sum_from(s, i, 0)); }
+    for (; i < rows; i++) { matmul_tile(1, K, view_from(a, i, 0), b, sum_from(s, i, 0)); }
 }
 
-/* Computes c (M, N) = a (M, K) b (K, N) + add without packing, for operands that are already in a near cache.
- * K <= MATMUL_SMALL_K. */
-static inline void matmul_small(size_t M, size_t N, size_t K, MatrixView a, const float* b, size_t b_row, float* c,
-                                const float* add, size_t c_row) {
+/* Computes s (M, N) = a (M, K) b (K, N) + add without packing, for operands that are already in a near cache. The rows of b are
+ * contiguous. K <= MATMUL_SMALL_K. */
+static inline void matmul_small(size_t M, size_t N, size_t K, MatrixView a, MatrixView b, MatmulSum s) {
     size_t j = 0;
-    for (; j + MATMUL_NR <= N; j += MATMUL_NR) {
-        matmul_panel(M, MATMUL_NR, K, a, b + j, b_row, c + j, add ? add + j : NULL, c_row);
-    }
+    for (; j + MATMUL_NR <= N; j += MATMUL_NR) { matmul_panel(M, MATMUL_NR, K, a, view_from(b, 0, j), sum_from(s, 0, j)); }
     if (j == N) { return; }
     float narrow[MATMUL_SMALL_K * MATMUL_NR];  // the last columns of b, made as wide as a tile
     memset(narrow, 0, K * MATMUL_NR * sizeof(float));
-    for (size_t k = 0; k < K; k++) { memcpy(narrow + k * MATMUL_NR, b + k * b_row + j, (N - j) * sizeof(float)); }
-    matmul_panel(M, N - j, K, a, narrow, MATMUL_NR, c + j, add ? add + j : NULL, c_row);
+    for (size_t k = 0; k < K; k++) { memcpy(narrow + k * MATMUL_NR, b.data + k * b.row + j, (N - j) * sizeof(float)); }
+    matmul_panel(M, N - j, K, a, by_rows(narrow, MATMUL_NR), sum_from(s, 0, j));
 }
 
 /* Packs a panel of B: dst (depth, NR) = the first (depth, cols) of b. Columns from `cols` on become zeros. */
@@ -198,10 +213,8 @@ static inline MatrixView matmul_block(float* packed, MatrixView a, size_t rows, 
     return by_rows(packed, MATMUL_LDA);
 }
 
-/* Computes c (M, N) = a (M, K) b (K, N) + add (M, N); NULL for `add` adds nothing, and `add` may be c. c and add are row-major,
- * rows c_row floats apart. scratch: matmul_scratch() bytes */
-static inline void matmul_vectors(float* c, size_t c_row, void* scratch, const float* add, MatrixView a, MatrixView b, size_t M,
-                                  size_t N, size_t K) {
+/* Computes s (M, N) = a (M, K) b (K, N) + add. scratch: matmul_scratch() bytes */
+static inline void matmul_vectors(MatmulSum s, void* scratch, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
     float *packed_b = (float*)scratch, *packed_a_0 = packed_b + MATMUL_PACKED_B;
     const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
     // A tall block pays off; where columns of A are read in pieces of its height, it is twice as tall. But each thread should
@@ -213,7 +226,7 @@ static inline void matmul_vectors(float* c, size_t c_row, void* scratch, const f
         const size_t cols = size_min(N - j, MATMUL_NC);
         for (size_t k = 0; k < K; k += kc) {
             const size_t depth = size_min(K - k, kc);
-            const float* from = k ? c : add;
+            const MatmulSum part = sum_in(s.c, k ? s.c : s.add, s.row);
 #pragma omp for schedule(static)
             for (size_t q = 0; q < cols; q += MATMUL_NR) {
                 matmul_pack(packed_b + q * depth, view_from(b, k, j + q), depth, size_min(cols - q, MATMUL_NR));
@@ -221,11 +234,11 @@ static inline void matmul_vectors(float* c, size_t c_row, void* scratch, const f
 #pragma omp for schedule(dynamic)
             for (size_t i = 0; i < M; i += mc) {
                 float* packed_a = packed_a_0 + thread_number() * MATMUL_PACKED_A;
-                const size_t rows = size_min(M - i, mc), at = i * c_row + j;
+                const size_t rows = size_min(M - i, mc);
                 const MatrixView block = matmul_block(packed_a, view_from(a, i, k), rows, depth, mc);
                 for (size_t q = 0; q < cols; q += MATMUL_NR) {
-                    matmul_panel(rows, size_min(cols - q, MATMUL_NR), depth, block, packed_b + q * depth, MATMUL_NR, c + at + q,
-                                 from ? from + at + q : NULL, c_row);
+                    matmul_panel(rows, size_min(cols - q, MATMUL_NR), depth, block, by_rows(packed_b + q * depth, MATMUL_NR),
+                                 sum_from(part, i, j + q));
                 }
             }
         }
@@ -242,7 +255,7 @@ static inline void matmul_general(float* c, void* scratch, const float* add, Mat
         return;
     }
 #endif
-    matmul_vectors(c, N, scratch, add, a, b, M, N, K);
+    matmul_vectors(sum_in(c, add, N), scratch, a, b, M, N, K);
 }
 
 /* Does matmul_forward() for a few rows. No element of w is used often enough to pay for packing it. */
@@ -261,32 +274,10 @@ static inline void matmul_forward_few(float* out, const float* x, const float* w
 // the functions that the model calls take the plain loops' arguments, and scratch of matmul_scratch() bytes. dw NULL: the
 // weights are frozen, and nothing is computed
 
-#ifdef LLMC_PLAIN
-
-static inline size_t matmul_scratch(void) { return 0; }
-
-static inline void matmul_forward(float* out, void* scratch, const float* x, const float* w, const float* residual, size_t N,
-                                  int C, int OC) {
-    (void)scratch;
-    matmul_forward_plain(out, x, w, residual, N, C, OC);
-}
-
-static inline void matmul_backward_input(float* dx, void* scratch, const float* dout, const float* w, size_t N, int C, int OC) {
-    (void)scratch;
-    matmul_backward_input_plain(dx, dout, w, N, C, OC);
-}
-
-static inline void matmul_backward_weight(float* dw, void* scratch, const float* dout, const float* x, size_t N, int C,
-                                          int OC) {
-    (void)scratch;
-    if (dw) { matmul_backward_weight_plain(dw, dout, x, N, C, OC); }
-}
-
-#else
-
 /* Returns the bytes of scratch for any product: the packed block of B, then a block of A for each thread. The number of threads
  * must not grow afterwards. Its content has no meaning between calls, so all products may share it. */
 static inline size_t matmul_scratch(void) {
+    if (IS_PLAIN) { return 0; }
     const size_t vectors = (MATMUL_PACKED_B + max_threads() * MATMUL_PACKED_A) * sizeof(float);
 #ifdef LLMC_AMX
     return size_max(vectors, amx_scratch());
@@ -297,23 +288,33 @@ static inline size_t matmul_scratch(void) {
 
 static inline void matmul_forward(float* out, void* scratch, const float* x, const float* w, const float* residual, size_t N,
                                   int C, int OC) {
-    if (N <= MATMUL_FEW) {  // generating, a token at a time
+    if (IS_PLAIN) {
+        matmul_forward_plain(out, x, w, residual, N, C, OC);
+    } else if (N <= MATMUL_FEW) {  // generating, a token at a time
         matmul_forward_few(out, x, w, residual, N, C, OC);
-        return;
+    } else {
+        const MatrixView rows = by_rows(x, (size_t)C), columns = transposed(by_rows(w, (size_t)C));
+        matmul_general(out, scratch, residual, rows, columns, N, (size_t)OC, (size_t)C);
     }
-    matmul_general(out, scratch, residual, by_rows(x, (size_t)C), transposed(by_rows(w, (size_t)C)), N, (size_t)OC, (size_t)C);
 }
 
 static inline void matmul_backward_input(float* dx, void* scratch, const float* dout, const float* w, size_t N, int C, int OC) {
-    matmul_general(dx, scratch, NULL, by_rows(dout, (size_t)OC), by_rows(w, (size_t)C), N, (size_t)C, (size_t)OC);
+    if (IS_PLAIN) {
+        matmul_backward_input_plain(dx, dout, w, N, C, OC);
+    } else {
+        matmul_general(dx, scratch, NULL, by_rows(dout, (size_t)OC), by_rows(w, (size_t)C), N, (size_t)C, (size_t)OC);
+    }
 }
 
 static inline void matmul_backward_weight(float* dw, void* scratch, const float* dout, const float* x, size_t N, int C,
                                           int OC) {
     if (!dw) { return; }
-    matmul_general(dw, scratch, dw, transposed(by_rows(dout, (size_t)OC)), by_rows(x, (size_t)C), (size_t)OC, (size_t)C, N);
+    if (IS_PLAIN) {
+        matmul_backward_weight_plain(dw, dout, x, N, C, OC);
+    } else {
+        const MatrixView columns = transposed(by_rows(dout, (size_t)OC));
+        matmul_general(dw, scratch, dw, columns, by_rows(x, (size_t)C), (size_t)OC, (size_t)C, N);
+    }
 }
-
-#endif
 
 #endif

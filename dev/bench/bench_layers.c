@@ -93,8 +93,9 @@ static void bench(const char* preset, size_t B, int T, int V) {
     float *x = normals(n, 1, 1), *y = normals(n, 1, 2), *dx = normals(n, 1, 3), *w = normals((size_t)C, 1, 4);
     float *dw = normals((size_t)C, 1, 5), *rstd = normals(N, 1, 6);
     void* sums = xmalloc(rmsnorm_backward_scratch(N, C));
-    TIME("rmsnorm", "GB/s", 8.0 * (double)n, 2 * L + 1, rmsnorm_forward(y, rstd, x, w, N, C, 1e-5f));
-    TIME("rmsnorm backward", "GB/s", 16.0 * (double)n, 2 * L + 1, rmsnorm_backward(dx, dw, sums, y, x, w, rstd, N, C));
+    TIME("rmsnorm", "GB/s", 8.0 * (double)n, 2 * L + 1, rmsnorm_forward(y, rstd, x, w, packed_rows(N, C), 1e-5f));
+    TIME("rmsnorm backward", "GB/s", 16.0 * (double)n, 2 * L + 1,
+         rmsnorm_backward(dx, dw, sums, y, x, w, rstd, packed_rows(N, C)));
     float *gate_up = normals(N * 2 * (size_t)F, 1, 1), *act = normals(N * (size_t)F, 1, 2),
           *dgate_up = normals(N * 2 * (size_t)F, 1, 3);
     TIME("swiglu", "GB/s", 12.0 * (double)N * F, L, swiglu_forward(act, gate_up, N, F));

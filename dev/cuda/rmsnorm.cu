@@ -271,7 +271,9 @@ static void make_forward(Case& c) {
     c.bytes = 2.0 * sizeof(floatX) * (double)N * (double)C;
 }
 
-static void oracle_forward(Case& c) { rmsnorm_forward(c[OUT], c[RSTD], c[X], c[WEIGHT], c.n[0], (int)c.n[1], EPS); }
+static void oracle_forward(Case& c) {
+    rmsnorm_forward(c[OUT], c[RSTD], c[X], c[WEIGHT], packed_rows(c.n[0], (int)c.n[1]), EPS);
+}
 
 static void make_backward(Case& c) {
     const size_t N = c.n[0], C = c.n[1];
@@ -298,7 +300,7 @@ static void oracle_backward(Case& c) {
             c.tensors[DX].terms.push_back(fabsf(c[DX][n * C + i]) + added);
         }
     }
-    rmsnorm_backward(c[DX], c[DWEIGHT], scratch.data(), c[DOUT], c[BX], c[BWEIGHT], c[BRSTD], N, (int)C);
+    rmsnorm_backward(c[DX], c[DWEIGHT], scratch.data(), c[DOUT], c[BX], c[BWEIGHT], c[BRSTD], packed_rows(N, (int)C));
 }
 
 static const Shape odd = {{33, 97}}, tail = {{67, 520}}, padded_rows = {{130, 256}}, classic = {{8192, 768}},

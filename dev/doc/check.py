@@ -8,6 +8,7 @@ The blocks of a page run one after the other and see these names:
   slope(f, x)              the gradient of the number f(x) by each element of x, from differences of fourth order
   c.NAME(...)              a function of llmc/*.h: numpy arrays become pointers, ints size_t, floats float
   shape(B, T, NH, NKV, HD) an AttentionShape
+  rows(N, C, pitch)        a RowShape
 """
 import os
 import sys
@@ -31,6 +32,10 @@ swiglu_forward swiglu_backward crossentropy_fused""".split()
 
 class Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("B", "T", "NH", "NKV", "HD")]
+
+
+class Rows(ctypes.Structure):
+    _fields_ = [("N", ctypes.c_size_t), ("C", ctypes.c_int), ("pitch", ctypes.c_size_t)]
 
 
 class Oracle:
@@ -90,7 +95,8 @@ def main():
     oracle, failed, passed = Oracle(), 0, 0
     for name in names:
         text = (DOC / f"{name}.md").read_text()
-        scope = {"np": np, "rng": np.random.default_rng(1), "near": near, "slope": slope, "c": oracle, "shape": Shape}
+        scope = {"np": np, "rng": np.random.default_rng(1), "near": near, "slope": slope, "c": oracle, "shape": Shape,
+                 "rows": Rows}
         for block in re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S):
             line = text[: block.start(1)].count("\n") + 1
             try:

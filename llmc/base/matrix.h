@@ -1,5 +1,5 @@
-/* matrix.h -- a view of a matrix in memory, given by two strides. Products take their factors as views: the transpose of x,
- * or a part of it, is the same memory with other strides, and nothing is copied.
+/* matrix.h -- a view of a matrix in memory, given by two strides, and the shape of rows of activations. Products take their
+ * factors as views: the transpose of x, or a part of it, is the same memory with other strides, and nothing is copied.
  */
 #ifndef LLMC_MATRIX_H
 #define LLMC_MATRIX_H
@@ -27,6 +27,19 @@ static inline MatrixView transposed(MatrixView v) {
 static inline MatrixView view_from(MatrixView v, size_t i, size_t j) {
     v.data += i * v.row + j * v.col;
     return v;
+}
+
+/* Rows of activations. */
+typedef struct {
+    size_t N;      // number of rows
+    int C;         // elements of each
+    size_t pitch;  // elements from one row to the next
+} RowShape;
+
+/* Returns the shape of rows without gaps. */
+static inline RowShape packed_rows(size_t N, int C) {
+    const RowShape rows = {N, C, (size_t)C};
+    return rows;
 }
 
 #endif

@@ -109,10 +109,10 @@ fault "beta1 for beta2" llmc/optim/optimizer.h 's/h->beta1, h->beta2/h->beta1, h
 fault "no clipping" llmc/optim/recipe.h 's/max_norm > 0 && norm > max_norm/0/'
 fault "gradients kept from step to step" train_llama3.c '/^static void llama_zero_gradients/,/^}/ s/memset(/if (m->m[0] == 0) &/'
 fault "adapters without alpha / r" llmc/config.h 's/l->alpha \/ l->rank/1/'
-fault "adapters' part of y without its scale" llmc/lora.h 's/lora_rescale(t, l->scale/lora_rescale(t, 1.0f/'
+fault "adapters' part of y without its scale" llmc/lora.h 's/lora_rescale(m->t, l->scale/lora_rescale(m->t, 1.0f/'
 fault "adapters' gradient without its scale" llmc/lora.h 's/lora_rescale(dt, l->scale/lora_rescale(dt, 1.0f/'
-fault "gradients of A and B exchanged" llmc/lora.h 's/float\* da = dw + l->a;/float* da = dw + l->b[0];/; s/float\* db = dw + l->b\[p\]/float* db = dw + l->a/'
-fault "no gradient through A to its input" llmc/lora.h '/matmul_vectors(dx, C, scratch, dx/d'
+fault "gradients of A and B exchanged" llmc/lora.h 's/float\* da = m->dw + l->a;/float* da = m->dw + l->b[0];/; s/float\* db = m->dw + l->b\[p\]/float* db = m->dw + l->a/'
+fault "no gradient through A to its input" llmc/lora.h '/matmul_vectors(sum_in(dx, dx, C)/d'
 fault "every adapter adds to q or gate" llmc/lora.h 's/l\.first\[l\.parts\] = l\.OC/l.first[l.parts] = 0/'
 fault "the base is trained beside the adapters" train_llama3.c 's/^ *optimizer_update(&m->trained/for (size_t k = 0; m->adapters \&\& k < m->table.elements; k++) { m->params[k] *= 1 - 1e-3f; }\n&/'
 wait

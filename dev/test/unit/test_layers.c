@@ -176,6 +176,34 @@ static double norm_loss(const void* ctx) {
     return sum;
 }
 
+/* Compares the plain loop of the backward pass with dx and dw of the fast form, and the fast form on rows with gaps with its
+ * own bits. dx0, dw0: what both forms add to */
+static void check_plain_norm(const float* dx, const float* dw, const float* dx0, const float* dw0, const float* dout,
+                             const float* x, const float* w, const float* rstd, RowShape rows) {
+    const size_t n = rows.N * rows.pitch, C = (size_t)rows.C;
+    float *plain_dx = copied(dx0, n), *plain_dw = copied(dw0, C);
+    double *want_dx = widened(dx, n), *want_dw = widened(dw, C);
+    rmsnorm_backward_plain(plain_dx, plain_dw, dout, x, w, rstd, rows);
+    check_close("plain dx", plain_dx, NULL, want_dx, n, 1e-5);
+    check_close("plain dweight", plain_dw, NULL, want_dw, C, 1e-5);
+    const RowShape wide = {rows.N, rows.C, C + 5};
+    float *wide_dx = floats(rows.N * wide.pitch), *wide_dout = floats(rows.N * wide.pitch);
+    float *wide_x = floats(rows.N * wide.pitch), *wide_out = floats(rows.N * wide.pitch), *wide_rstd = floats(rows.N);
+    void* scratch = xmalloc(rmsnorm_backward_scratch(rows.N, rows.C));
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = i / C * wide.pitch + i % C;
+        wide_dx[at] = dx0[i], wide_dout[at] = dout[i], wide_x[at] = x[i];
+    }
+    memcpy(plain_dw, dw0, C * sizeof(float));
+    rmsnorm_forward(wide_out, wide_rstd, wide_x, w, wide, 1e-2f);
+    rmsnorm_backward(wide_dx, plain_dw, scratch, wide_dout, wide_x, w, wide_rstd, wide);
+    for (size_t i = 0; i < n; i++) { plain_dx[i] = wide_dx[i / C * wide.pitch + i % C]; }
+    check_same_bits("dx of rows with gaps", dx, plain_dx, n, 0);
+    check_same_bits("dweight of rows with gaps", dw, plain_dw, C, 0);
+    free(plain_dx), free(plain_dw), free(want_dx), free(want_dw), free(scratch);
+    free(wide_dx), free(wide_dout), free(wide_x), free(wide_out), free(wide_rstd);
+}
+
 static void rmsnorm_and_its_gradients_match(void) {
     static const int sizes[][2] = {{1, 1}, {3, 16}, {70, 37}, {5, 384}, {130, 64}, {257, 100}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
@@ -193,12 +221,13 @@ static void rmsnorm_and_its_gradients_match(void) {
         for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
             use_threads(t);
             float *dx = copied(dx0, N * C), *dw = copied(dw0, C);
-            rmsnorm_forward(out, rstd, x, w, N, (int)C, 1e-2f);
-            rmsnorm_backward(dx, dw, scratch, dout, x, w, rstd, N, (int)C);
+            rmsnorm_forward(out, rstd, x, w, packed_rows(N, (int)C), 1e-2f);
+            rmsnorm_backward(dx, dw, scratch, dout, x, w, rstd, packed_rows(N, (int)C));
             check_close("out", out, NULL, want, N * C, 1e-5);
             if (t == 0) {
                 check_gradient("dx", dx, dx0, c.x, N * C, 60, norm_loss, &c, 1e-5);
                 check_gradient("dweight", dw, dw0, c.w, C, 60, norm_loss, &c, 1e-5);
+                check_plain_norm(dx, dw, dx0, dw0, dout, x, w, rstd, packed_rows(N, (int)C));
                 first_x = dx, first_w = dw, first_out = copied(out, N * C);
                 continue;
             }
@@ -466,7 +495,7 @@ static void amx_products_of_any_shape_and_stride_are_those_of_fp32(void) {
             free((float*)a.data), free((float*)b.data);
         }
         const double with_amx = check_product("a b + add", &p, first);
-        matmul_vectors(got, p.N, packed, p.add, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
+        matmul_vectors(sum_in(got, p.add, p.N), packed, by_rows(p.a, p.K), by_rows(p.b, p.N), p.M, p.N, p.K);
         const double with_vectors = check_product("by vectors", &p, got);
         CHECK(with_amx <= 1.25 * with_vectors, "the RMS error is %g, by vectors %g", with_amx, with_vectors);
 
@@ -987,8 +1016,9 @@ static void check_lora(const Lora* l, size_t elements, size_t N, void* scratch) 
     float *x = normals(nx, 1, 1), *w = normals(elements, 0.5, 2), *dy = normals(ny, 1, 3), *y = normals(ny, 1, 4);
     float *y0 = copied(y, ny), *dx = normals(nx, 1, 5), *dw = normals(elements, 1, 6), *t = floats(nt), *dt = floats(nt);
     float *dx0 = copied(dx, nx), *dw0 = copied(dw, elements);
-    lora_forward_plain(y, t, x, w, l, N);
-    lora_backward_plain(dx, dw, dt, dy, x, t, w, l, N);
+    const LoraMemory plain = {w, dw, t, dt};
+    lora_forward_plain(y, &plain, x, l, N);
+    lora_backward_plain(dx, &plain, dy, x, l, N);
     const LoraLoss loss = {l, N, widened(x, nx), widened(w, elements), widened(dy, ny)};
     double added = 0;
     for (size_t i = 0; i < ny; i++) { added += (double)dy[i] * ((double)y[i] - (double)y0[i]); }
@@ -997,11 +1027,12 @@ static void check_lora(const Lora* l, size_t elements, size_t N, void* scratch) 
     check_gradient("dw", dw, dw0, loss.w, elements, 200, lora_loss, &loss, 1e-4);
     float *y1 = floats(ny), *t1 = floats(nt), *dx1 = floats(nx), *dw1 = floats(elements), *first = NULL;
     double *wy = widened(y, ny), *wdx = widened(dx, nx), *wdw = widened(dw, elements);
+    const LoraMemory fast = {w, dw1, t1, dt};
     for (int i = 0; i < NUM_THREAD_COUNTS; i++) {
         use_threads(i);
         memcpy(y1, y0, ny * sizeof(float)), memcpy(dx1, dx0, nx * sizeof(float)), memcpy(dw1, dw0, elements * sizeof(float));
-        lora_forward(y1, t1, scratch, x, w, l, N);
-        lora_backward(dx1, dw1, dt, scratch, dy, x, t1, w, l, N);
+        lora_forward(y1, scratch, &fast, x, l, N);
+        lora_backward(dx1, scratch, &fast, dy, x, l, N);
         check_close("y", y1, NULL, wy, ny, 1e-5);
         check_close("dx", dx1, NULL, wdx, nx, 1e-5);
         check_close("dw", dw1, NULL, wdw, elements, 1e-5);

@@ -37,8 +37,9 @@ static void lora_agrees_with_its_oracle() {
             const Floats dy = random_values<floatX>(N * OC, 1), y0 = random_values<floatX>(N * OC, 1);
             const Floats dx0 = random_values<floatX>(N * C, 1), dw0 = random_values<float>(elements, 1);
             Floats y = y0, dx = dx0, dw = dw0, t(N * R), dt(N * R);
-            lora_forward_plain(y.data(), t.data(), x.data(), w.data(), &l, N);
-            lora_backward_plain(dx.data(), dw.data(), dt.data(), dy.data(), x.data(), t.data(), w.data(), &l, N);
+            const LoraMemory memory = {w.data(), dw.data(), t.data(), dt.data()};
+            lora_forward_plain(y.data(), &memory, x.data(), &l, N);
+            lora_backward_plain(dx.data(), &memory, dy.data(), x.data(), &l, N);
             floatX *d_x = upload_rows<floatX>(x, N, C, pitch.x), *d_w = upload_rows<floatX>(w, 1, elements, elements);
             floatX *d_dy = upload_rows<floatX>(dy, N, OC, pitch.y), *d_y = upload_rows<floatX>(y0, N, OC, pitch.y);
             floatX *d_dx = upload_rows<floatX>(dx0, N, C, pitch.x), *d_t = device_alloc<floatX>(N * pitch.t);

@@ -19,7 +19,7 @@ static void rmsnorm_forward_agrees() {
         const RowShape rows = {N, (int)C, pitch};
         const Floats x = random_values<floatX>(N * C, 2), w = random_values<floatX>(C, 1);
         Floats out(N * C), rstd(N);
-        rmsnorm_forward(out.data(), rstd.data(), x.data(), w.data(), N, (int)C, eps);
+        rmsnorm_forward(out.data(), rstd.data(), x.data(), w.data(), packed_rows(N, (int)C), eps);
         floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_w = upload_rows<floatX>(w, 1, C, C);
         float* d_rstd = NULL;
         compare(what,
@@ -45,8 +45,9 @@ static void rmsnorm_backward_adds_to_both_gradients() {
         const Floats w = random_values<floatX>(C, 1), dx0 = random_values<floatX>(N * C, 1), dw0 = random_values<float>(C, 1);
         Floats out(N * C), rstd(N), dx = dx0, dw = dw0;
         std::vector<char> scratch(rmsnorm_backward_scratch(N, (int)C));
-        rmsnorm_forward(out.data(), rstd.data(), x.data(), w.data(), N, (int)C, 1e-5f);
-        rmsnorm_backward(dx.data(), dw.data(), scratch.data(), dout.data(), x.data(), w.data(), rstd.data(), N, (int)C);
+        rmsnorm_forward(out.data(), rstd.data(), x.data(), w.data(), packed_rows(N, (int)C), 1e-5f);
+        rmsnorm_backward(dx.data(), dw.data(), scratch.data(), dout.data(), x.data(), w.data(), rstd.data(),
+                         packed_rows(N, (int)C));
         floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_dout = upload_rows<floatX>(dout, N, C, pitch);
         floatX* d_w = upload_rows<floatX>(w, 1, C, C);
         const float* d_rstd = upload(rstd);
