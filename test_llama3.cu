@@ -107,8 +107,8 @@ static void tested_config(const char* dir, ModelConfig* config, char* base /* PA
 /* Loads weights and adapters. */
 static void tested_load(const char* dir, const char* base, Llama* m, StateSlot weights, StateSlot trained) {
     Error e = NO_ERROR;
-    must(model_load(base, &m->config, &m->table, weights.sink, weights.ctx, &e), &e);
-    if (m->config.lora.rank > 0) { must(adapter_load(dir, &m->trained, NULL, trained.sink, trained.ctx, &e), &e); }
+    must(model_load(base, &m->config, &m->table, weights, &e), &e);
+    if (m->config.lora.rank > 0) { must(adapter_load(dir, &m->trained, NULL, trained, &e), &e); }
 }
 
 #ifndef __CUDACC__

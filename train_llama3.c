@@ -22,7 +22,7 @@
 #include "llmc/base/arena.h"             // defines: Arena, take, map_memory
 #include "llmc/optim/recipe.h"           // defines: outlier_update, update_verdict, clip_factor
 #include "llmc/config.h"                 // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
-#include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, arena_slot
+#include "llmc/files/optimizer_state.h"  // defines: SlotKind, arena_slot
 #include "llmc/train/step.h"             // defines: Recipe, Metrics, BatchSource, batch_read, DECODE_ROWS
 #include "llmc/run/session/signals.h"    // defines: run_stop_requested
 #include "llmc/embedding.h"              // defines: embedding_forward, embedding_backward

@@ -199,21 +199,20 @@ static inline bool adapter_check(const char* dir, const ParamTable* t, Error* e)
     return ok;
 }
 
-/* Passes every adapter to the sink, as model_load_sums() does. */
-static inline bool adapter_load(const char* dir, const ParamTable* t, const FileSums* wanted, TensorSink sink, void* ctx,
-                                Error* e) {
+/* Passes every adapter to the slot's sink, as model_load_sums() does. */
+static inline bool adapter_load(const char* dir, const ParamTable* t, const FileSums* wanted, StateSlot to, Error* e) {
     ModelFiles m;
-    const bool ok = adapter_open(&m, dir, t, e) && model_read(&m, t, wanted, NULL, sink, ctx, NULL, e);
+    const bool ok = adapter_open(&m, dir, t, e) && model_read(&m, t, wanted, NULL, to, NULL, e);
     model_close(&m);
     return ok;
 }
 
-/* Writes both files into an existing folder. `base`: the base model's folder. Appends size and checksum of the weights to
+/* Writes both files into an existing folder, the adapters in F32. `base`: the base model's folder. Appends size and checksum of the weights to
  * `sums`. */
-static inline bool adapter_save(const char* dir, const LoraConfig* l, const char* base, const ParamTable* t,
-                                TensorSource source, void* ctx, FileSums* sums, Error* e) {
-    return adapter_write_config(dir, l, base, e) &&
-           model_save_shard(dir, ADAPTER_WEIGHTS, t, 0, t->count, SAFE_F32, source, ctx, sums, e);
+static inline bool adapter_save(const char* dir, const LoraConfig* l, const char* base, const ParamTable* t, StateSlot adapters,
+                                FileSums* sums, Error* e) {
+    adapters.dtype = SAFE_F32;
+    return adapter_write_config(dir, l, base, e) && model_save_shard(dir, ADAPTER_WEIGHTS, t, 0, t->count, &adapters, sums, e);
 }
 
 #endif

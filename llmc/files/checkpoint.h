@@ -200,16 +200,15 @@ static inline void checkpoint_add_optional(Checkpoint* k, const char* name) {
     checkpoint_drop(k, name);
 }
 
-static inline bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const ParamTable* t, SafeDtype dtype,
-                                    TensorSource source, void* ctx, Error* e) {
-    return model_save_weights(k->tmp, c, t, dtype, source, ctx, &k->sums, e) && checkpoint_add(k, "config.json", e) &&
+static inline bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const ParamTable* t, StateSlot weights, Error* e) {
+    return model_save_weights(k->tmp, c, t, weights, &k->sums, e) && checkpoint_add(k, "config.json", e) &&
            checkpoint_add(k, "model.safetensors.index.json", e);
 }
 
 /* Writes the adapters of a model with LoRA, and the path of its base. */
-static inline bool checkpoint_adapter(Checkpoint* k, const ModelConfig* c, const char* base, const ParamTable* adapters,
-                                      TensorSource source, void* ctx, Error* e) {
-    return adapter_save(k->tmp, &c->lora, base, adapters, source, ctx, &k->sums, e) && checkpoint_add(k, ADAPTER_CONFIG, e);
+static inline bool checkpoint_adapter(Checkpoint* k, const ModelConfig* c, const char* base, const ParamTable* t,
+                                      StateSlot adapters, Error* e) {
+    return adapter_save(k->tmp, &c->lora, base, t, adapters, &k->sums, e) && checkpoint_add(k, ADAPTER_CONFIG, e);
 }
 
 /* Writes the optimizer state that this process's rank owns. Other ranks do so after checkpoint_join(). */

@@ -249,14 +249,14 @@ static inline bool model_check_tied_head(const ModelFiles* m, const ParamTable* 
     return true;
 }
 
-/* Lists what to read from the open files: every weight for the sink, in the order of the table. With `sums`, one for each
+/* Lists what to read from the open files: every weight for the slot's sink, in the order of the table. With `sums`, one for each
  * file, it also lists all other bytes, which the files' checksums need. */
-static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t, uint32_t* sums, TensorSink sink, void* ctx) {
+static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t, uint32_t* sums, StateSlot to) {
     TensorPieces list = {NULL, 0};
     TensorPiece piece;
     memset(&piece, 0, sizeof piece);
-    piece.sink = sink;
-    piece.ctx = ctx;
+    piece.sink = to.sink;
+    piece.ctx = to.ctx;
     for (int i = 0; i < t->count; i++) {
         piece.param = &t->items[i];
         piece.tensor = model_find(m, piece.param->name, &piece.file);
@@ -300,14 +300,14 @@ static inline bool model_check_sums(const ModelFiles* m, const uint32_t* sums, c
     return true;
 }
 
-/* Passes every tensor of the table to the sink as floats, in the order of the table. `wanted` (or NULL) holds the files'
+/* Passes every tensor of the table to the slot's sink as floats, in the order of the table. `wanted` (or NULL) holds the files'
  * checksums; *crc (or NULL) gets the checksum of all of them. *not_finite gets the error of the first value that is not finite;
  * with NULL, that is a failure. After a failure, discard what the sink received. */
-static inline bool model_read(const ModelFiles* m, const ParamTable* t, const FileSums* wanted, uint32_t* crc, TensorSink sink,
-                              void* ctx, Error* not_finite, Error* e) {
+static inline bool model_read(const ModelFiles* m, const ParamTable* t, const FileSums* wanted, uint32_t* crc, StateSlot to,
+                              Error* not_finite, Error* e) {
     Error refused = NO_ERROR;
     uint32_t* sums = (uint32_t*)xcalloc(m->count, sizeof(uint32_t));
-    TensorPieces pieces = model_pieces(m, t, wanted || crc ? sums : NULL, sink, ctx);
+    TensorPieces pieces = model_pieces(m, t, wanted || crc ? sums : NULL, to);
     bool ok = tensor_pieces_read(&pieces, not_finite ? not_finite : &refused, e);
     ok = ok && (!wanted || model_check_sums(m, sums, wanted, e));
     ok = ok && (!refused.msg[0] || fail(e, "%s", refused.msg));
@@ -320,17 +320,16 @@ static inline bool model_read(const ModelFiles* m, const ParamTable* t, const Fi
 /* Does the same with the weights of a folder. `c` and `t` come from model_check(); the files are checked against them again,
  * since they may have changed. */
 static inline bool model_load_sums(const char* dir, const ModelConfig* c, const ParamTable* t, const FileSums* wanted,
-                                   uint32_t* crc, TensorSink sink, void* ctx, Error* not_finite, Error* e) {
+                                   uint32_t* crc, StateSlot to, Error* not_finite, Error* e) {
     ModelFiles m;
     const bool ok = model_open(&m, dir, e) && model_match(&m, dir, c, t, e) && (!c->tied || model_check_tied_head(&m, t, e)) &&
-                    model_read(&m, t, wanted, crc, sink, ctx, not_finite, e);
+                    model_read(&m, t, wanted, crc, to, not_finite, e);
     model_close(&m);
     return ok;
 }
 
-static inline bool model_load(const char* dir, const ModelConfig* c, const ParamTable* t, TensorSink sink, void* ctx,
-                              Error* e) {
-    return model_load_sums(dir, c, t, NULL, NULL, sink, ctx, NULL, e);
+static inline bool model_load(const char* dir, const ModelConfig* c, const ParamTable* t, StateSlot to, Error* e) {
+    return model_load_sums(dir, c, t, NULL, NULL, to, NULL, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -338,7 +337,7 @@ static inline bool model_load(const char* dir, const ModelConfig* c, const Param
 
 /* Writes parameters [first, last) of the table as one file. */
 static inline bool model_save_shard(const char* dir, const char* name, const ParamTable* t, int first, int last,
-                                    SafeDtype dtype, TensorSource source, void* ctx, FileSums* sums, Error* e) {
+                                    const StateSlot* weights, FileSums* sums, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, dir, name, e)) { return false; }
     SafeTensor* tensors = (SafeTensor*)xcalloc((size_t)(last - first), sizeof(SafeTensor));
@@ -346,7 +345,7 @@ static inline bool model_save_shard(const char* dir, const char* name, const Par
         const Param* p = &t->items[i];
         SafeTensor* s = &tensors[i - first];
         s->name = p->name;
-        s->dtype = dtype;
+        s->dtype = weights->dtype;
         if (param_specs[p->kind].matrix) { s->shape[s->ndim++] = p->rows; }
         s->shape[s->ndim++] = p->cols;
     }
@@ -357,7 +356,7 @@ static inline bool model_save_shard(const char* dir, const char* name, const Par
     float* buffer = (float*)xmalloc(MODEL_PIECE * sizeof(float));
     for (int i = first; ok && i < last; i++) {
         const Param* p = &t->items[i];
-        ok = tensor_write(&w, dtype, p, 0, param_size(p), source, ctx, buffer, e);
+        ok = tensor_write(&w, weights, p, 0, param_size(p), buffer, e);
     }
     free(buffer);
     ok = ok && safewriter_finish(&w, e);
@@ -403,14 +402,14 @@ static inline bool model_save_index(const char* dir, const ParamTable* t, size_t
     return close_output(f, path, e);
 }
 
-/* Writes config.json, the weights and their index into an existing folder and flushes them. The weights are rounded to dtype
- * F32, BF16 or F16; above MODEL_SHARD_BYTES they become shards. Appends the weight files' sizes and checksums to `sums` (or
+/* Writes config.json, the weights and their index into an existing folder and flushes them. The weights are rounded to
+ * the slot's dtype; above MODEL_SHARD_BYTES they become shards. Appends the weight files' sizes and checksums to `sums` (or
  * NULL). */
-static inline bool model_save_weights(const char* dir, const ModelConfig* c, const ParamTable* t, SafeDtype dtype,
-                                      TensorSource source, void* ctx, FileSums* sums, Error* e) {
-    const size_t element_bytes = safe_dtypes[dtype].bytes;
+static inline bool model_save_weights(const char* dir, const ModelConfig* c, const ParamTable* t, StateSlot weights,
+                                      FileSums* sums, Error* e) {
+    const size_t element_bytes = safe_dtypes[weights.dtype].bytes;
     char path[PATH_CAP], name[64];
-    if (!path_join(path, dir, "config.json", e) || !config_write(c, path, dtype, e)) { return false; }
+    if (!path_join(path, dir, "config.json", e) || !config_write(c, path, weights.dtype, e)) { return false; }
     int shards = 0;
     for (int first = 0; first < t->count; first = model_shard_end(t, first, element_bytes)) { shards++; }
     // a single file from an earlier save into this folder would be read instead of the shards
@@ -419,7 +418,7 @@ static inline bool model_save_weights(const char* dir, const ModelConfig* c, con
     for (int first = 0, shard = 1; first < t->count; shard++) {
         const int last = model_shard_end(t, first, element_bytes);
         model_file_name(name, sizeof name, shard, shards);
-        if (!model_save_shard(dir, name, t, first, last, dtype, source, ctx, sums, e)) { return false; }
+        if (!model_save_shard(dir, name, t, first, last, &weights, sums, e)) { return false; }
         first = last;
     }
     return model_save_index(dir, t, element_bytes, shards, e);

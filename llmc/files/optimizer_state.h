@@ -18,16 +18,6 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // what a rank stores
 
-/* One kind of state: m, v or master. For writing, `source` gives the floats and `dtype` the format on disk. For reading,
- * `sink` takes the floats, or is NULL if the run does not need them. */
-typedef struct {
-    const char* name;
-    SafeDtype dtype;  // F32 or BF16
-    TensorSource source;
-    TensorSink sink;
-    void* ctx;
-} StateSlot;
-
 /* Parts of a model that can be read and written tensor by tensor. */
 typedef enum {
     SLOT_WEIGHTS,  // the weights that the model computes with; unless LoRA freezes them, writing also sets the master weights
@@ -117,7 +107,7 @@ static inline bool state_save(const char* dir, int rank, const ParamTable* t, co
     float* buffer = (float*)xmalloc(MODEL_PIECE * sizeof(float));
     for (size_t i = 0; ok && i < count; i++) {
         const StateSlot* slot = &slots[spans[i].slot];
-        ok = tensor_write(&w, slot->dtype, spans[i].param, spans[i].first, spans[i].n, slot->source, slot->ctx, buffer, e);
+        ok = tensor_write(&w, slot, spans[i].param, spans[i].first, spans[i].n, buffer, e);
     }
     free(buffer);
     free(tensors);

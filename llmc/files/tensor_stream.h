@@ -30,9 +30,28 @@ typedef bool (*TensorSink)(void* ctx, const Param* p, size_t first, size_t n, co
 /* Writes n elements of p, from element `first` on, to dst. */
 typedef bool (*TensorSource)(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e);
 
-/* Draws fresh parameters for the sink, by param_init(), in the order of the table. */
-static inline bool tensors_draw(const ModelConfig* c, const ParamTable* t, uint64_t seed, TensorSink sink, void* ctx,
-                                Error* e) {
+/* One kind of tensors of a model: its weights, or a part of the optimizer's state (optimizer_state.h). For writing, `source`
+ * gives the floats and `dtype` the format on disk. For reading, `sink` gets the floats; NULL: the run does not need them. */
+typedef struct {
+    const char* name;
+    SafeDtype dtype;  // F32, BF16 or F16
+    TensorSource source;
+    TensorSink sink;
+    void* ctx;
+} StateSlot;
+
+/* Return a slot for writing alone, and for reading alone. */
+static inline StateSlot slot_from(SafeDtype dtype, TensorSource source, void* ctx) {
+    const StateSlot slot = {"", dtype, source, NULL, ctx};
+    return slot;
+}
+static inline StateSlot slot_to(TensorSink sink, void* ctx) {
+    const StateSlot slot = {"", SAFE_F32, NULL, sink, ctx};
+    return slot;
+}
+
+/* Draws fresh parameters for the slot's sink, by param_init(), in the order of the table. */
+static inline bool tensors_draw(const ModelConfig* c, const ParamTable* t, uint64_t seed, StateSlot to, Error* e) {
     float* w = (float*)xmalloc(MODEL_PIECE * sizeof *w);
     bool ok = true;
     for (int i = 0; i < t->count; i++) {
@@ -40,7 +59,7 @@ static inline bool tensors_draw(const ModelConfig* c, const ParamTable* t, uint6
         for (size_t first = 0; ok && first < param_size(p); first += MODEL_PIECE) {
             const size_t n = size_min(MODEL_PIECE, param_size(p) - first);
             param_init(w, p, first, n, (uint32_t)i, c, seed);
-            ok = sink(ctx, p, first, n, w, e);
+            ok = to.sink(to.ctx, p, first, n, w, e);
         }
     }
     free(w);
@@ -197,16 +216,19 @@ static inline bool tensor_fits(const float* x, size_t n, uint32_t least, const c
                 (first + i) / p->cols, (first + i) % p->cols, format);
 }
 
-/* Writes elements [first, first + n) of a parameter, rounded to dtype. `buffer` holds MODEL_PIECE floats. Fails if rounding
- * would make a finite element infinite. */
-static inline bool tensor_write(SafeWriter* w, SafeDtype dtype, const Param* p, size_t first, size_t n, TensorSource source,
-                                void* ctx, float* buffer, Error* e) {
+/* Writes elements [first, first + n) of a parameter from a slot, rounded to its dtype. `buffer` holds MODEL_PIECE floats. Fails
+ * if rounding would make a finite element infinite. */
+static inline bool tensor_write(SafeWriter* w, const StateSlot* slot, const Param* p, size_t first, size_t n, float* buffer,
+                                Error* e) {
+    const SafeDtype dtype = slot->dtype;
+    const uint32_t least = dtype == SAFE_F16 ? F16_INFINITE : dtype == SAFE_BF16 ? BF16_INFINITE : 0x7F800000u;
     for (size_t done = 0; done < n; done += MODEL_PIECE) {
         const size_t m = size_min(n - done, MODEL_PIECE);
-        if (!source(ctx, p, first + done, m, buffer, e)) { return false; }
-        const uint32_t least = dtype == SAFE_F16 ? F16_INFINITE : dtype == SAFE_BF16 ? BF16_INFINITE : 0x7F800000u;
-        if (!tensor_fits(buffer, m, least, safe_dtypes[dtype].name, w->path, p, first + done, e)) { return false; }
-        if (!safewriter_f32(w, dtype, buffer, m, e)) { return false; }
+        if (!slot->source(slot->ctx, p, first + done, m, buffer, e) ||
+            !tensor_fits(buffer, m, least, safe_dtypes[dtype].name, w->path, p, first + done, e) ||
+            !safewriter_f32(w, dtype, buffer, m, e)) {
+            return false;
+        }
     }
     return true;
 }

@@ -11,7 +11,7 @@
 #include "llmc/base/float16.h"           // defines: bf16_from_f32, f32_from_bf16
 #include "llmc/base/utils.h"             // defines: die_usage
 #include "llmc/dist/buckets.h"           // defines: Buckets, shard_local, shard_left
-#include "llmc/files/optimizer_state.h"  // defines: StateSlot, SlotKind, slot_names
+#include "llmc/files/optimizer_state.h"  // defines: SlotKind, slot_names
 #include "llmc/cuda/cuda_common.cuh"
 
 enum { WEIGHTS_STAGED = 4 };

@@ -83,8 +83,8 @@ static void trial_open(Running* r, const Trial* trial) {
     Llama* m = r->m = model_of(r->s, trial->fp32_head, trial->apart, trial->fill);
     const ModelConfig* c = &m->config;
     const StateSlot weights = trainer_slot(m, SLOT_WEIGHTS), trained = trainer_slot(m, SLOT_MASTER);
-    must(tensors_draw(c, &m->table, 1, weights.sink, weights.ctx, &e), &e);
-    if (c->lora.rank > 0) { must(tensors_draw(c, &m->trained, 1, trained.sink, trained.ctx, &e), &e); }
+    must(tensors_draw(c, &m->table, 1, weights, &e), &e);
+    if (c->lora.rank > 0) { must(tensors_draw(c, &m->trained, 1, trained, &e), &e); }
     start_run(m, &r->s->state);
     const Trainer trainer = cuda_trainer(&device);
     r->s->mix.count = 1;

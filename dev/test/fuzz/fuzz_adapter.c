@@ -40,7 +40,7 @@ static void make_folder(void) {
     table = trained_table(&config);
     REQUIRE(table.elements <= MOST);
     must(make_directories(fuzz_path(folder, "adapter"), &e) && make_directories(fuzz_path(again, "again"), &e) &&
-             adapter_save(folder, &config.lora, "base", &table, give, NULL, NULL, &e) &&
+             adapter_save(folder, &config.lora, "base", &table, slot_from(SAFE_F32, give, NULL), NULL, &e) &&
              path_join(written[0], folder, ADAPTER_CONFIG, &e) && path_join(written[1], folder, ADAPTER_WEIGHTS, &e),
          &e);
     for (int i = 0; i < 2; i++) {
@@ -75,7 +75,7 @@ static void check_weights(void) {
     uint8_t times[MOST] = {0};
     Error e = NO_ERROR, cause = NO_ERROR;
     const bool fits = adapter_check(folder, &table, &cause);
-    const bool ok = adapter_load(folder, &table, NULL, take, times, &e);
+    const bool ok = adapter_load(folder, &table, NULL, slot_to(take, times), &e);
     fuzz_check_error(fits, &cause);
     fuzz_check_error(ok, &e);
     REQUIRE(fits || !ok);

@@ -44,7 +44,7 @@ static void make_checkpoints(void) {
         s.step = step;
         s.world_size = 1;
         s.loss_scale = 1;
-        must(checkpoint_begin(&k, whole, step, &e) && checkpoint_model(&k, &config, &table, SAFE_F32, give, NULL, &e) &&
+        must(checkpoint_begin(&k, whole, step, &e) && checkpoint_model(&k, &config, &table, slots[0], &e) &&
                  checkpoint_state(&k, 0, &table, &owned, slots, 2, &e) && checkpoint_commit(&k, &s, &e),
              &e);
     }
@@ -193,7 +193,7 @@ static void load_model(const char* dir, const TrainerState* s) {
     bool ok = model_check(dir, &c, &e);
     if (ok) {
         ParamTable t = param_table(&c);
-        ok = model_load_sums(dir, &c, &t, &s->files, NULL, verify_tensor, NULL, NULL, &e);
+        ok = model_load_sums(dir, &c, &t, &s->files, NULL, slot_to(verify_tensor, NULL), NULL, &e);
         param_table_free(&t);
     }
     fuzz_check_error(ok, &e);

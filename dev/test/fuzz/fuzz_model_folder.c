@@ -34,7 +34,7 @@ static void make_folder(void) {
     must(make_directories(fuzz_path(folder, "model"), &e), &e);
     fuzz_tiny_model(&c);
     ParamTable t = param_table(&c);  // with a head, which is equal to the embedding
-    bool ok = model_save_weights(folder, &c, &t, SAFE_F32, give, NULL, NULL, &e);
+    bool ok = model_save_weights(folder, &c, &t, slot_from(SAFE_F32, give, NULL), NULL, &e);
     for (int i = 0; ok && i < 3; i++) { ok = path_join(written[i], folder, names[i], &e); }
     for (int tied = 1; ok && tied >= 0; tied--) {
         c.tied = tied;
@@ -58,7 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (ok) {
         ParamTable t = param_table(&c);
         size_t elements = 0;
-        ok = model_load(folder, &c, &t, take, &elements, &e);
+        ok = model_load(folder, &c, &t, slot_to(take, &elements), &e);
         fuzz_check_error(ok, &e);
         REQUIRE(!ok || elements == t.num_params);
         param_table_free(&t);

@@ -28,8 +28,8 @@ int main(int argc, char** argv) {
     if (!model_check(argv[1], &c, &e)) { die("%s", e.msg); }
     ParamTable table = param_table(&c);
     Copy copy = {&table, (float*)xcalloc(table.elements, sizeof(float))};
-    const bool ok = model_load(argv[1], &c, &table, take, &copy, &e) &&
-                    model_save_weights(argv[2], &c, &table, dtype, give, &copy, NULL, &e) &&
+    const bool ok = model_load(argv[1], &c, &table, slot_to(take, &copy), &e) &&
+                    model_save_weights(argv[2], &c, &table, slot_from(dtype, give, &copy), NULL, &e) &&
                     model_save_generation(argv[2], &c, &e);
     free(copy.arena);
     param_table_free(&table);

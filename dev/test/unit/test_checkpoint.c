@@ -141,7 +141,7 @@ static bool save(const char* out, uint64_t step, int world_size, const char* sou
     SideFiles files = {NULL, 0, 0};
     if (source_dir) { files = side_files_read(source_dir); }
     bool ok = checkpoint_begin(&k, out, step, e);
-    ok = ok && checkpoint_model(&k, &c, &t, SAFE_F32, give, &w, e);
+    ok = ok && checkpoint_model(&k, &c, &t, slot_from(SAFE_F32, give, &w), e);
     for (int r = 0; ok && r < world_size; r++) {
         const size_t lo = t.elements * (size_t)r / (size_t)world_size, hi = t.elements * (size_t)(r + 1) / (size_t)world_size;
         ok = checkpoint_state(&k, r, &t, range(lo, hi), slots, 2, e);
@@ -185,7 +185,7 @@ static uint64_t load_newest(const char* out, int ranks) {
     for (int i = 0; i < 3; i++) { side[i].arena = (float*)xcalloc(t.elements, sizeof(float)); }
     side[0].lo = 0;
     side[0].hi = t.elements;
-    CHECK(model_check(dir, &found, &e) && model_load(dir, &found, &t, take, &side[0], &e), "%s", e.msg);
+    CHECK(model_check(dir, &found, &e) && model_load(dir, &found, &t, slot_to(take, &side[0]), &e), "%s", e.msg);
     const StateSlot slots[2] = {{"m", SAFE_F32, NULL, take, &side[1]}, {"v", SAFE_F32, NULL, take, &side[2]}};
     for (int r = 0; r < ranks; r++) {
         for (int i = 1; i < 3; i++) {
@@ -885,7 +885,7 @@ static void a_file_that_is_lost_before_the_end_is_missed(void) {
             Checkpoint k;
             const TrainerState s = small_state(1, 1);
             test_folder(out);
-            CHECK(checkpoint_begin(&k, out, 1, &e) && checkpoint_model(&k, &c, &t, SAFE_F32, give, &w, &e) &&
+            CHECK(checkpoint_begin(&k, out, 1, &e) && checkpoint_model(&k, &c, &t, m, &e) &&
                       checkpoint_state(&k, 0, &t, range(0, t.elements), &m, 1, &e),
                   "%s", e.msg);
             snprintf(path, sizeof path, "%s/%s", k.tmp, files[i]);
@@ -1011,7 +1011,7 @@ static bool load_model_alone(const char* dir, Error* e) {
     if (ok) {
         ParamTable t = param_table(&c);
         Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
-        ok = model_load_sums(dir, &c, &t, &s.files, NULL, take, &side, NULL, e);
+        ok = model_load_sums(dir, &c, &t, &s.files, NULL, slot_to(take, &side), NULL, e);
         free(side.arena);
         param_table_free(&t);
     }

@@ -332,7 +332,8 @@ static bool take(void* ctx, const Param* p, size_t first, size_t n, const float*
 
 /* Writes the whole folder, as an export does. */
 static bool save(const ModelConfig* c, const ParamTable* t, SafeDtype dtype, TensorSource source, void* ctx) {
-    return model_save_weights(folder, c, t, dtype, source, ctx, NULL, &error) && model_save_generation(folder, c, &error);
+    return model_save_weights(folder, c, t, slot_from(dtype, source, ctx), NULL, &error) &&
+           model_save_generation(folder, c, &error);
 }
 
 static bool loads(const ModelConfig* want) {
@@ -340,7 +341,7 @@ static bool loads(const ModelConfig* want) {
     ParamTable t = param_table(want);
     size_t right = 0;
     memset(&error, 0, sizeof error);
-    bool ok = model_check(folder, &c, &error) && model_load(folder, &c, &t, take, &right, &error);
+    bool ok = model_check(folder, &c, &error) && model_load(folder, &c, &t, slot_to(take, &right), &error);
     if (ok) { CHECK(right == t.num_params, "%zu of %zu elements are right", right, t.num_params); }
     param_table_free(&t);
     return ok;
@@ -458,10 +459,11 @@ static void a_tied_folders_head_equals_the_embedding_or_is_refused(void) {
     const ModelConfig c = tiny(true);
     ParamTable t = param_table(&c);
     write_weights("model.safetensors", &c, 0, "add", "lm_head.weight", 1);
-    CHECK(model_check(folder, &found, &error) && model_load(folder, &found, &t, ignore, NULL, &error), "%s", error.msg);
+    CHECK(model_check(folder, &found, &error) && model_load(folder, &found, &t, slot_to(ignore, NULL), &error), "%s",
+          error.msg);
     write_weights("model.safetensors", &c, 0, "add", "lm_head.weight", 2);
     CHECK(model_check(folder, &found, &error), "%s", error.msg);
-    CHECK(!model_load(folder, &found, &t, ignore, NULL, &error) &&
+    CHECK(!model_load(folder, &found, &t, slot_to(ignore, NULL), &error) &&
               contains(error.msg, "lm_head.weight[49, 11] is 2, wanted the embedding's 1"),
           "%s", error.msg);
     param_table_free(&t);
@@ -503,7 +505,7 @@ static void a_weight_that_is_not_finite_is_refused_by_its_place(void) {
             shard_bytes = i == 1 ? 2000 : 5000000000ull;
             memset(&error, 0, sizeof error);
             CHECK(save(&c, &t, (SafeDtype)dtype, give_planted, (void*)&planted[i]), "%s", error.msg);
-            CHECK(!model_load(folder, &c, &t, ignore, NULL, &error) && contains(error.msg, parts[i]) &&
+            CHECK(!model_load(folder, &c, &t, slot_to(ignore, NULL), &error) && contains(error.msg, parts[i]) &&
                       contains(error.msg, folder) && contains(error.msg, ".safetensors: "),
                   "%s: %s", safe_dtypes[dtype].name, error.msg);
         }
@@ -537,7 +539,7 @@ static void weights_arrive_in_order_on_the_thread_that_asked(void) {
     Arrival a = {pthread_self(), NULL, 0, 0};
     shard_bytes = 2000;
     memset(&error, 0, sizeof error);
-    CHECK(save(&c, &t, SAFE_F32, give, NULL) && model_load(folder, &c, &t, arrive, &a, &error), "%s", error.msg);
+    CHECK(save(&c, &t, SAFE_F32, give, NULL) && model_load(folder, &c, &t, slot_to(arrive, &a), &error), "%s", error.msg);
     CHECK(a.param == &t.items[t.count - 1] && a.next == param_size(a.param) && a.pieces > 10 * TENSOR_READ_BATCH,
           "%zu pieces: too few to tell", a.pieces);
     shard_bytes = 5000000000ull;

@@ -277,7 +277,7 @@ static void merged_adapters_are_those_of_the_plain_loops(void) {
         open_session(&s, flags, 4);
         job_export(&s);
         float* adapters = (float*)xcalloc(s.trained.elements, sizeof(float));
-        CHECK(adapter_load(pairs[i], &s.trained, NULL, export_store, adapters, &e), "%s", e.msg);
+        CHECK(adapter_load(pairs[i], &s.trained, NULL, arena_slot(SLOT_MASTER, adapters), &e), "%s", e.msg);
         CHECK(model_open(&base, s.base_dir, &e) && model_open(&merged, out, &e), "%s", e.msg);
         for (int layer = 0; layer < s.config.num_layers; layer++) {
             for (int linear = 0; linear < BLOCK_LINEARS; linear++) {

@@ -921,11 +921,12 @@ static void weights_in_pieces_are_those_drawn_at_once(void) {
     }
     Arrived a = {(float*)xcalloc(t.elements, sizeof(float)), 0, SIZE_MAX};
     Error e = NO_ERROR;
-    CHECK(tensors_draw(&c, &t, 5, arrive, &a, &e) && a.pieces > (size_t)t.count, "%zu pieces of %d", a.pieces, t.count);
+    CHECK(tensors_draw(&c, &t, 5, slot_to(arrive, &a), &e) && a.pieces > (size_t)t.count, "%zu pieces of %d", a.pieces,
+          t.count);
     CHECK(memcmp(at_once, a.values, t.elements * sizeof(float)) == 0, "the pieces are others than the whole");
     a.pieces = 0;
     a.limit = 2;
-    CHECK(!tensors_draw(&c, &t, 5, arrive, &a, &e) && a.pieces == 3, "an error ends it: %zu pieces", a.pieces);
+    CHECK(!tensors_draw(&c, &t, 5, slot_to(arrive, &a), &e) && a.pieces == 3, "an error ends it: %zu pieces", a.pieces);
     free(a.values);
     free(at_once);
     param_table_free(&t);

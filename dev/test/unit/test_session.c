@@ -98,9 +98,9 @@ static size_t drawn(const char* seed, int rank, float* arena) {
     s.table = param_table(&s.config);
     s.trained = trained_table(&s.config);
     if (rank > 0) {
-        session_load_adapters(&s, keep, arena);
+        session_load_adapters(&s, slot_to(keep, arena));
     } else {
-        session_draw_weights(&s, keep, arena);
+        session_draw_weights(&s, slot_to(keep, arena));
     }
     const size_t n = s.trained.elements;
     param_table_free(&s.table);
@@ -266,7 +266,7 @@ static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
     const StateSlot slots[] = {{"m", SAFE_F32, give, NULL, &p}, {"v", SAFE_BF16, give, NULL, &p}};
     s.options.keep = 1;
     const SafeDtype dtype = fault == LARGE_WEIGHT ? SAFE_F16 : SAFE_F32;
-    const bool saved = session_checkpoint(&s, dtype, give_weights, &p, false, slots, 2, add_none, &p, &e);
+    const bool saved = session_checkpoint(&s, slot_from(dtype, give_weights, &p), false, slots, 2, add_none, &p, &e);
     team_close(&team);
     CHECK(e.too_large == (fault == LARGE_WEIGHT), "fault %d, rank %d: %s", fault, rank, e.msg);
     CHECK(s.state.not_finite == (fault == INFINITE), "fault %d, rank %d", fault, rank);

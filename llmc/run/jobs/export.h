@@ -47,13 +47,6 @@ static inline bool export_source(void* ctx, const Param* p, size_t first, size_t
     return count_good(dst, n, false) == n || fail(e, "--export: tensor %s is not finite with its adapters", p->name);
 }
 
-/* A TensorSink: an arena of adapters. */
-static inline bool export_store(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    (void)e;
-    memcpy((float*)arena + p->offset + first, src, n * sizeof(float));
-    return true;
-}
-
 /* Returns the type to write: --export-dtype, otherwise the type of the embedding in the files. */
 static inline ExportDtype export_type(const Session* s, const ModelFiles* files) {
     const SafeTensors* file = NULL;
@@ -94,7 +87,7 @@ static inline bool export_gguf(Export* x, ExportDtype type, FILE* f, Error* e) {
 static inline bool export_folder(Export* x, ExportDtype type, const char* path, Error* e) {
     const Session* s = x->s;
     static const SafeDtype types[] = {SAFE_F32, SAFE_F32, SAFE_BF16, SAFE_F16};
-    bool ok = model_save_weights(path, &s->config, &s->table, types[type], export_source, x, NULL, e) &&
+    bool ok = model_save_weights(path, &s->config, &s->table, slot_from(types[type], export_source, x), NULL, e) &&
               (!s->has_tokenizer || tokenizer_save(&s->tokenizer, path, s->config.max_positions, e));
     if (ok) { side_files_write(&s->side_files, path); }
     return ok && model_save_generation(path, &s->config, e) && sync_directory(path, e);
@@ -165,10 +158,10 @@ static inline void job_export(Session* s) {
     memset(&x, 0, sizeof x);
     x.s = s;
     must(export_path(&s->options, path, &e) && export_check_target(&s->options, path, &e), &e);
-    session_load_weights(s, NULL, NULL);
+    session_load_weights(s, slot_to(NULL, NULL));
     if (s->config.lora.rank > 0) {
         x.adapters = (float*)xcalloc(s->trained.elements, sizeof(float));
-        session_load_adapters(s, export_store, x.adapters);
+        session_load_adapters(s, arena_slot(SLOT_MASTER, x.adapters));
     }
     must(model_open(&x.files, s->base_dir, &e), &e);
     const ExportDtype type = export_type(s, &x.files);

@@ -38,7 +38,7 @@ static inline bool verify_config(const char* dir, ModelConfig* c, char base[PATH
 static inline bool verify_base(const char* base, const ModelConfig* c, const ParamTable* t, const TrainerState* s,
                                Progress* progress, Error* e) {
     uint32_t crc = 0;
-    if (!model_load_sums(base, c, t, NULL, &crc, verify_tensor, progress, NULL, e)) { return false; }
+    if (!model_load_sums(base, c, t, NULL, &crc, slot_to(verify_tensor, progress), NULL, e)) { return false; }
     return !s->base || s->base == crc ||
            fail(e, "%s: the weights' checksum is %" PRIu32 ", but the adapters were trained beside weights with %" PRIu64, base,
                 crc, s->base);
@@ -62,8 +62,8 @@ static inline bool verify_tensors(const char* dir, const TrainerState* s, const 
                                {"v", SAFE_F32, NULL, verify_tensor, &p},
                                {"master", SAFE_F32, NULL, verify_tensor, &p}};
     const bool read =
-        lora ? adapter_load(dir, &trained, NULL, verify_tensor, &p, e) && verify_base(base, &c, &table, s, &p, e)
-             : model_load_sums(dir, &c, &table, NULL, NULL, verify_tensor, &p, trainer_state_has_master(s) ? note : NULL, e);
+        lora ? adapter_load(dir, &trained, NULL, slots[0], e) && verify_base(base, &c, &table, s, &p, e)
+             : model_load_sums(dir, &c, &table, NULL, NULL, slots[0], trainer_state_has_master(s) ? note : NULL, e);
     const bool ok = read && state_load(dir, s->world_size, &trained, &whole, slots, num_slots, e);
     progress_end(&p);
     param_table_free(&table);

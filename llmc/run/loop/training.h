@@ -562,7 +562,8 @@ static inline void training_checkpoint(Training* t, bool timed) {
     const SlotKind kind = exact ? SLOT_MASTER : SLOT_WEIGHTS;
     const StateSlot own = trainer->slot(t->model, kind), all = trainer->collect ? trainer->collect(t->model, kind) : own;
     const bool together = trainer->collect && all.source;
-    const StateSlot* weights = together ? &all : &own;
+    StateSlot weights = together ? all : own;
+    weights.dtype = dtype;
     const int major = s->options.major_every;
     together_at(s, PHASE_WRITING, t->reported);
     run_save_done();
@@ -570,8 +571,7 @@ static inline void training_checkpoint(Training* t, bool timed) {
     s->state.bad_steps = (uint64_t)t->not_finite;
     s->state.owed = training_owed(t);
     s->state.timed = timed && (major == 0 || t->reported % major != 0);
-    if (!session_checkpoint(s, dtype, weights->source, weights->ctx, together, slots, num_slots, trainer->add_files, t->model,
-                            &e)) {
+    if (!session_checkpoint(s, weights, together, slots, num_slots, trainer->add_files, t->model, &e)) {
         bool moved = s->rank == 0 && session_lost_out(s);
         agree_first(s->team, &moved, sizeof moved);
         if (!e.too_large && !moved) { training_die_unsaved(t, &e, dtype, slots, num_slots); }

@@ -9,9 +9,8 @@
 #define LLMC_WATCHED_H
 
 #include "llmc/files/file_sums.h"
-#include "llmc/files/optimizer_state.h"  // defines: StateSlot
-#include "llmc/files/tensor_stream.h"    // defines: count_good
-#include "llmc/run/screen/progress.h"    // defines: Progress, progress_add
+#include "llmc/files/tensor_stream.h"  // defines: StateSlot, count_good
+#include "llmc/run/screen/progress.h"  // defines: Progress, progress_add
 
 typedef struct {
     Progress* progress;  // progress of all that is watched together, in elements

@@ -70,27 +70,21 @@ static inline void* job_open_model(const Trainer* t, Session* s) {
     void* model = t->create(t, s);
     const StateSlot weights = t->slot(model, SLOT_WEIGHTS);
     if (s->model_dir[0]) {
-        session_load_weights(s, weights.sink, weights.ctx);
+        session_load_weights(s, weights);
     } else {
-        session_draw_weights(s, weights.sink, weights.ctx);
+        session_draw_weights(s, weights);
     }
     if (s->config.lora.rank > 0) {
         const StateSlot adapters = t->slot(model, SLOT_MASTER);
-        session_load_adapters(s, adapters.sink, adapters.ctx);
+        session_load_adapters(s, adapters);
     }
     return model;
 }
 
-/* A TensorSink that keeps nothing: reading checks the values. */
-static inline bool drop_tensor(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    (void)ctx, (void)p, (void)first, (void)n, (void)src, (void)e;
-    return true;
-}
-
-/* Reads the weights that job_open_model() would load. Nothing holds them. */
+/* Reads the weights that job_open_model() would load. Nothing holds them, but reading checks them. */
 static inline void job_check_weights(Session* s) {
-    if (s->model_dir[0]) { session_load_weights(s, drop_tensor, NULL); }
-    if (session_has_adapters(s)) { session_load_adapters(s, drop_tensor, NULL); }
+    if (s->model_dir[0]) { session_load_weights(s, slot_to(NULL, NULL)); }
+    if (session_has_adapters(s)) { session_load_adapters(s, slot_to(NULL, NULL)); }
 }
 
 #endif

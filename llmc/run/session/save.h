@@ -12,7 +12,7 @@
 #include "llmc/run/session/lora_base.h"  // defines: session_base_path
 #include "llmc/run/session/session.h"    // defines: Session, session_with_dtype, session_screen, session_owned
 #include "llmc/dist/agree.h"             // defines: agree_ok, agree_gather, agree_first
-#include "llmc/run/screen/watched.h"     // defines: Watched, watch, watched_give
+#include "llmc/run/screen/watched.h"     // defines: Watched, watch
 #include "llmc/text/tokenizer_write.h"   // defines: tokenizer_save
 
 /* Writes the run's flags into a checkpoint, for @FILE. A failure is only a warning. */
@@ -80,22 +80,20 @@ static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Erro
 }
 
 /* Writes the weights, or with LoRA the adapters. */
-static inline bool session_add_weights(const Session* s, Checkpoint* k, SafeDtype dtype, TensorSource weights, void* ctx,
-                                       Error* e) {
+static inline bool session_add_weights(const Session* s, Checkpoint* k, StateSlot weights, Error* e) {
     char base[PATH_CAP];
-    if (s->config.lora.rank == 0) { return checkpoint_model(k, &s->config, &s->table, dtype, weights, ctx, e); }
+    if (s->config.lora.rank == 0) { return checkpoint_model(k, &s->config, &s->table, weights, e); }
     session_base_path(s, base);
-    return checkpoint_adapter(k, &s->config, base, &s->trained, weights, ctx, e);
+    return checkpoint_adapter(k, &s->config, base, &s->trained, weights, e);
 }
 
 /* Lets rank 0 write the weights, with `together` by asking all ranks for them. */
-static inline bool session_pass_weights(const Session* s, Checkpoint* k, SafeDtype dtype, TensorSource weights, void* ctx,
-                                        bool together, Error* e) {
+static inline bool session_pass_weights(const Session* s, Checkpoint* k, StateSlot weights, bool together, Error* e) {
     const bool first = s->rank == 0;
-    if (!together) { return !first || session_add_weights(s, k, dtype, weights, ctx, e); }
-    Lockstep c = {weights, ctx, 0};
+    if (!together) { return !first || session_add_weights(s, k, weights, e); }
+    Lockstep c = {weights.source, weights.ctx, 0};
     Error after = NO_ERROR;
-    const bool ok = !first || session_add_weights(s, k, dtype, lockstep_piece, &c, e);
+    const bool ok = !first || session_add_weights(s, k, slot_from(weights.dtype, lockstep_piece, &c), e);
     return lockstep_rest(&c, s->config.lora.rank > 0 ? &s->trained : &s->table, ok ? e : &after) && ok;
 }
 
@@ -135,15 +133,14 @@ static inline bool session_add_states(Session* s, Checkpoint* k, const StateSlot
     return true;
 }
 
-/* Writes the checkpoint OUT/step_N of step state.step: the weights in `dtype` (F32, BF16 or F16; with state.f32_weights in
- * F32), the optimizer state, the files of `add` (or NULL), then the optional files. Then removes old checkpoints by --keep,
- * unless the last step or a value in this checkpoint is not finite. If dtype cannot hold a weight, fails with e->too_large.
+/* Writes the checkpoint OUT/step_N of step state.step: the weights in the slot's dtype (with state.f32_weights in F32), the optimizer state, the files of `add` (or NULL), then the optional files. Then removes old checkpoints by --keep,
+ * unless the last step or a value in this checkpoint is not finite. If the dtype cannot hold a weight, fails with e->too_large.
  * Every rank calls this. Rank 0 makes the folder and writes the model, whose weights with `together` lie on all ranks
  * (lockstep.h). Then each rank writes its own state. When all have done so, rank 0 seals the folder. Returns false, on all
  * ranks, if one of them could not write its part. A log that cannot be written does not prevent this: then the log is
  * closed, and *e says so. */
-static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource weights, void* weights_ctx, bool together,
-                                      const StateSlot* slots, int num_slots, AddFiles add, void* add_ctx, Error* e) {
+static inline bool session_checkpoint(Session* s, StateSlot weights, bool together, const StateSlot* slots, int num_slots,
+                                      AddFiles add, void* add_ctx, Error* e) {
     Checkpoint k;
     Error log_error = NO_ERROR;
     const Options* o = &s->options;
@@ -153,11 +150,13 @@ static inline bool session_checkpoint(Session* s, SafeDtype dtype, TensorSource 
     Progress progress = progress_begin(session_screen(s), "save", values, "values");
     Watched watched[NUM_SLOTS];
     StateSlot states[NUM_SLOTS];
-    const SafeDtype written = s->state.f32_weights ? SAFE_F32 : dtype;
-    Watched model = {&progress, {"", written, weights, NULL, weights_ctx}, false};
+    const SafeDtype dtype = weights.dtype;
+    Watched model;
+    weights = watch(&model, weights, &progress);
+    weights.dtype = s->state.f32_weights ? SAFE_F32 : dtype;
     for (int i = 0; i < num_slots; i++) { states[i] = watch(&watched[i], slots[i], &progress); }
     bool ok = session_begin_checkpoint(s, &k, e);
-    ok = ok && agree_ok(s->team, session_pass_weights(s, &k, written, watched_give, &model, together, e), e);
+    ok = ok && agree_ok(s->team, session_pass_weights(s, &k, weights, together, e), e);
     if (!ok) { agree_first(s->team, &e->too_large, sizeof e->too_large); }
     ok = ok && session_add_states(s, &k, states, num_slots, &model, watched, e);
     progress_end(&progress);

@@ -25,7 +25,7 @@
 #include "llmc/train/scheduler.h"
 #include "llmc/run/screen/screen.h"
 #include "llmc/text/tasks.h"
-#include "llmc/run/screen/watched.h"  // defines: Watched, watch, watched_take
+#include "llmc/run/screen/watched.h"  // defines: Watched, watch
 #include "llmc/text/tokenizer.h"
 
 typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_ANSWER, JOB_EXPORT, JOB_VERIFY } Job;
@@ -231,9 +231,9 @@ static inline FILE* session_screen(const Session* s) {
     return s->rank == 0 && (!job_speaks(s->job) || isatty(fileno(stdout))) ? stdout : NULL;
 }
 
-/* Loads the weights of base_dir into the trainer's sink. With LoRA, checks as far as possible that the adapters were trained
+/* Loads the weights of base_dir into the trainer's slot. With LoRA, checks as far as possible that the adapters were trained
  * beside these weights, and remembers their checksum. Rounded weights may be infinite if the run resumes with exact ones. */
-static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) {
+static inline void session_load_weights(Session* s, StateSlot to) {
     const FileSums* known = session_has_adapters(s) ? &s->base_sums : &s->sums;
     const FileSums* sums = known->count > 0 ? known : NULL;
     const bool lora = s->config.lora.rank > 0;
@@ -241,10 +241,11 @@ static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) 
     uint32_t crc = 0;
     Error e = NO_ERROR, not_finite = NO_ERROR;
     Progress progress = progress_begin(session_screen(s), "load", s->table.num_params, "weights");
-    Watched weights = {&progress, {"", SAFE_F32, NULL, sink, ctx}, false};
+    Watched watched;
+    const StateSlot weights = watch(&watched, to, &progress);
     const bool ok = checkpoint_parent(s->base_dir, folder, &e) &&
-                    model_load_sums(s->base_dir, &s->config, &s->table, sums, lora || s->team ? &crc : NULL, watched_take,
-                                    &weights, s->saved_master ? &not_finite : NULL, &e);
+                    model_load_sums(s->base_dir, &s->config, &s->table, sums, lora || s->team ? &crc : NULL, weights,
+                                    s->saved_master ? &not_finite : NULL, &e);
     progress_end(&progress);
     session_must_read(s, ok, folder, &e);
     if (not_finite.msg[0] && s->rank == 0) { warn("%s: the run resumes with the exact weights of its state", not_finite.msg); }
@@ -257,22 +258,22 @@ static inline void session_load_weights(Session* s, TensorSink sink, void* ctx) 
     s->weights = crc;
 }
 
-/* Draws new weights into the sink. */
-static inline void session_draw_weights(const Session* s, TensorSink sink, void* ctx) {
+/* Draws new weights into the trainer's slot. */
+static inline void session_draw_weights(const Session* s, StateSlot to) {
     Error e = NO_ERROR;
     Progress progress = progress_begin(session_screen(s), "draw", s->table.num_params, "weights");
-    Watched weights = {&progress, {"", SAFE_F32, NULL, sink, ctx}, false};
-    const bool ok = tensors_draw(&s->config, &s->table, (uint64_t)s->options.seed, watched_take, &weights, &e);
+    Watched watched;
+    const bool ok = tensors_draw(&s->config, &s->table, (uint64_t)s->options.seed, watch(&watched, to, &progress), &e);
     progress_end(&progress);
     must(ok, &e);
 }
 
-/* Loads the adapters of model_dir into the sink, or draws new ones. */
-static inline void session_load_adapters(const Session* s, TensorSink sink, void* ctx) {
+/* Loads the adapters of model_dir into the trainer's slot, or draws new ones. */
+static inline void session_load_adapters(const Session* s, StateSlot to) {
     const FileSums* sums = s->sums.count > 0 ? &s->sums : NULL;
     Error e = NO_ERROR;
-    must(session_has_adapters(s) ? adapter_load(s->model_dir, &s->trained, sums, sink, ctx, &e)
-                                 : tensors_draw(&s->config, &s->trained, (uint64_t)s->options.seed, sink, ctx, &e),
+    must(session_has_adapters(s) ? adapter_load(s->model_dir, &s->trained, sums, to, &e)
+                                 : tensors_draw(&s->config, &s->trained, (uint64_t)s->options.seed, to, &e),
          &e);
 }
 
