@@ -530,12 +530,15 @@ static StateSlot trainer_slot(void* model, SlotKind kind) {
 // the trainer's table (trainer.h)
 
 /* Returns B of the batches that training and --eval need; 0 in jobs without batches. */
-static int batch_of(const Session* s, const Options* o) { return job_trains(s->job) || s->job == JOB_EVAL ? o->batch : 0; }
+static int batch_of(const Session* s, const Options* o) {
+    return job_trains(s->process.job) || s->process.job == JOB_EVAL ? o->batch : 0;
+}
 
 static void trainer_measure(const Trainer* t, const Session* s, const Options* o, MemoryTable* table) {
     size_t bytes[NUM_MEM];
     (void)t;
-    llama_measure(&s->config, s->ranks, batch_of(s, o), o->seq, job_trains(s->job), session_context(s), bytes);
+    llama_measure(&s->spec.config, s->process.ranks, batch_of(s, o), o->seq, job_trains(s->process.job), session_context(s),
+                  bytes);
     for (int i = 0; i < NUM_MEM; i++) { memory_add(table, memory_names[i], bytes[i]); }
 }
 
@@ -552,7 +555,8 @@ static uint64_t trainer_memory_used(const void* model) {
 static void* trainer_create(const Trainer* t, Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
     (void)t;
-    *m = llama_create(&s->config, s->ranks, batch_of(s, &s->options), s->options.seq, job_trains(s->job), session_context(s));
+    *m = llama_create(&s->spec.config, s->process.ranks, batch_of(s, &s->chosen), s->chosen.seq, job_trains(s->process.job),
+                      session_context(s));
     return m;
 }
 
@@ -606,7 +610,7 @@ static const Trainer cpu_trainer = {
 int main(int argc, char** argv) {
     Session s;
     session_open(&s, argc, argv, ON_CPU, 0, 1, no_report);
-    run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
+    run_machine(NULL, machine_threads(s.chosen.threads), s.process.machine, sizeof s.process.machine);
     run_job(&cpu_trainer, &s);
     session_close(&s);
     return s.status;

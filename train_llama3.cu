@@ -717,14 +717,14 @@ static double step_busy_ms(const void* model) { return ((const Llama*)model)->ru
 /* Returns the buffers that the job needs. The head adds to its gradient chunk by chunk. In ZeRO 2 and 3 a gradient holds one
  * micro-step, and its owner's sums are fp32 in any case. */
 static Layout layout_of(const Session* s, const Options* o) {
-    const SequenceShare share = sequence_share(s->rank, s->ranks, o->seq_parallel);
+    const SequenceShare share = sequence_share(s->process.rank, s->process.ranks, o->seq_parallel);
     Layout l;
     memset(&l, 0, sizeof l);
-    l.train = job_trains(s->job);
-    l.rank = s->rank;
-    l.ranks = s->ranks;
-    l.B = l.train || s->job == JOB_EVAL ? o->batch : 0;
-    l.zero = l.train && s->ranks > 1 ? (Zero)o->zero : ZERO_1;
+    l.train = job_trains(s->process.job);
+    l.rank = s->process.rank;
+    l.ranks = s->process.ranks;
+    l.B = l.train || s->process.job == JOB_EVAL ? o->batch : 0;
+    l.zero = l.train && s->process.ranks > 1 ? (Zero)o->zero : ZERO_1;
     l.parts = share.row_ranks;
     l.groups = l.train ? (l.ranks > 1) + (l.parts > 1) : 0;
     l.T = o->seq / share.row_ranks;
@@ -736,11 +736,11 @@ static Layout layout_of(const Session* s, const Options* o) {
     l.fp8 = o->fp8 && l.B > 0;
     l.fp8_head = o->fp8_head && l.fp8;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
-    const bool ring = l.zero != ZERO_1 && s->config.lora.rank == 0;
+    const bool ring = l.zero != ZERO_1 && s->spec.config.lora.rank == 0;
     const int64_t sums = ring ? 1 : step / micro, chunks = (int64_t)ceil_div((size_t)o->batch * l.T, HEAD_ROWS);
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
-    l.lends = l.train && l.ranks == 1 && step == micro && s->config.lora.rank == 0;
-    l.fp32_grads = o->grad_dtype == GRAD_DTYPE_FP32 || gradients_need_fp32(automatic, sums, s->config.lora.rank > 0);
+    l.lends = l.train && l.ranks == 1 && step == micro && s->spec.config.lora.rank == 0;
+    l.fp32_grads = o->grad_dtype == GRAD_DTYPE_FP32 || gradients_need_fp32(automatic, sums, s->spec.config.lora.rank > 0);
     l.fp32_head = !l.fp32_grads && automatic && gradients_need_fp32(true, sums * chunks, false);
     return l;
 }
@@ -749,7 +749,7 @@ static const Device* device_of(const Trainer* t) { return (const Device*)t->devi
 static void trainer_measure(const Trainer* t, const Session* s, const Options* o, MemoryTable* table) {
     size_t bytes[NUM_MEM];
     const Layout layout = layout_of(s, o);
-    llama_measure(&s->config, &layout, device_of(t)->matmul, bytes);
+    llama_measure(&s->spec.config, &layout, device_of(t)->matmul, bytes);
     memory_add(table, t->missing ? "context, estimated" : "context", device_of(t)->context);
     for (int i = 0; i < NUM_MEM; i++) {  // the workspace of cuBLAS depends on the card
         if (i == MEM_PINNED) { continue; }
@@ -773,17 +773,17 @@ static uint64_t trainer_memory_used(const void* model) {
 
 static void* trainer_create(const Trainer* t, Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
-    Layout layout = layout_of(s, &s->options);
-    if (s->team && layout.train) {
+    Layout layout = layout_of(s, &s->chosen);
+    if (s->process.team && layout.train) {
         Error e = NO_ERROR;
-        const bool joined =
-            exchange_join(&layout.links, s->team, &e) && sequence_join(&layout.sharers, s->team, session_share(s), &e);
+        const bool joined = exchange_join(&layout.links, s->process.team, &e) &&
+                            sequence_join(&layout.sharers, s->process.team, session_share(s), &e);
         if (!joined) { together_die(s, &e); }
     }
-    *m = llama_create(&s->config, &layout, device_of(t)->matmul, 0);
+    *m = llama_create(&s->spec.config, &layout, device_of(t)->matmul, 0);
     m->device = device_of(t);
     m->reader = {&m->weights, &m->exchange};
-    m->team = session_passes_together(s) ? s->team : NULL;
+    m->team = session_passes_together(s) ? s->process.team : NULL;
     return m;
 }
 
@@ -814,10 +814,10 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
  * over rank 0's plans, and captures the graphs. The first real step overwrites the gradients and sums of these micro-steps. */
 static void trainer_prepare(void* model, const Recipe* recipe, const Session* s) {
     Llama* m = (Llama*)model;
-    const Options* o = &s->options;
+    const Options* o = &s->chosen;
     char plans[PATH_CAP];
     const bool planned = session_plan_file(s, PLAN_NAME, plans);
-    if (planned) { device_load_plans(m->queue.matmul, plans, o->plan != NULL, s->rank == 0); }
+    if (planned) { device_load_plans(m->queue.matmul, plans, o->plan != NULL, s->process.rank == 0); }
     fp8_refresh(&m->fp8, &m->queue, &m->weights);
     if (!recipe) { return; }
     MicroKind kinds[MICRO_KINDS];
@@ -827,8 +827,8 @@ static void trainer_prepare(void* model, const Recipe* recipe, const Session* s)
     feed_clear(&m->feed);
     for (int k = 0; k < count; k++) { micro_step(m, recipe, kinds[k]); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
-    if (planned && s->rank == 0) { device_check_plans(m->queue.matmul, plans); }
-    device_share_plans(m->queue.matmul, s->team);
+    if (planned && s->process.rank == 0) { device_check_plans(m->queue.matmul, plans); }
+    device_share_plans(m->queue.matmul, s->process.team);
     if (!o->graph || o->profile > 0) { return; }
     for (int k = 0; k < count; k++) { runner_capture(&m->runner, micro_step, m, recipe, kinds[k]); }
 }
@@ -938,19 +938,19 @@ static Trainer cuda_trainer(Device* d) {
 
 /* Refuses flags that this build or model does not take, before it opens the card. Returns whether products are in 8 bits. */
 static bool flags_check(const Session* s) {
-    const Options* o = &s->options;
-    if (s->job == JOB_VERIFY) { return false; }  // computes nothing
-    if (s->config.hidden_size > RMSNORM_MAX_C) {
-        die("%s: hidden_size is %d, wanted at most %d on a GPU", s->model_dir[0] ? s->model_dir : o->model,
-            s->config.hidden_size, RMSNORM_MAX_C);
+    const Options* o = &s->chosen;
+    if (s->process.job == JOB_VERIFY) { return false; }  // computes nothing
+    if (s->spec.config.hidden_size > RMSNORM_MAX_C) {
+        die("%s: hidden_size is %d, wanted at most %d on a GPU", s->start.dir[0] ? s->start.dir : o->model,
+            s->spec.config.hidden_size, RMSNORM_MAX_C);
     }
     if (o->given[OPT_master]) { master_check((MasterKind)o->master); }
     if (o->fp8_head && !o->fp8) {
         die_usage("--fp8-head: the blocks' products are not in FP8, wanted --fp8 as well, or --no-fp8-head");
     }
-    const bool fp8 = o->fp8 && (job_trains(s->job) || s->job == JOB_EVAL);
+    const bool fp8 = o->fp8 && (job_trains(s->process.job) || s->process.job == JOB_EVAL);
     const char* tokens = session_share(s).row_ranks > 1 ? "--batch * --seq / --seq-parallel" : "--batch * --seq";
-    if (fp8) { fp8_check(&s->config, o->fp8_head, session_tokens(s), tokens); }
+    if (fp8) { fp8_check(&s->spec.config, o->fp8_head, session_tokens(s), tokens); }
     return fp8;
 }
 
@@ -960,13 +960,14 @@ int main(int argc, char** argv) {
     Team team;
     const FoundCheckpoint found = together_start(&team, &ranks, argc, argv, ON_GPU, device_count);
     session_open(&s, argc, argv, ON_GPU, ranks.rank, ranks.ranks, found);
-    const Options* o = &s.options;
+    const Options* o = &s.chosen;
     const bool fp8 = flags_check(&s);
-    Device d = s.job == JOB_VERIFY ? device_missing("--verify asks for none")
-                                   : device_open(&ranks, job_trains(s.job), o->tf32, o->dry_run && o->max_memory > 0);
+    Device d = s.process.job == JOB_VERIFY
+                   ? device_missing("--verify asks for none")
+                   : device_open(&ranks, job_trains(s.process.job), o->tf32, o->dry_run && o->max_memory > 0);
     if (fp8) { fp8_check_device(&d); }
-    run_machine(d.name, 1, s.machine, sizeof s.machine);
-    if (!d.missing) { device_build(&d, s.build, sizeof s.build); }
+    run_machine(d.name, 1, s.process.machine, sizeof s.process.machine);
+    if (!d.missing) { device_build(&d, s.process.build, sizeof s.process.build); }
     together_open(&s, &team, &ranks);
     const Trainer trainer = cuda_trainer(&d);
     run_job(&trainer, &s);

@@ -15,12 +15,12 @@ static Session* session_of(const ModelConfig* config, const char* flags) {
     int argc = 2;
     Error e = NO_ERROR;
     for (char* word = strtok(words, " "); word && argc < MOST_WORDS; word = strtok(NULL, " ")) { argv[argc++] = word; }
-    if (options_parse(&s->options, argc, argv, ON_GPU, &e) != OPTIONS_OK) { die("%s: %s", flags, e.msg); }
+    if (options_parse(&s->chosen, argc, argv, ON_GPU, &e) != OPTIONS_OK) { die("%s: %s", flags, e.msg); }
     free(words);  // no option points into `words`: none of the flags has a text
-    s->job = JOB_TRAIN;
-    s->ranks = 1;
-    s->config = *config;
-    must(plan_make(&s->plan, &s->options, 1, 0, &e), &e);
+    s->process.job = JOB_TRAIN;
+    s->process.ranks = 1;
+    s->spec.config = *config;
+    must(plan_make(&s->run.plan, &s->chosen, 1, 0, &e), &e);
     return s;
 }
 
@@ -47,11 +47,11 @@ static MatmulContext* test_matmul(void) {
 /* Makes a session's model. fp32_head: only the head's gradient is in fp32, as in a run that has long sums for the head alone.
  * apart: gradients lend no memory to activations. fill: the byte that activations, workspace and gradients hold at first */
 static Llama* model_of(const Session* s, bool fp32_head, bool apart, int fill) {
-    Layout layout = layout_of(s, &s->options);
+    Layout layout = layout_of(s, &s->chosen);
     layout.fp32_head = layout.fp32_head || fp32_head;
     layout.lends = layout.lends && !apart;
     Llama* m = (Llama*)xmalloc(sizeof *m);
-    *m = llama_create(&s->config, &layout, test_matmul(), fill_of(fill));
+    *m = llama_create(&s->spec.config, &layout, test_matmul(), fill_of(fill));
     fill_gradients(m, fill);
     return m;
 }

@@ -48,8 +48,8 @@ enum { NOISE_BYTES = 256 << 20 };
 
 static bool trial_next(void* running, int32_t* x, int32_t* y, Error* e) {
     Running* r = (Running*)running;
-    const uint64_t accumulate = (uint64_t)r->s->plan.accumulate, count = session_tokens(r->s);
-    const uint64_t V = (uint64_t)r->s->config.vocab_size, first = r->batches % accumulate * count;
+    const uint64_t accumulate = (uint64_t)r->s->run.plan.accumulate, count = session_tokens(r->s);
+    const uint64_t V = (uint64_t)r->s->spec.config.vocab_size, first = r->batches % accumulate * count;
     const uint32_t step = (uint32_t)(r->batches++ / accumulate);
     (void)e;
     for (uint64_t i = 0; i < count; i++) {
@@ -70,7 +70,7 @@ static void trial_session(Running* r, const Trial* trial) {
     config.tied = config.tied || trial->tied;
     snprintf(flags, sizeof flags, "--lr 1e-3 --schedule constant %s %s", trial->flags, trial->more ? trial->more : "");
     r->s = session_of(&config, flags);
-    snprintf(r->s->model_dir, PATH_CAP, "%s", trial->preset);  // the adapters name their base model
+    snprintf(r->s->start.dir, PATH_CAP, "%s", trial->preset);  // the adapters name their base model
     session_new_lora(r->s);
 }
 
@@ -85,10 +85,10 @@ static void trial_open(Running* r, const Trial* trial) {
     const StateSlot weights = trainer_slot(m, SLOT_WEIGHTS), trained = trainer_slot(m, SLOT_MASTER);
     must(tensors_draw(c, &m->table, 1, weights, &e), &e);
     if (c->lora.rank > 0) { must(tensors_draw(c, &m->trained, 1, trained, &e), &e); }
-    start_run(m, &r->s->state);
+    start_run(m, &r->s->run.state);
     const Trainer trainer = cuda_trainer(&device);
-    r->s->mix.count = 1;
-    r->s->mix.stream = &r->s->train;
+    r->s->data.mix.count = 1;
+    r->s->data.mix.stream = &r->s->data.train;
     r->recipe = training_recipe(&trainer, r->s);
     r->recipe.data = {trial_next, r, m->layout.B};
     if (trial->busy) {
@@ -101,7 +101,7 @@ static void trial_open(Running* r, const Trial* trial) {
 static void trial_steps(Running* r) {
     Llama* m = r->m;
     Error e = NO_ERROR;
-    for (int64_t step = 0; step < r->s->plan.steps; step++) {
+    for (int64_t step = 0; step < r->s->run.plan.steps; step++) {
         must(train_step(m, &r->recipe, session_lr(r->s, step), &e), &e);
         if (m->runner.queued - m->runner.reported == IN_FLIGHT) { r->last = step_result(m, &r->recipe); }
     }
@@ -350,7 +350,7 @@ static void a_run_sums_in_fp32_what_gets_more_than_64_additions() {
         Running r;
         const Trial t = {"d2", 1000, run.flags, "--steps 1"};
         trial_session(&r, &t);
-        const Layout l = layout_of(r.s, &r.s->options);
+        const Layout l = layout_of(r.s, &r.s->chosen);
         CHECK(l.fp32_grads == run.fp32_grads && l.fp32_head == run.fp32_head, "%s: all %d, the head's %d", run.flags,
               l.fp32_grads, l.fp32_head);
         free(r.s);

@@ -63,8 +63,8 @@ static Exchange exchange;  // one model a process
 
 /* Maps the exchange of a model with `elements` trained elements. */
 static void exchange_open(const Session* s) {
-    const size_t elements = s->trained.elements, ranks = (size_t)s->ranks;
-    const size_t room = (size_t)s->options.batch * (size_t)s->options.seq * (size_t)qkv_width(&s->config);
+    const size_t elements = s->spec.trained.elements, ranks = (size_t)s->process.ranks;
+    const size_t room = (size_t)s->chosen.batch * (size_t)s->chosen.seq * (size_t)qkv_width(&s->spec.config);
     const size_t bytes = ((ranks + 1) * elements + ranks * room) * sizeof(float);
     const char* path = getenv("RANKS_MEMORY");
     const int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
@@ -77,12 +77,12 @@ static void exchange_open(const Session* s) {
     exchange.rooms = exchange.params + elements;
     exchange.room = room;
     exchange.share = session_share(s);
-    exchange.team = s->team;
+    exchange.team = s->process.team;
     exchange.pieces = (float*)xmalloc(room * sizeof(float));
     exchange.heads = (float*)xmalloc(room * sizeof(float));
-    exchange.table = (float*)xmalloc((size_t)s->options.seq * (size_t)s->config.head_dim * sizeof(float));
-    rope_table(exchange.table, s->options.seq, &s->config);
-    exchange.buckets = buckets_list(&s->trained);
+    exchange.table = (float*)xmalloc((size_t)s->chosen.seq * (size_t)s->spec.config.head_dim * sizeof(float));
+    rope_table(exchange.table, s->chosen.seq, &s->spec.config);
+    exchange.buckets = buckets_list(&s->spec.trained);
 }
 
 static void barrier(void) {
@@ -153,10 +153,10 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 
 /* Makes a model for batches of parts of rows. */
 static void* ranks_create(const Trainer* t, Session* s) {
-    const int seq = s->options.seq;
-    s->options.seq = seq / session_share(s).row_ranks;
+    const int seq = s->chosen.seq;
+    s->chosen.seq = seq / session_share(s).row_ranks;
     void* model = trainer_create(t, s);
-    s->options.seq = seq;
+    s->chosen.seq = seq;
     return model;
 }
 
@@ -312,8 +312,8 @@ static bool zero_name_not_finite(void* model, char name[TENSOR_TEXT]) {
 
 /* Makes the ranks behave as with --zero 3. */
 static void zero_open(Trainer* trainer, Session* s) {
-    zero_team = s->team;
-    s->options.zero = ZERO_3;
+    zero_team = s->process.team;
+    s->chosen.zero = ZERO_3;
     trainer->collect = zero_collect;
     trainer->queue_losses = zero_queue_losses;
     trainer->next_logits = zero_next_logits;
@@ -352,11 +352,11 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc; i++) { scope = strcmp(argv[i], "--seq-parallel") == 0 ? ON_GPU : scope; }
     const FoundCheckpoint found = together_begin(&team, &ranks, argc, argv, scope);
     session_open(&s, argc, argv, scope, ranks.rank, ranks.ranks, found);
-    if (hang) { s.options.hang_timeout = atof(hang); }  // the CPU trainer has no such flag
-    run_machine(NULL, machine_threads(s.options.threads), s.machine, sizeof s.machine);
+    if (hang) { s.chosen.hang_timeout = atof(hang); }  // the CPU trainer has no such flag
+    run_machine(NULL, machine_threads(s.chosen.threads), s.process.machine, sizeof s.process.machine);
     together_open(&s, &team, &ranks);
     Trainer trainer = cpu_trainer;
-    if (s.team) {
+    if (s.process.team) {
         trainer.create = ranks_create;
         trainer.step = ranks_step;
         trainer.busy_ms = ranks_busy_ms;

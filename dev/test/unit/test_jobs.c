@@ -240,22 +240,23 @@ static void read_transposed(const ModelFiles* files, const Param* p, float* y, s
 static double merged_error(const Session* s, const float* adapters, const ModelFiles* base, const ModelFiles* merged,
                            LinearKind linear, int layer, double* effect) {
     int outputs = 0, inputs = 0;
-    linear_shape(&s->config, linear, &outputs, &inputs);
+    linear_shape(&s->spec.config, linear, &outputs, &inputs);
     const size_t C = (size_t)inputs, OC = (size_t)outputs;
-    const Lora l = lora_at(&s->config, &s->trained, linear, layer);
+    const Lora l = lora_at(&s->spec.config, &s->spec.trained, linear, layer);
     float *x = (float*)xcalloc(C * C, sizeof(float)), *y = (float*)xcalloc(C * OC, sizeof(float));
     float *got = (float*)xcalloc(C * OC, sizeof(float)), *t = (float*)xcalloc(C * LORA_PARTS * (size_t)l.r + 1, sizeof(float));
     double worst = 0;
     size_t at = 0;
     for (size_t i = 0; i < C; i++) { x[i * C + i] = 1; }
     for (int i = lora_first_pair(linear); i < lora_first_pair(linear + 1); i++) {
-        const Param* p = param_at(&s->table, lora_pairs[i].matrix, layer);
+        const Param* p = param_at(&s->spec.table, lora_pairs[i].matrix, layer);
         read_transposed(base, p, y, at, OC);
         read_transposed(merged, p, got, at, OC);
         at += p->rows;
     }
     for (size_t i = 0; i < C * OC; i++) { *effect = fmax(*effect, fabs((double)got[i] - (double)y[i])); }
-    lora_forward_plain(y, t, x, adapters, &l, C);
+    const LoraMemory memory = {adapters, NULL, t, NULL};
+    lora_forward_plain(y, &memory, x, &l, C);
     for (size_t i = 0; i < C * OC; i++) { worst = fmax(worst, fabs((double)got[i] - (double)y[i])); }
     free(x);
     free(y);
@@ -276,10 +277,10 @@ static void merged_adapters_are_those_of_the_plain_loops(void) {
         snprintf(out, sizeof out, "%s", test_path(folder, "merged"));
         open_session(&s, flags, 4);
         job_export(&s);
-        float* adapters = (float*)xcalloc(s.trained.elements, sizeof(float));
-        CHECK(adapter_load(pairs[i], &s.trained, NULL, arena_slot(SLOT_MASTER, adapters), &e), "%s", e.msg);
-        CHECK(model_open(&base, s.base_dir, &e) && model_open(&merged, out, &e), "%s", e.msg);
-        for (int layer = 0; layer < s.config.num_layers; layer++) {
+        float* adapters = (float*)xcalloc(s.spec.trained.elements, sizeof(float));
+        CHECK(adapter_load(pairs[i], &s.spec.trained, NULL, arena_slot(SLOT_MASTER, adapters), &e), "%s", e.msg);
+        CHECK(model_open(&base, s.start.base_dir, &e) && model_open(&merged, out, &e), "%s", e.msg);
+        for (int layer = 0; layer < s.spec.config.num_layers; layer++) {
             for (int linear = 0; linear < BLOCK_LINEARS; linear++) {
                 worst = fmax(worst, merged_error(&s, adapters, &base, &merged, (LinearKind)linear, layer, &effect));
             }
@@ -314,13 +315,13 @@ static void sampling_is_that_of_the_model_s_folder_unless_flags_give_it(void) {
         Session s;
         memset(&s, 0, sizeof s);
         session_flags(&s, cases[i].flag ? 5 : 3, argv, ON_CPU);
-        snprintf(s.model_dir, sizeof s.model_dir, "%s", folder);
+        snprintf(s.start.dir, sizeof s.start.dir, "%s", folder);
         session_read_sampling(&s);
-        const Options* o = &s.options;
+        const Options* o = &s.chosen;
         CHECK(o->temperature == cases[i].temperature && o->top_k == cases[i].top_k && o->top_p == cases[i].top_p,
               "%s: temperature %g, top-k %d, top-p %g", cases[i].flag ? cases[i].flag : "no flag", o->temperature, o->top_k,
               o->top_p);
-        options_free(&s.options);
+        options_free(&s.chosen);
     }
     unlink(test_path(folder, "generation_config.json"));
 }

@@ -37,13 +37,13 @@ static void write_tokens(void) {
 /* Opens the data of a training run as rank `rank` of `ranks`. */
 static void open_data(Session* s, int batch, int rank, int ranks, int64_t seed) {
     memset(s, 0, sizeof *s);
-    s->job = JOB_TRAIN;
-    s->rank = rank;
-    s->ranks = ranks;
-    s->options.batch = batch;
-    s->options.seq = T;
-    s->options.seed = seed;
-    s->options.train = s->options.val = file;
+    s->process.job = JOB_TRAIN;
+    s->process.rank = rank;
+    s->process.ranks = ranks;
+    s->chosen.batch = batch;
+    s->chosen.seq = T;
+    s->chosen.seed = seed;
+    s->chosen.train = s->chosen.val = file;
     session_open_data(s);
 }
 
@@ -66,12 +66,12 @@ static void every_rank_trains_on_rows_of_its_own_and_validates_on_all(void) {
             for (int rank = 0; rank < ranks; rank++) {
                 Session s;
                 open_data(&s, batch, rank, ranks, 0);
-                const uint32_t rows = rows_of(&s.train, batch, ROWS / ranks / batch);
+                const uint32_t rows = rows_of(&s.data.train, batch, ROWS / ranks / batch);
                 CHECK((rows & seen) == 0, "batch %d, rank %d of %d: rows of another rank", batch, rank, ranks);
                 seen |= rows;
-                CHECK(rows_of(&s.val, 1, ROWS) == (1u << ROWS) - 1, "rank %d of %d: validation is not whole", rank, ranks);
-                mix_close(&s.mix);
-                dataloader_close(&s.val);
+                CHECK(rows_of(&s.data.val, 1, ROWS) == (1u << ROWS) - 1, "rank %d of %d: validation is not whole", rank, ranks);
+                mix_close(&s.data.mix);
+                dataloader_close(&s.data.val);
             }
             CHECK(seen == (1u << ROWS) - 1, "batch %d, %d ranks: an epoch lacks rows", batch, ranks);
         }
@@ -91,21 +91,21 @@ static size_t drawn(const char* seed, int rank, float* arena) {
     Session s;
     memset(&s, 0, sizeof s);
     session_flags(&s, 3, argv, ON_CPU);
-    config_preset(&s.config, "d1", 32);
-    s.config.lora.rank = rank;
-    s.config.lora.alpha = rank;
-    s.config.lora.on = rank ? 1 : 0;
-    s.table = param_table(&s.config);
-    s.trained = trained_table(&s.config);
+    config_preset(&s.spec.config, "d1", 32);
+    s.spec.config.lora.rank = rank;
+    s.spec.config.lora.alpha = rank;
+    s.spec.config.lora.on = rank ? 1 : 0;
+    s.spec.table = param_table(&s.spec.config);
+    s.spec.trained = trained_table(&s.spec.config);
     if (rank > 0) {
         session_load_adapters(&s, slot_to(keep, arena));
     } else {
         session_draw_weights(&s, slot_to(keep, arena));
     }
-    const size_t n = s.trained.elements;
-    param_table_free(&s.table);
-    param_table_free(&s.trained);
-    options_free(&s.options);
+    const size_t n = s.spec.trained.elements;
+    param_table_free(&s.spec.table);
+    param_table_free(&s.spec.trained);
+    options_free(&s.chosen);
     return n;
 }
 
@@ -124,9 +124,9 @@ static void all_64_bits_of_the_seed_choose_weights_and_order(void) {
     for (int i = 0; i < 2; i++) {
         Session s;
         open_data(&s, BATCH, 0, 1, (int64_t)i << 32);
-        CHECK(dataloader_next(&s.train, x[i], y, &e), "%s", e.msg);
-        mix_close(&s.mix);
-        dataloader_close(&s.val);
+        CHECK(dataloader_next(&s.data.train, x[i], y, &e), "%s", e.msg);
+        mix_close(&s.data.mix);
+        dataloader_close(&s.data.val);
     }
     CHECK(memcmp(x[0], x[1], sizeof x[0]) != 0, "the order of rows lacks the high half of the seed");
 }
@@ -137,10 +137,10 @@ static void lora_alpha_0_is_twice_the_rank_of_adapters_that_exist(void) {
     Session s;
     memset(&s, 0, sizeof s);
     session_flags(&s, 3, argv, ON_CPU);
-    strcpy(s.model_dir, "dev/test/pairs/lora_some");
+    strcpy(s.start.dir, "dev/test/pairs/lora_some");
     session_read_adapters(&s);
-    CHECK(s.config.lora.alpha == 16 && s.options.lora_alpha == 16, "alpha is %g", s.config.lora.alpha);
-    options_free(&s.options);
+    CHECK(s.spec.config.lora.alpha == 16 && s.chosen.lora_alpha == 16, "alpha is %g", s.spec.config.lora.alpha);
+    options_free(&s.chosen);
 }
 
 /* A trainer that takes 3 seconds for the losses of BATCH rows, all of them 2. */
@@ -177,8 +177,8 @@ static void a_long_validation_tells_how_far_it_is(void) {
     CHECK(strcmp(text, "val      66.7 % of 24 rows, 1.3 rows/s, 0:06 left\n") == 0, "a file gets a line every ten seconds: %s",
           text);
     fclose(screen);
-    mix_close(&s.mix);
-    dataloader_close(&s.val);
+    mix_close(&s.data.mix);
+    dataloader_close(&s.data.val);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -194,21 +194,21 @@ typedef struct {
     Fault fault;  // of this rank
     Fault any;    // of rank `bad`
     int bad;
-} Process;
+} TestRank;
 
 static float value_of(const Param* p, size_t i) { return (float)(p->kind * 1000 + p->layer + 2) + (float)i; }
 
 static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
-    const Process* process = (const Process*)ctx;
-    if (process->fault == NO_STATE) { return fail(e, "the disk is full"); }
+    const TestRank* who = (const TestRank*)ctx;
+    if (who->fault == NO_STATE) { return fail(e, "the disk is full"); }
     for (size_t i = 0; i < n; i++) { dst[i] = value_of(p, first + i); }
-    if (process->fault == INFINITE) { dst[0] = INFINITY; }
-    if (process->fault == LARGE_WEIGHT) { dst[0] = 65520; }
+    if (who->fault == INFINITE) { dst[0] = INFINITY; }
+    if (who->fault == LARGE_WEIGHT) { dst[0] = 65520; }
     return true;
 }
 
 static bool give_weights(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
-    Process sound = *(const Process*)ctx;
+    TestRank sound = *(const TestRank*)ctx;
     if (sound.fault == NO_WEIGHTS) { return fail(e, "the disk is full"); }
     if (sound.fault != LARGE_WEIGHT) { sound.fault = NOTHING; }
     return give(&sound, p, first, n, dst, e);
@@ -223,7 +223,7 @@ static bool take(void* ctx, const Param* p, size_t first, size_t n, const float*
 /* An AddFiles: rank 0 calls it after all states are written and listed. It damages the state of rank `bad`, or its listed
  * checksum. */
 static bool add_none(void* ctx, Checkpoint* k, Error* e) {
-    const Process* p = (const Process*)ctx;
+    const TestRank* p = (const TestRank*)ctx;
     char name[64], path[PATH_CAP];
     state_file_name(name, p->bad < 0 ? 0 : p->bad);
     if (p->any == CUT_STATE && path_join(path, k->tmp, name, e) && truncate(path, 1000) != 0) {
@@ -238,16 +238,16 @@ static bool add_none(void* ctx, Checkpoint* k, Error* e) {
 /* Makes a session that writes step `step`. */
 static void make_session(Session* s, int rank, int ranks, uint64_t step) {
     memset(s, 0, sizeof *s);
-    options_default(&s->options, ON_CPU);
-    s->options.out = folder;
-    s->rank = rank;
-    s->ranks = ranks;
-    s->lock = -1;
-    logger_none(&s->log);
-    if (!config_preset(&s->config, "d2", 40)) { die("no preset"); }
-    s->state.step = step;
-    s->state.loss_scale = 1;
-    strcpy(s->state.run, "00000000000000aa");
+    options_default(&s->chosen, ON_CPU);
+    s->chosen.out = folder;
+    s->process.rank = rank;
+    s->process.ranks = ranks;
+    s->run.lock = -1;
+    logger_none(&s->run.log);
+    if (!config_preset(&s->spec.config, "d2", 40)) { die("no preset"); }
+    s->run.state.step = step;
+    s->run.state.loss_scale = 1;
+    strcpy(s->run.state.run, "00000000000000aa");
     session_lay_out(s);
 }
 
@@ -257,19 +257,19 @@ static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
     static Team team;
     Error e = NO_ERROR;
     const int rank = r->rank, ranks = r->ranks;
-    Process p = {rank == bad ? fault : NOTHING, fault, bad};
+    TestRank p = {rank == bad ? fault : NOTHING, fault, bad};
     make_session(&s, rank, ranks, 2);
     team_init(&team);
     must(team_open(&team, r, NULL, 0, 120, &e), &e);
-    s.team = ranks > 1 ? &team : NULL;
-    if (p.fault == NO_FOLDER) { s.options.out = file; }
+    s.process.team = ranks > 1 ? &team : NULL;
+    if (p.fault == NO_FOLDER) { s.chosen.out = file; }
     const StateSlot slots[] = {{"m", SAFE_F32, give, NULL, &p}, {"v", SAFE_BF16, give, NULL, &p}};
-    s.options.keep = 1;
+    s.chosen.keep = 1;
     const SafeDtype dtype = fault == LARGE_WEIGHT ? SAFE_F16 : SAFE_F32;
     const bool saved = session_checkpoint(&s, slot_from(dtype, give_weights, &p), false, slots, 2, add_none, &p, &e);
     team_close(&team);
     CHECK(e.too_large == (fault == LARGE_WEIGHT), "fault %d, rank %d: %s", fault, rank, e.msg);
-    CHECK(s.state.not_finite == (fault == INFINITE), "fault %d, rank %d", fault, rank);
+    CHECK(s.run.state.not_finite == (fault == INFINITE), "fault %d, rank %d", fault, rank);
     // rank 0 checks the size that a rank reports; a reader also checks the checksum
     const bool wanted = fault == NOTHING || fault == OTHER_SUM || fault == INFINITE;
     const int who = fault == CUT_STATE ? 0 : bad;
@@ -279,7 +279,7 @@ static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
     CHECK(wanted || (strstr(e.msg, other) != NULL) == (rank != who), "fault %d, rank %d of %d: %s", fault, rank, ranks, e.msg);
     CHECK(wanted || rank != who || e.msg[0], "fault %d, rank %d: no cause", fault, rank);
     CHECK(fault != CUT_STATE || rank != 0 || strstr(e.msg, "state_rank"), "%s", e.msg);
-    CHECK(!s.newest[0] == !saved, "fault %d, rank %d: the newest is \"%s\"", fault, rank, s.newest);
+    CHECK(!s.run.newest[0] == !saved, "fault %d, rank %d: the newest is \"%s\"", fault, rank, s.run.newest);
     session_close(&s);
     return checks_failed == 0;
 }
@@ -314,8 +314,8 @@ static size_t wrong_elements(const char* dir, int ranks) {
     size_t right = 0;
     make_session(&s, 0, 1, 2);
     const StateSlot slots[] = {{"m", SAFE_F32, NULL, take, &right}, {"v", SAFE_BF16, NULL, NULL, NULL}};
-    CHECK(state_load(dir, ranks, &s.trained, &s.owned, slots, 2, &e), "%s", e.msg);
-    const size_t wrong = s.trained.num_params - right;
+    CHECK(state_load(dir, ranks, &s.spec.trained, &s.spec.owned, slots, 2, &e), "%s", e.msg);
+    const size_t wrong = s.spec.trained.num_params - right;
     session_close(&s);
     return wrong;
 }

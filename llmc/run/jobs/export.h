@@ -27,7 +27,7 @@
 typedef struct {
     const Session* s;
     ModelFiles files;  // of the weights
-    float* adapters;   // (s->trained.elements); NULL: none
+    float* adapters;   // (s->spec.trained.elements); NULL: none
     Progress progress;
 } Export;
 
@@ -39,10 +39,10 @@ static inline bool export_source(void* ctx, const Param* p, size_t first, size_t
     progress_add(&x->progress, n);
     if (!safetensors_read_f32(file, t, first, n, dst, e)) { return false; }
     for (int i = 0; x->adapters && i < NUM_LORA_PAIRS; i++) {
-        if (lora_pairs[i].matrix != p->kind || !(x->s->config.lora.on >> i & 1)) { continue; }
-        const float* a = x->adapters + param_at(&x->s->trained, lora_pairs[i].a, p->layer)->offset;
-        const float* b = x->adapters + param_at(&x->s->trained, lora_pairs[i].b, p->layer)->offset;
-        lora_merge(dst, first, n, a, b, &x->s->config.lora, p->cols);
+        if (lora_pairs[i].matrix != p->kind || !(x->s->spec.config.lora.on >> i & 1)) { continue; }
+        const float* a = x->adapters + param_at(&x->s->spec.trained, lora_pairs[i].a, p->layer)->offset;
+        const float* b = x->adapters + param_at(&x->s->spec.trained, lora_pairs[i].b, p->layer)->offset;
+        lora_merge(dst, first, n, a, b, &x->s->spec.config.lora, p->cols);
     }
     return count_good(dst, n, false) == n || fail(e, "--export: tensor %s is not finite with its adapters", p->name);
 }
@@ -50,18 +50,18 @@ static inline bool export_source(void* ctx, const Param* p, size_t first, size_t
 /* Returns the type to write: --export-dtype, otherwise the type of the embedding in the files. */
 static inline ExportDtype export_type(const Session* s, const ModelFiles* files) {
     const SafeTensors* file = NULL;
-    if (s->options.export_dtype != EXPORT_AUTO) { return (ExportDtype)s->options.export_dtype; }
-    return export_dtype_of(model_find(files, s->table.items[0].name, &file)->dtype);
+    if (s->chosen.export_dtype != EXPORT_AUTO) { return (ExportDtype)s->chosen.export_dtype; }
+    return export_dtype_of(model_find(files, s->spec.table.items[0].name, &file)->dtype);
 }
 
 /* Returns the chat template of the model: its folder's, or Llama 3's if the tokenizer has its tokens; NULL if neither
  * exists. The caller frees it. */
 static inline char* export_chat_template(const Session* s) {
-    for (size_t i = 0; i < s->side_files.count; i++) {
-        const SideFile* file = &s->side_files.items[i];
+    for (size_t i = 0; i < s->start.side_files.count; i++) {
+        const SideFile* file = &s->start.side_files.items[i];
         if (strcmp(file->name, "chat_template.jinja") == 0) { return xcopy_text(file->data, file->size); }
     }
-    char* config = tokenizer_config_text(&s->tokenizer, s->config.max_positions);
+    char* config = tokenizer_config_text(&s->data.tokenizer, s->spec.config.max_positions);
     char* found = chat_template_of_config(config);
     free(config);
     return found;
@@ -72,9 +72,10 @@ static inline bool export_gguf(Export* x, ExportDtype type, FILE* f, Error* e) {
     const Session* s = x->s;
     static const GgufType types[] = {GGUF_F32, GGUF_F32, GGUF_BF16, GGUF_F16, GGUF_Q8_0};
     char name[PATH_CAP];
-    snprintf(name, sizeof name, "%s", file_name(s->options.export_));
+    snprintf(name, sizeof name, "%s", file_name(s->chosen.export_));
     name[strlen(name) - strlen(".gguf")] = 0;
-    GgufModel m = {name, &s->config, &s->table, s->has_tokenizer ? &s->tokenizer : NULL, NULL, types[type], export_source, x};
+    GgufModel m = {name, &s->spec.config, &s->spec.table, s->data.has_tokenizer ? &s->data.tokenizer : NULL,
+                   NULL, types[type],     export_source,  x};
     if (!gguf_check(&m, e)) { return false; }
     char* chat = export_chat_template(s);
     m.chat_template = chat;
@@ -87,10 +88,10 @@ static inline bool export_gguf(Export* x, ExportDtype type, FILE* f, Error* e) {
 static inline bool export_folder(Export* x, ExportDtype type, const char* path, Error* e) {
     const Session* s = x->s;
     static const SafeDtype types[] = {SAFE_F32, SAFE_F32, SAFE_BF16, SAFE_F16};
-    bool ok = model_save_weights(path, &s->config, &s->table, slot_from(types[type], export_source, x), NULL, e) &&
-              (!s->has_tokenizer || tokenizer_save(&s->tokenizer, path, s->config.max_positions, e));
-    if (ok) { side_files_write(&s->side_files, path); }
-    return ok && model_save_generation(path, &s->config, e) && sync_directory(path, e);
+    bool ok = model_save_weights(path, &s->spec.config, &s->spec.table, slot_from(types[type], export_source, x), NULL, e) &&
+              (!s->data.has_tokenizer || tokenizer_save(&s->data.tokenizer, path, s->spec.config.max_positions, e));
+    if (ok) { side_files_write(&s->start.side_files, path); }
+    return ok && model_save_generation(path, &s->spec.config, e) && sync_directory(path, e);
 }
 
 /* Copies the target without the slashes at its end, which a shell adds to the name of a folder. */
@@ -129,7 +130,7 @@ static inline bool export_check_target(const Options* o, const char* path, Error
  * until then. */
 static inline bool export_write(Export* x, ExportDtype type, const char* path, Error* e) {
     char tmp[PATH_CAP], parent[PATH_CAP];
-    const Options* o = &x->s->options;
+    const Options* o = &x->s->chosen;
     const bool gguf = options_export_gguf(o);
     Error ignored = NO_ERROR;
     folder_of(path, parent);
@@ -157,23 +158,23 @@ static inline void job_export(Session* s) {
     char path[PATH_CAP], count[32];
     memset(&x, 0, sizeof x);
     x.s = s;
-    must(export_path(&s->options, path, &e) && export_check_target(&s->options, path, &e), &e);
+    must(export_path(&s->chosen, path, &e) && export_check_target(&s->chosen, path, &e), &e);
     session_load_weights(s, slot_to(NULL, NULL));
-    if (s->config.lora.rank > 0) {
-        x.adapters = (float*)xcalloc(s->trained.elements, sizeof(float));
+    if (s->spec.config.lora.rank > 0) {
+        x.adapters = (float*)xcalloc(s->spec.trained.elements, sizeof(float));
         session_load_adapters(s, arena_slot(SLOT_MASTER, x.adapters));
     }
-    must(model_open(&x.files, s->base_dir, &e), &e);
+    must(model_open(&x.files, s->start.base_dir, &e), &e);
     const ExportDtype type = export_type(s, &x.files);
-    x.progress = progress_begin(session_screen(s), "export", s->table.num_params, "weights");
+    x.progress = progress_begin(session_screen(s), "export", s->spec.table.num_params, "weights");
     const bool ok = export_write(&x, type, path, &e);
     progress_end(&x.progress);
     if (!ok && e.too_large) { die("%s\n  hint: --export-dtype f32 or bf16 holds it", e.msg); }
     must(ok, &e);
     model_close(&x.files);
     free(x.adapters);
-    print_names(stdout, "exported %s, %s parameters, as %s to %s\n", s->model_dir,
-                text_count(s->table.num_params, count, sizeof count), type_names[type], path);
+    print_names(stdout, "exported %s, %s parameters, as %s to %s\n", s->start.dir,
+                text_count(s->spec.table.num_params, count, sizeof count), type_names[type], path);
 }
 
 #endif

@@ -141,33 +141,33 @@ static inline void validation_take(void* validation, const float* losses, uint64
  * so the number of groups does not change the result. Fails as take_losses(). */
 static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, FILE* screen, ValidationLoss* l,
                             Error* e) {
-    const uint64_t rows = max_rows < s->val.rows_per_epoch ? max_rows : s->val.rows_per_epoch;
+    const uint64_t rows = max_rows < s->data.val.rows_per_epoch ? max_rows : s->data.val.rows_per_epoch;
     const SequenceShare share = session_share(s);
     const uint64_t group = (uint64_t)share.group, groups = (uint64_t)share.groups;
     Validation v;
     RowParts parts;
     memset(&v, 0, sizeof v);
-    v.val = &s->val;
-    v.tokenizer = s->has_tokenizer ? &s->tokenizer : NULL;
+    v.val = &s->data.val;
+    v.tokenizer = s->data.has_tokenizer ? &s->data.tokenizer : NULL;
     v.rows = rows;
-    v.B = (uint64_t)s->options.batch;
-    v.T = (uint64_t)s->options.seq;
+    v.B = (uint64_t)s->chosen.batch;
+    v.T = (uint64_t)s->chosen.seq;
     v.share = share;
     v.sums = (double*)xcalloc(rows, sizeof *v.sums);
-    v.starts = s->val.starts ? (int32_t*)xcalloc(v.B * v.T, sizeof *v.starts) : NULL;
+    v.starts = s->data.val.starts ? (int32_t*)xcalloc(v.B * v.T, sizeof *v.starts) : NULL;
     v.progress = progress_begin(screen, "val", rows, "rows");
     const BatchSource whole = {validation_next, &v, 1, 0, NULL, v.starts};
-    const BatchSource data = row_parts_of(&parts, &whole, share, s->options.seq);
+    const BatchSource data = row_parts_of(&parts, &whole, share, s->chosen.seq);
     const uint64_t batches = ceil_div(rows, v.B);
     // ranks that pass the layers together have as many batches as group 0; rows after the last one do not count
     const uint64_t first = session_passes_together(s) ? 0 : group;
     const uint64_t mine = batches > first ? ceil_div(batches - first, groups) : 0;
-    const bool ok = agree_ok(s->team, take_losses(t, model, &data, mine, validation_take, &v, e), e);
+    const bool ok = agree_ok(s->process.team, take_losses(t, model, &data, mine, validation_take, &v, e), e);
     progress_end(&v.progress);
     double counts[2] = {(double)v.trained, (double)v.bytes}, sum = 0;
     if (ok) {
-        agree_add(s->team, v.sums, rows);
-        agree_add(s->team, counts, 2);
+        agree_add(s->process.team, v.sums, rows);
+        agree_add(s->process.team, counts, 2);
     }
     for (uint64_t i = 0; i < rows; i++) { sum += v.sums[i]; }
     free(v.sums);
@@ -201,22 +201,22 @@ static inline void answering_take(void* answering, const float* losses, uint64_t
 
 /* Answers the questions of a file, on each rank, or with shared rows on each group. Fails as take_losses(). */
 static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const TaskFile* file, TaskScore* score, Error* e) {
-    const BatchSource whole = {tasks_next, &s->tasks, 1, 0, NULL, NULL};
+    const BatchSource whole = {tasks_next, &s->data.tasks, 1, 0, NULL, NULL};
     const SequenceShare share = session_share(s);
     RowParts parts;
-    const BatchSource data = row_parts_of(&parts, &whole, share, s->tasks.T);
-    const uint64_t B = (uint64_t)s->options.batch;
+    const BatchSource data = row_parts_of(&parts, &whole, share, s->data.tasks.T);
+    const uint64_t B = (uint64_t)s->chosen.batch;
     double* likelihoods = (double*)xcalloc(file->choice_count, sizeof *likelihoods);
-    Answering a = {&s->tasks, file, B, share, likelihoods, progress_begin(stdout, "tasks", file->choice_count, "choices")};
-    s->tasks.next = file->first_choice;
+    Answering a = {&s->data.tasks, file, B, share, likelihoods, progress_begin(stdout, "tasks", file->choice_count, "choices")};
+    s->data.tasks.next = file->first_choice;
     const bool ok = take_losses(t, model, &data, ceil_div(file->choice_count, B), answering_take, &a, e);
     progress_end(&a.progress);
     row_parts_free(&parts);
     if (ok && share.row_ranks > 1) {  // add up what the first group's members computed of each row
         if (share.group > 0) { memset(likelihoods, 0, file->choice_count * sizeof *likelihoods); }
-        agree_add(s->team, likelihoods, file->choice_count);
+        agree_add(s->process.team, likelihoods, file->choice_count);
     }
-    *score = tasks_score(&s->tasks, file, likelihoods);
+    *score = tasks_score(&s->data.tasks, file, likelihoods);
     free(likelihoods);
     return ok;
 }

@@ -18,7 +18,7 @@
 
 /* Returns the folder whose tokenizer and side files belong to the model: adapters may have their own. "": a new model. */
 static inline const char* session_text_dir(const Session* s) {
-    return folder_has_tokenizer(s->model_dir) ? s->model_dir : s->base_dir;
+    return folder_has_tokenizer(s->start.dir) ? s->start.dir : s->start.base_dir;
 }
 
 /* Returns the matrices that --lora-on names, as the bits of LoraConfig.on. */
@@ -29,18 +29,18 @@ static inline unsigned lora_on_bits(int on) {
 
 /* Takes the adapters' shape from the flags. */
 static inline void session_new_lora(Session* s) {
-    Options* o = &s->options;
-    LoraConfig* l = &s->config.lora;
-    if (s->resumed && o->lora > 0) {
-        die("--lora: the run of %s trains all weights, wanted one that began with --lora", s->model_dir);
+    Options* o = &s->chosen;
+    LoraConfig* l = &s->spec.config.lora;
+    if (s->start.resumed && o->lora > 0) {
+        die("--lora: the run of %s trains all weights, wanted one that began with --lora", s->start.dir);
     }
-    if (!job_trains(s->job) || o->lora == 0) {
-        if (o->lora_alpha > 0 && job_trains(s->job)) { die("--lora-alpha: is of no use without --lora R"); }
-        if (o->given[OPT_lora_on] && job_trains(s->job)) { die("--lora-on: is of no use without --lora R"); }
-        if (o->lora_base) { die("--lora-base: %s holds no adapters", s->model_dir[0] ? s->model_dir : o->model); }
+    if (!job_trains(s->process.job) || o->lora == 0) {
+        if (o->lora_alpha > 0 && job_trains(s->process.job)) { die("--lora-alpha: is of no use without --lora R"); }
+        if (o->given[OPT_lora_on] && job_trains(s->process.job)) { die("--lora-on: is of no use without --lora R"); }
+        if (o->lora_base) { die("--lora-base: %s holds no adapters", s->start.dir[0] ? s->start.dir : o->model); }
         return;
     }
-    if (!s->model_dir[0] && s->job == JOB_TRAIN) {
+    if (!s->start.dir[0] && s->process.job == JOB_TRAIN) {
         die("--lora: %s is a new model, wanted a trained one in --model, whose weights stay as they are", o->model);
     }
     if (o->lora_base) { die("--lora-base: new adapters stand beside the folder that --model names"); }
@@ -55,24 +55,24 @@ static inline void session_new_lora(Session* s) {
 
 /* Takes the adapters' shape from model_dir, and sets base_dir to the folder of the base model. */
 static inline void session_read_adapters(Session* s) {
-    Options* o = &s->options;
+    Options* o = &s->chosen;
     AdapterConfig a;
     Error e = NO_ERROR;
-    must(adapter_read_config(s->model_dir, &a, &e), &e);
+    must(adapter_read_config(s->start.dir, &a, &e), &e);
     if (o->given[OPT_lora] && o->lora != a.lora.rank) {
-        die("--lora: is %d, but the adapters of %s have rank %d", o->lora, s->model_dir, a.lora.rank);
+        die("--lora: is %d, but the adapters of %s have rank %d", o->lora, s->start.dir, a.lora.rank);
     }
     const double alpha = o->lora_alpha > 0 ? o->lora_alpha : 2.0 * a.lora.rank;
     if (o->given[OPT_lora_alpha] && alpha != a.lora.alpha) {
-        die("--lora-alpha: is %g, but the adapters of %s have %g", alpha, s->model_dir, a.lora.alpha);
+        die("--lora-alpha: is %g, but the adapters of %s have %g", alpha, s->start.dir, a.lora.alpha);
     }
     if (o->given[OPT_lora_on] && lora_on_bits(o->lora_on) != a.lora.on) {
-        die("--lora-on: the adapters of %s stand beside other matrices, see its " ADAPTER_CONFIG, s->model_dir);
+        die("--lora-on: the adapters of %s stand beside other matrices, see its " ADAPTER_CONFIG, s->start.dir);
     }
-    if (a.dropout > 0 && s->job == JOB_TRAIN && s->rank == 0) {
-        warn("%s: lora_dropout is %g: training goes on without dropout", s->model_dir, a.dropout);
+    if (a.dropout > 0 && s->process.job == JOB_TRAIN && s->process.rank == 0) {
+        warn("%s: lora_dropout is %g: training goes on without dropout", s->start.dir, a.dropout);
     }
-    s->config.lora = a.lora;
+    s->spec.config.lora = a.lora;
     o->lora = a.lora.rank;  // so that checkpoints and log say it
     o->lora_alpha = a.lora.alpha;
     const char* base = o->lora_base ? o->lora_base : a.base;
@@ -80,13 +80,13 @@ static inline void session_read_adapters(Session* s) {
         die("%s/" ADAPTER_CONFIG
             ": base_model_name_or_path is %s, which is no folder here\n"
             "  hint: give the base model's folder with --lora-base DIR",
-            s->model_dir, base);
+            s->start.dir, base);
     }
     if (!folder_has(base, "config.json") && !folder_is_adapter(base)) {
         die("%s: has no config.json, wanted the folder of the base model: one checkpoint, not a folder of them", base);
     }
     if (folder_is_adapter(base)) { die("%s: holds adapters, wanted their base model in --lora-base", base); }
-    snprintf(s->base_dir, sizeof s->base_dir, "%s", base);
+    snprintf(s->start.base_dir, sizeof s->start.base_dir, "%s", base);
 }
 
 /* Takes the base's checksums, if the base is a checkpoint of ours. */
@@ -94,9 +94,9 @@ static inline void session_take_base_sums(Session* s) {
     char path[PATH_CAP];
     TrainerState found;
     Error e = NO_ERROR;
-    must(path_join(path, s->base_dir, "trainer_state.json", &e), &e);
+    must(path_join(path, s->start.base_dir, "trainer_state.json", &e), &e);
     if (trainer_state_read(&found, path, &e)) {
-        s->base_sums = found.files;
+        s->start.base_sums = found.files;
         memset(&found.files, 0, sizeof found.files);
     }
     trainer_state_free(&found);
@@ -104,8 +104,8 @@ static inline void session_take_base_sums(Session* s) {
 
 /* Sets base_dir and, if there are adapters, their shape. */
 static inline void session_find_base(Session* s) {
-    snprintf(s->base_dir, sizeof s->base_dir, "%s", s->model_dir);
-    if (s->model_dir[0] && folder_is_adapter(s->model_dir)) {
+    snprintf(s->start.base_dir, sizeof s->start.base_dir, "%s", s->start.dir);
+    if (s->start.dir[0] && folder_is_adapter(s->start.dir)) {
         session_read_adapters(s);
         session_take_base_sums(s);
     } else {
@@ -117,16 +117,16 @@ static inline void session_find_base(Session* s) {
 static inline void session_check_adapters(const Session* s) {
     Error e = NO_ERROR;
     if (!session_has_adapters(s)) { return; }
-    ParamTable adapters = trained_table(&s->config);
-    const bool ok = adapter_check(s->model_dir, &adapters, &e);
+    ParamTable adapters = trained_table(&s->spec.config);
+    const bool ok = adapter_check(s->start.dir, &adapters, &e);
     param_table_free(&adapters);
     must(ok, &e);
 }
 
 /* Writes the base's path for adapter_config.json: the full path, so that the adapters work from any folder. */
 static inline void session_base_path(const Session* s, char* out /* PATH_CAP */) {
-    char* real = realpath(s->base_dir, NULL);
-    snprintf(out, PATH_CAP, "%s", real ? real : s->base_dir);
+    char* real = realpath(s->start.base_dir, NULL);
+    snprintf(out, PATH_CAP, "%s", real ? real : s->start.base_dir);
     free(real);
 }
 

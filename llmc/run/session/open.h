@@ -55,22 +55,26 @@ static inline bool session_settle_out(Options* o, Error* e) {
 
 /* Parses the command line. Exits after --help and --version, and on wrong usage. */
 static inline void session_flags(Session* s, int argc, char** argv, OptionScope trainer) {
-    const Options* o = &s->options;
-    s->argc = argc;
-    s->argv = argv;
-    options_or_exit(&s->options, argc, argv, trainer);
-    s->job = o->generate ? JOB_GENERATE : o->chat ? JOB_CHAT : o->eval ? JOB_EVAL : o->dry_run ? JOB_DRY_RUN : JOB_TRAIN;
-    if (o->answer) { s->job = JOB_ANSWER; }
-    if (o->export_) { s->job = JOB_EXPORT; }
-    if (o->verify) { s->job = JOB_VERIFY; }
+    const Options* o = &s->chosen;
+    s->process.argc = argc;
+    s->process.argv = argv;
+    options_or_exit(&s->chosen, argc, argv, trainer);
+    s->process.job = o->generate  ? JOB_GENERATE
+                     : o->chat    ? JOB_CHAT
+                     : o->eval    ? JOB_EVAL
+                     : o->dry_run ? JOB_DRY_RUN
+                                  : JOB_TRAIN;
+    if (o->answer) { s->process.job = JOB_ANSWER; }
+    if (o->export_) { s->process.job = JOB_EXPORT; }
+    if (o->verify) { s->process.job = JOB_VERIFY; }
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (o->threads > 2 * cores && s->rank == 0) {
+    if (o->threads > 2 * cores && s->process.rank == 0) {
         warn("--threads: %d on %ld core%s: threads that wait for a core hold up the others", o->threads, cores,
              text_plural(cores));
     }
     Error e = NO_ERROR;
-    must(session_settle_out(&s->options, &e), &e);
-    must(options_read_text(&s->options, OPT_generate, &e) && options_read_text(&s->options, OPT_system, &e), &e);
+    must(session_settle_out(&s->chosen, &e), &e);
+    must(options_read_text(&s->chosen, OPT_generate, &e) && options_read_text(&s->chosen, OPT_system, &e), &e);
 }
 
 #define DEFAULT_DATA "dev/data/tinytales/"
@@ -98,18 +102,18 @@ static inline bool default_data(Options* o, Error* e) {
 /* Refuses a --seq-parallel that does not divide rows, heads or ranks, as far as these are known yet. Writes the tokens of a
  * step, which depend on the groups, into the options: a run that resumes without the flag finds them there. */
 static inline void session_check_share(Session* s) {
-    Options* o = &s->options;
+    Options* o = &s->chosen;
     const int parts = o->seq_parallel;
     const struct {
         int count;
         const char* what;
-    } shared[] = {{s->ranks, "processes"},
+    } shared[] = {{s->process.ranks, "processes"},
                   {o->seq, "tokens of a row (--seq)"},
-                  {s->config.num_heads, "query heads of the model"},
-                  {s->config.num_kv_heads, "key heads of the model"}};
+                  {s->spec.config.num_heads, "query heads of the model"},
+                  {s->spec.config.num_kv_heads, "key heads of the model"}};
     if (parts == 1) { return; }
-    if (!job_trains(s->job)) { die_usage("--seq-parallel: shares the rows of a training step, wanted no other job"); }
-    if (s->ranks == 1) {
+    if (!job_trains(s->process.job)) { die_usage("--seq-parallel: shares the rows of a training step, wanted no other job"); }
+    if (s->process.ranks == 1) {
         die("--seq-parallel: is %d, but there is one process\n  hint: --gpus %d starts as many", parts, parts);
     }
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++) {
@@ -121,10 +125,11 @@ static inline void session_check_share(Session* s) {
 
 /* Refuses a number of blocks that the model does not have. */
 static inline void session_check_recompute(const Session* s) {
-    const int blocks = s->options.recompute.blocks[0];
+    const int blocks = s->chosen.recompute.blocks[0];
     char text[OPTION_TEXT];
-    if (blocks == ALL_BLOCKS || blocks <= s->config.num_layers) { return; }
-    die("--recompute: is %s, but the model has %d blocks", option_text(&s->options, OPT_recompute, text), s->config.num_layers);
+    if (blocks == ALL_BLOCKS || blocks <= s->spec.config.num_layers) { return; }
+    die("--recompute: is %s, but the model has %d blocks", option_text(&s->chosen, OPT_recompute, text),
+        s->spec.config.num_layers);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -132,8 +137,8 @@ static inline void session_check_recompute(const Session* s) {
 
 /* Moves the checksums out of a checkpoint's state into the session and frees the rest. */
 static inline void session_take_sums(Session* s, TrainerState* found) {
-    s->sums = found->files;
-    s->state.base = found->base;
+    s->start.sums = found->files;
+    s->run.state.base = found->base;
     memset(&found->files, 0, sizeof found->files);
     trainer_state_free(found);
 }
@@ -142,7 +147,7 @@ static inline void session_take_sums(Session* s, TrainerState* found) {
 static inline void session_find_checkpoint(Session* s, const char* folder) {
     Error e = NO_ERROR;
     TrainerState found;
-    const bool ok = checkpoint_open(folder, CHECKPOINT_MODEL, s->model_dir, &found, &e);
+    const bool ok = checkpoint_open(folder, CHECKPOINT_MODEL, s->start.dir, &found, &e);
     session_must_read(s, ok, folder, &e);
     session_take_sums(s, &found);
 }
@@ -153,7 +158,7 @@ static inline void session_take_folder(Session* s, const char* folder) {
     char path[PATH_CAP];
     TrainerState found;
     Error e = NO_ERROR;
-    snprintf(s->model_dir, sizeof s->model_dir, "%s", folder);
+    snprintf(s->start.dir, sizeof s->start.dir, "%s", folder);
     must(path_join(path, folder, "trainer_state.json", &e), &e);
     if (trainer_state_read(&found, path, &e)) {
         session_take_sums(s, &found);
@@ -164,9 +169,9 @@ static inline void session_take_folder(Session* s, const char* folder) {
 
 /* Finds the model: --model, or for a job that needs a trained model --out. */
 static inline void session_find_start(Session* s) {
-    const Options* o = &s->options;
+    const Options* o = &s->chosen;
     ModelConfig preset;
-    if (!job_trains(s->job) && !o->given[OPT_model]) {
+    if (!job_trains(s->process.job) && !o->given[OPT_model]) {
         session_find_checkpoint(s, o->out);
     } else if (is_directory(o->model) && !folder_has(o->model, "config.json") && !folder_is_adapter(o->model)) {
         session_find_checkpoint(s, o->model);
@@ -177,7 +182,7 @@ static inline void session_find_start(Session* s) {
             "llama3.1-8b or llama3.1-70b\n"
             "  hint: python3 dev/data/model.py OWNER/NAME downloads a folder of the Hugging Face hub",
             o->model);
-    } else if (!job_trains(s->job)) {
+    } else if (!job_trains(s->process.job)) {
         die("--model: %s is a preset, an untrained model, wanted a folder with weights", o->model);
     }
 }
@@ -185,17 +190,21 @@ static inline void session_find_start(Session* s) {
 /* Finds the weights: sets model_dir and, unless the model is a preset, config. */
 static inline void session_find_model(Session* s, const FoundCheckpoint* found) {
     Error e = NO_ERROR;
-    if (s->options.resume && job_trains(s->job)) { session_resume(s, found); }
-    if (!s->resumed) { session_find_start(s); }
+    if (s->chosen.resume && job_trains(s->process.job)) { session_resume(s, found); }
+    if (!s->start.resumed) { session_find_start(s); }
     session_find_base(s);
-    if (!s->model_dir[0]) { return; }
-    const LoraConfig lora = s->config.lora;
-    must(model_check(s->base_dir, &s->config, &e), &e);
-    s->config.lora = lora;
+    if (!s->start.dir[0]) { return; }
+    const LoraConfig lora = s->spec.config.lora;
+    must(model_check(s->start.base_dir, &s->spec.config, &e), &e);
+    s->spec.config.lora = lora;
     session_check_adapters(s);
     char config[PATH_CAP];
-    if (s->rank == 0 && path_join(config, s->base_dir, "config.json", &e)) { config_warn(&s->config, config); }
-    if ((s->job == JOB_TRAIN || s->job == JOB_EXPORT) && s->rank == 0) { s->side_files = side_files_read(session_text_dir(s)); }
+    if (s->process.rank == 0 && path_join(config, s->start.base_dir, "config.json", &e)) {
+        config_warn(&s->spec.config, config);
+    }
+    if ((s->process.job == JOB_TRAIN || s->process.job == JOB_EXPORT) && s->process.rank == 0) {
+        s->start.side_files = side_files_read(session_text_dir(s));
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -204,7 +213,7 @@ static inline void session_find_model(Session* s, const FoundCheckpoint* found) 
 /* Finds the tokenizer of a resumed run whose checkpoint lacks its copy: the one with the run's fingerprint, in one of the
  * places where the run may have got it. */
 static inline void session_find_lost_tokenizer(Session* s) {
-    const Options* o = &s->options;
+    const Options* o = &s->chosen;
     char data[PATH_CAP];
     Error e = NO_ERROR;
     must(mix_folder(o->train, data, &e), &e);
@@ -212,17 +221,17 @@ static inline void session_find_lost_tokenizer(Session* s) {
     for (int i = 0; i < 4; i++) {
         Error ignored = NO_ERROR;
         const bool built_in = i == 3;
-        if (built_in) { tokenizer_bytes(&s->tokenizer); }
-        if (!built_in && (!places[i] || !tokenizer_load(&s->tokenizer, places[i], &ignored))) { continue; }
-        s->has_tokenizer = s->tokenizer.fingerprint == s->state.fingerprint;
-        if (s->has_tokenizer) {
-            warn("%s: holds no tokenizer: taking %s, which is the same", s->model_dir,
+        if (built_in) { tokenizer_bytes(&s->data.tokenizer); }
+        if (!built_in && (!places[i] || !tokenizer_load(&s->data.tokenizer, places[i], &ignored))) { continue; }
+        s->data.has_tokenizer = s->data.tokenizer.fingerprint == s->run.state.fingerprint;
+        if (s->data.has_tokenizer) {
+            warn("%s: holds no tokenizer: taking %s, which is the same", s->start.dir,
                  built_in ? "the built-in one" : places[i]);
             return;
         }
-        tokenizer_free(&s->tokenizer);
+        tokenizer_free(&s->data.tokenizer);
     }
-    die("%s: holds no tokenizer, but the run had one\n  hint: give the run's tokenizer with --tokenizer", s->model_dir);
+    die("%s: holds no tokenizer, but the run had one\n  hint: give the run's tokenizer with --tokenizer", s->start.dir);
 }
 
 /* Loads the tokenizer: --tokenizer, otherwise the one in the model folder, otherwise (for a new model) the one beside the
@@ -230,36 +239,36 @@ static inline void session_find_lost_tokenizer(Session* s) {
  * default tokenizer that cannot be read is no error: texts are then ids. But a run that had a tokenizer does not continue
  * without it. */
 static inline void session_find_tokenizer(Session* s) {
-    const Options* o = &s->options;
-    const bool has_copy = s->resumed && !o->given[OPT_tokenizer] && folder_has_tokenizer(s->model_dir);
-    const bool had = s->resumed && s->state.fingerprint != 0;
+    const Options* o = &s->chosen;
+    const bool has_copy = s->start.resumed && !o->given[OPT_tokenizer] && folder_has_tokenizer(s->start.dir);
+    const bool had = s->start.resumed && s->run.state.fingerprint != 0;
     Error e = NO_ERROR;
-    if (had && !o->given[OPT_tokenizer] && !folder_has_tokenizer(s->model_dir)) {
+    if (had && !o->given[OPT_tokenizer] && !folder_has_tokenizer(s->start.dir)) {
         session_find_lost_tokenizer(s);
         return;
     }
     if (o->tokenizer && !has_copy) {
-        must(tokenizer_load(&s->tokenizer, o->tokenizer, &e), &e);
-        s->has_tokenizer = true;
+        must(tokenizer_load(&s->data.tokenizer, o->tokenizer, &e), &e);
+        s->data.has_tokenizer = true;
         return;
     }
     char dir[PATH_CAP];
     snprintf(dir, sizeof dir, "%s", session_text_dir(s));
     if (!dir[0] && o->train) { must(mix_folder(o->train, dir, &e), &e); }
     if (dir[0] && folder_has_tokenizer(dir)) {
-        s->has_tokenizer = tokenizer_load(&s->tokenizer, dir, &e);
-        if (!s->has_tokenizer && options_export_gguf(o)) { die("%s", e.msg); }
-        if (!s->has_tokenizer && !had) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
+        s->data.has_tokenizer = tokenizer_load(&s->data.tokenizer, dir, &e);
+        if (!s->data.has_tokenizer && options_export_gguf(o)) { die("%s", e.msg); }
+        if (!s->data.has_tokenizer && !had) { warn("%s: continuing without a tokenizer, texts are shown as ids", e.msg); }
     }
-    if (had && !s->has_tokenizer) { die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg); }
+    if (had && !s->data.has_tokenizer) { die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg); }
 }
 
 /* Reports the consequences of having no tokenizer. An export still copies a tokenizer that this program cannot read. */
 static inline void session_warn_of_no_tokenizer(const Session* s) {
-    if (s->has_tokenizer || s->job == JOB_EVAL || s->rank != 0) { return; }
-    if (s->job != JOB_EXPORT) {
+    if (s->data.has_tokenizer || s->process.job == JOB_EVAL || s->process.rank != 0) { return; }
+    if (s->process.job != JOB_EXPORT) {
         warn("there is no tokenizer: texts are shown as ids");
-    } else if (!folder_has_tokenizer(session_text_dir(s)) && !options_export_gguf(&s->options)) {
+    } else if (!folder_has_tokenizer(session_text_dir(s)) && !options_export_gguf(&s->chosen)) {
         warn("there is no tokenizer: the export has none either");
     }
 }
@@ -272,14 +281,14 @@ static inline void session_warn_of_no_tokenizer(const Session* s) {
 static inline RowRule session_row_rule(const Session* s, Progress* scan) {
     RowRule r;
     memset(&r, 0, sizeof r);
-    r.documents = (Documents)s->options.documents;
-    r.bos = s->model_dir[0] ? s->config.bos_id : -1;
-    if (s->rank == 0) { r.progress = data_scan_add; }
+    r.documents = (Documents)s->chosen.documents;
+    r.bos = s->start.dir[0] ? s->spec.config.bos_id : -1;
+    if (s->process.rank == 0) { r.progress = data_scan_add; }
     r.progress_ctx = scan;
     Tokenizer bytes;
-    const bool built_in = !s->has_tokenizer && !s->model_dir[0];
+    const bool built_in = !s->data.has_tokenizer && !s->start.dir[0];
     if (built_in) { tokenizer_bytes(&bytes); }
-    const Tokenizer* t = built_in ? &bytes : s->has_tokenizer ? &s->tokenizer : NULL;
+    const Tokenizer* t = built_in ? &bytes : s->data.has_tokenizer ? &s->data.tokenizer : NULL;
     if (t) {
         r.bos = t->bos_id >= 0 ? t->bos_id : t->eos_id;
         r.fingerprint = t->fingerprint;
@@ -292,48 +301,51 @@ static inline RowRule session_row_rule(const Session* s, Progress* scan) {
 /* Opens the token files of the job. Each group of ranks that share rows reads its own rows of the training data. Every rank
  * reads all validation data, row by row, so that a file shorter than a batch is used whole. */
 static inline void session_open_data(Session* s) {
-    const Options* o = &s->options;
+    const Options* o = &s->chosen;
     const uint64_t seed = (uint64_t)o->seed;
     const SequenceShare share = session_share(s);
     Progress scan = progress_begin(stdout, "index", 0, "B");
     const RowRule rule = session_row_rule(s, &scan);
     Error e = NO_ERROR;
-    if (job_trains(s->job) && o->train) {
-        must(mix_open(&s->mix, &s->train, o->train, o->batch, o->seq, share.group, share.groups, seed, &rule, &e), &e);
-        s->has_train = true;
+    if (job_trains(s->process.job) && o->train) {
+        must(mix_open(&s->data.mix, &s->data.train, o->train, o->batch, o->seq, share.group, share.groups, seed, &rule, &e),
+             &e);
+        s->data.has_train = true;
     }
-    if (o->val && (job_trains(s->job) || s->job == JOB_EVAL)) {
-        must(dataloader_open(&s->val, o->val, 1, o->seq, 0, 1, seed, false, &rule, &e), &e);
-        s->has_val = true;
+    if (o->val && (job_trains(s->process.job) || s->process.job == JOB_EVAL)) {
+        must(dataloader_open(&s->data.val, o->val, 1, o->seq, 0, 1, seed, false, &rule, &e), &e);
+        s->data.has_val = true;
     }
     progress_end(&scan);
 }
 
 /* Checks all data against the model and the tokenizer. */
 static inline void session_check_data(Session* s) {
-    const uint64_t tokenizer = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
+    const uint64_t tokenizer = s->data.has_tokenizer ? s->data.tokenizer.fingerprint : 0;
     Error e = NO_ERROR;
-    if (s->has_train) { must(mix_check_vocab(&s->mix, s->config.vocab_size, tokenizer, &e), &e); }
-    if (s->has_val) { must(dataloader_check_vocab(&s->val, s->config.vocab_size, tokenizer, &e), &e); }
+    if (s->data.has_train) { must(mix_check_vocab(&s->data.mix, s->spec.config.vocab_size, tokenizer, &e), &e); }
+    if (s->data.has_val) { must(dataloader_check_vocab(&s->data.val, s->spec.config.vocab_size, tokenizer, &e), &e); }
 }
 
 /* Reads --tasks. With --eval, rows are as long as the longest question, within --seq or, without it, within the model's
  * context. In training rows have --seq tokens. */
 static inline void session_open_tasks(Session* s) {
-    Options* o = &s->options;
+    Options* o = &s->chosen;
     Error e = NO_ERROR;
-    if (!o->tasks || (!job_trains(s->job) && s->job != JOB_EVAL)) { return; }
-    if (!s->has_tokenizer) { die("--tasks: there is no tokenizer to encode the questions\n  hint: give one with --tokenizer"); }
-    must(tasks_open(&s->tasks, o->tasks, &s->tokenizer, job_trains(s->job), &e), &e);
-    s->has_tasks = true;
-    if (s->job == JOB_EVAL) {
-        const int most = o->given[OPT_seq] ? o->seq : s->config.max_positions;
-        o->seq = (int)size_min(tasks_longest(&s->tasks), (size_t)most);
+    if (!o->tasks || (!job_trains(s->process.job) && s->process.job != JOB_EVAL)) { return; }
+    if (!s->data.has_tokenizer) {
+        die("--tasks: there is no tokenizer to encode the questions\n  hint: give one with --tokenizer");
     }
-    must(tasks_set_length(&s->tasks, o->seq, &e), &e);
-    if (s->tasks.cut > 0 && s->rank == 0) {
-        printf("tasks   %zu of %zu choices are longer than %d tokens: they lose the start of their context\n", s->tasks.cut,
-               s->tasks.num_choices, o->seq);
+    must(tasks_open(&s->data.tasks, o->tasks, &s->data.tokenizer, job_trains(s->process.job), &e), &e);
+    s->data.has_tasks = true;
+    if (s->process.job == JOB_EVAL) {
+        const int most = o->given[OPT_seq] ? o->seq : s->spec.config.max_positions;
+        o->seq = (int)size_min(tasks_longest(&s->data.tasks), (size_t)most);
+    }
+    must(tasks_set_length(&s->data.tasks, o->seq, &e), &e);
+    if (s->data.tasks.cut > 0 && s->process.rank == 0) {
+        printf("tasks   %zu of %zu choices are longer than %d tokens: they lose the start of their context\n",
+               s->data.tasks.cut, s->data.tasks.num_choices, o->seq);
     }
 }
 
@@ -342,42 +354,44 @@ static inline void session_open_tasks(Session* s) {
 
 /* Fills in the configuration of a new model. dN takes the tokenizer's vocabulary, otherwise the vocabulary of the data. */
 static inline void session_new_config(Session* s) {
-    int vocab = s->has_tokenizer ? s->tokenizer.vocab_size : 0;
-    if (!s->has_tokenizer && s->has_train) {
+    int vocab = s->data.has_tokenizer ? s->data.tokenizer.vocab_size : 0;
+    if (!s->data.has_tokenizer && s->data.has_train) {
         Tokenizer bytes;
         tokenizer_bytes(&bytes);
-        if (s->train.fingerprint == bytes.fingerprint) {
-            if (s->train.vocab_size && s->train.vocab_size != bytes.vocab_size) {
+        if (s->data.train.fingerprint == bytes.fingerprint) {
+            if (s->data.train.vocab_size && s->data.train.vocab_size != bytes.vocab_size) {
                 die("%s: vocabulary is %d tokens, but the tokenizer that made it has %d: its header is damaged",
-                    s->options.train, s->train.vocab_size, bytes.vocab_size);
+                    s->chosen.train, s->data.train.vocab_size, bytes.vocab_size);
             }
-            s->tokenizer = bytes;
-            s->has_tokenizer = true;
+            s->data.tokenizer = bytes;
+            s->data.has_tokenizer = true;
         } else {
             tokenizer_free(&bytes);
         }
-        vocab = s->train.vocab_size;
-        if (vocab == 0) { vocab = s->train.token_bytes == 2 ? 50257 : 128256; }  // llm.c's files: tokens of GPT-2 or Llama 3
+        vocab = s->data.train.vocab_size;
+        if (vocab == 0) {
+            vocab = s->data.train.token_bytes == 2 ? 50257 : 128256;
+        }  // llm.c's files: tokens of GPT-2 or Llama 3
     }
-    config_preset(&s->config, s->options.model, vocab);
-    if (s->has_tokenizer && s->config.bos_id < 0) { s->config.bos_id = s->tokenizer.bos_id; }
-    if (s->has_tokenizer && s->config.num_eos == 0 && s->tokenizer.eos_id >= 0) {
+    config_preset(&s->spec.config, s->chosen.model, vocab);
+    if (s->data.has_tokenizer && s->spec.config.bos_id < 0) { s->spec.config.bos_id = s->data.tokenizer.bos_id; }
+    if (s->data.has_tokenizer && s->spec.config.num_eos == 0 && s->data.tokenizer.eos_id >= 0) {
         // it ends an answer: a program that loads the folder for a chat has to stop there
-        const int eot = tokenizer_find(&s->tokenizer, "<|eot_id|>");
-        s->config.eos_ids[s->config.num_eos++] = s->tokenizer.eos_id;
-        if (eot >= 0 && eot != s->tokenizer.eos_id) { s->config.eos_ids[s->config.num_eos++] = eot; }
+        const int eot = tokenizer_find(&s->data.tokenizer, "<|eot_id|>");
+        s->spec.config.eos_ids[s->spec.config.num_eos++] = s->data.tokenizer.eos_id;
+        if (eot >= 0 && eot != s->data.tokenizer.eos_id) { s->spec.config.eos_ids[s->spec.config.num_eos++] = eot; }
     }
 }
 
 /* Takes the sampling of a job that speaks from the model's generation_config.json, unless flags give it. */
 static inline void session_read_sampling(Session* s) {
-    Options* o = &s->options;
+    Options* o = &s->chosen;
     char path[PATH_CAP];
     Json j;
     int64_t top_k = o->top_k;
     double temperature = o->temperature, top_p = o->top_p;
     Error e = NO_ERROR;
-    const char* dir = folder_has(s->model_dir, "generation_config.json") ? s->model_dir : s->base_dir;
+    const char* dir = folder_has(s->start.dir, "generation_config.json") ? s->start.dir : s->start.base_dir;
     if (!folder_has(dir, "generation_config.json")) { return; }
     must(path_join(path, dir, "generation_config.json", &e) && json_read_file(&j, path, 16 << 20, &e), &e);
     const JsonNode* root = json_root(&j);
@@ -392,17 +406,17 @@ static inline void session_read_sampling(Session* s) {
 
 /* Warns of flags that do nothing without --val or --tasks. */
 static inline void session_warn_of_no_data(const Session* s) {
-    const Options* o = &s->options;
+    const Options* o = &s->chosen;
     const struct {
         int flag;
         bool on, has_data;
         const char* data;
     } flags[] = {
-        {OPT_patience, o->patience > 0, s->has_val, "--val"},
-        {OPT_checkpoint_best, o->checkpoint_best, s->has_val, "--val"},
-        {OPT_eval_every, o->eval_every > 0, s->has_tasks, "--tasks"},
+        {OPT_patience, o->patience > 0, s->data.has_val, "--val"},
+        {OPT_checkpoint_best, o->checkpoint_best, s->data.has_val, "--val"},
+        {OPT_eval_every, o->eval_every > 0, s->data.has_tasks, "--tasks"},
     };
-    for (size_t i = 0; s->rank == 0 && i < sizeof flags / sizeof *flags; i++) {
+    for (size_t i = 0; s->process.rank == 0 && i < sizeof flags / sizeof *flags; i++) {
         char flag[OPTION_TEXT];
         if (!flags[i].on || flags[i].has_data) { continue; }
         warn("%s: does nothing without %s", option_flag(flags[i].flag, flag), flags[i].data);
@@ -412,30 +426,32 @@ static inline void session_warn_of_no_data(const Session* s) {
 /* Warns of flags that are possible, but probably a mistake. A model that is trained on longer rows becomes a model for
  * these. */
 static inline void session_check_sense(Session* s) {
-    const Options* o = &s->options;
-    if (s->plan.steps > 0 && o->warmup >= s->plan.steps && s->rank == 0) {
-        warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)s->plan.steps);
+    const Options* o = &s->chosen;
+    if (s->run.plan.steps > 0 && o->warmup >= s->run.plan.steps && s->process.rank == 0) {
+        warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)s->run.plan.steps);
     }
     session_warn_of_no_data(s);
-    if (o->seq <= s->config.max_positions) { return; }
-    const char* model = s->model_dir[0] ? s->base_dir : o->model;
-    if (s->config.lora.rank > 0) {
-        if (s->rank == 0) { warn("--seq: is %d, but %s is for %d positions", o->seq, model, s->config.max_positions); }
+    if (o->seq <= s->spec.config.max_positions) { return; }
+    const char* model = s->start.dir[0] ? s->start.base_dir : o->model;
+    if (s->spec.config.lora.rank > 0) {
+        if (s->process.rank == 0) {
+            warn("--seq: is %d, but %s is for %d positions", o->seq, model, s->spec.config.max_positions);
+        }
         return;
     }
-    if (s->rank == 0) {
+    if (s->process.rank == 0) {
         warn("--seq: is %d, but %s is for %d positions: the config.json of its checkpoints will say %d", o->seq, model,
-             s->config.max_positions, o->seq);
+             s->spec.config.max_positions, o->seq);
     }
-    s->config.max_positions = o->seq;
+    s->spec.config.max_positions = o->seq;
 }
 
 /* Lays out the tensors for the ranks of the run. */
 static inline void session_lay_out(Session* s) {
-    s->table = param_table_for(&s->config, s->ranks);
-    s->trained = trained_table_for(&s->config, s->ranks);
-    Buckets buckets = buckets_list(&s->trained);
-    s->owned = shard_ranges(&buckets, s->rank);
+    s->spec.table = param_table_for(&s->spec.config, s->process.ranks);
+    s->spec.trained = trained_table_for(&s->spec.config, s->process.ranks);
+    Buckets buckets = buckets_list(&s->spec.trained);
+    s->spec.owned = shard_ranges(&buckets, s->process.rank);
     buckets_free(&buckets);
 }
 
@@ -443,57 +459,61 @@ static inline void session_lay_out(Session* s) {
  * found: the checkpoint that rank 0 has reported. */
 static inline void session_open(Session* s, int argc, char** argv, OptionScope trainer, int rank, int ranks,
                                 FoundCheckpoint found) {
-    const Options* o = &s->options;
+    const Options* o = &s->chosen;
     Error e = NO_ERROR;
     memset(s, 0, sizeof *s);
-    s->started = now_seconds();
-    s->rank = rank;
-    s->ranks = ranks;
-    s->lock = -1;
-    logger_none(&s->log);
+    s->process.started = now_seconds();
+    s->process.rank = rank;
+    s->process.ranks = ranks;
+    s->run.lock = -1;
+    logger_none(&s->run.log);
     keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a write past the file-size limit then fails with a message instead of killing the process
     session_flags(s, argc, argv, trainer);
     sums_watch(session_screen(s));
-    if (s->job == JOB_VERIFY) { return; }
-    if (trainer == ON_CPU) { cpu_build(s->build, sizeof s->build); }  // the other trainer does not know its card yet
+    if (s->process.job == JOB_VERIFY) { return; }
+    if (trainer == ON_CPU) {
+        cpu_build(s->process.build, sizeof s->process.build);
+    }  // the other trainer does not know its card yet
     session_find_model(s, &found);
     if (session_writes(s) && !out_is_locked(o->out)) { session_check_out(s); }  // session_lock() says who has locked it
     session_check_share(s);
-    if (job_speaks(s->job)) { session_read_sampling(s); }
-    if (job_trains(s->job) || s->job == JOB_EVAL) { must(default_data(&s->options, &e), &e); }
+    if (job_speaks(s->process.job)) { session_read_sampling(s); }
+    if (job_trains(s->process.job) || s->process.job == JOB_EVAL) { must(default_data(&s->chosen, &e), &e); }
     session_find_tokenizer(s);
     session_open_data(s);
-    if (!s->model_dir[0]) {
-        const LoraConfig lora = s->config.lora;
+    if (!s->start.dir[0]) {
+        const LoraConfig lora = s->spec.config.lora;
         session_new_config(s);
-        s->config.lora = lora;
+        s->spec.config.lora = lora;
     }
     session_check_share(s);
     session_check_recompute(s);
-    if (s->has_tokenizer && s->tokenizer.vocab_size > s->config.vocab_size) {
+    if (s->data.has_tokenizer && s->data.tokenizer.vocab_size > s->spec.config.vocab_size) {
         die("%s: has %d tokens, but the model %s has only %d\n  hint: give the model's own with --tokenizer",
-            s->tokenizer.path ? s->tokenizer.path : "the built-in tokenizer", s->tokenizer.vocab_size,
-            s->model_dir[0] ? s->base_dir : o->model, s->config.vocab_size);
+            s->data.tokenizer.path ? s->data.tokenizer.path : "the built-in tokenizer", s->data.tokenizer.vocab_size,
+            s->start.dir[0] ? s->start.base_dir : o->model, s->spec.config.vocab_size);
     }
     session_warn_of_no_tokenizer(s);
     session_check_data(s);
     session_open_tasks(s);
     session_lay_out(s);
-    if (!job_trains(s->job)) { return; }
-    must(plan_make(&s->plan, o, session_share(s).groups, s->train.rows_per_epoch, &e), &e);
+    if (!job_trains(s->process.job)) { return; }
+    must(plan_make(&s->run.plan, o, session_share(s).groups, s->data.train.rows_per_epoch, &e), &e);
     if (o->epochs > 0) {  // from here on this is a run with --steps
-        s->options.steps = (int)s->plan.steps;
-        s->options.given[OPT_steps] = true;
+        s->chosen.steps = (int)s->run.plan.steps;
+        s->chosen.given[OPT_steps] = true;
     }
-    if (o->given[OPT_steps]) { memset(&s->state.shortened, 0, sizeof s->state.shortened); }  // the user sets the end anew
-    if (s->state.shortened.steps) { plan_shorten(&s->plan, s->state.shortened.steps); }
+    if (o->given[OPT_steps]) {
+        memset(&s->run.state.shortened, 0, sizeof s->run.state.shortened);
+    }  // the user sets the end anew
+    if (s->run.state.shortened.steps) { plan_shorten(&s->run.plan, s->run.state.shortened.steps); }
     session_check_sense(s);
-    if (s->resumed) {
-        dataloader_seek(&s->train, s->state.tokens / (uint64_t)o->seq);
+    if (s->start.resumed) {
+        dataloader_seek(&s->data.train, s->run.state.tokens / (uint64_t)o->seq);
     } else {
-        s->state.loss_scale = 1;
-        run_id_draw(s->state.run);
+        s->run.state.loss_scale = 1;
+        run_id_draw(s->run.state.run);
     }
 }
 

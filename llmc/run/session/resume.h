@@ -17,9 +17,9 @@
 
 /* Locks --out, and removes what dead runs left half-made in it. */
 static inline void session_take_out(Session* s) {
-    const char* out = s->options.out;
+    const char* out = s->chosen.out;
     Error e = NO_ERROR;
-    must(out_lock(&s->lock, out, &e) && checkpoint_remove_stale(out, &e), &e);
+    must(out_lock(&s->run.lock, out, &e) && checkpoint_remove_stale(out, &e), &e);
 }
 
 /* Returns whether the run resumes from a checkpoint in --out. */
@@ -27,8 +27,8 @@ static inline bool session_goes_on_in_out(const Session* s) {
     char parent[PATH_CAP];
     struct stat a, b;
     Error e = NO_ERROR;
-    return s->resumed && checkpoint_parent(s->model_dir, parent, &e) && stat(parent, &a) == 0 &&
-           stat(s->options.out, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return s->start.resumed && checkpoint_parent(s->start.dir, parent, &e) && stat(parent, &a) == 0 &&
+           stat(s->chosen.out, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 /* Returns whether the run branches off from the run of its checkpoint: it uses another folder, or a step before the newest. */
@@ -37,18 +37,18 @@ static inline bool session_branches(const Session* s) {
     size_t count = 0;
     Error e = NO_ERROR;
     if (!session_goes_on_in_out(s)) { return true; }
-    must(checkpoint_list(s->options.out, &steps, &count, &e), &e);
-    const bool named = strcmp(s->options.resume, s->model_dir) == 0, later = count > 0 && steps[0] > s->state.step;
+    must(checkpoint_list(s->chosen.out, &steps, &count, &e), &e);
+    const bool named = strcmp(s->chosen.resume, s->start.dir) == 0, later = count > 0 && steps[0] > s->run.state.step;
     free(steps);
     return named && later;
 }
 
 /* Decides which run this is, and compares the weights with the log that lies beside the checkpoint. */
 static inline void session_identify(Session* s) {
-    TrainerState* state = &s->state;
+    TrainerState* state = &s->run.state;
     LogHistory log;
     Error e = NO_ERROR;
-    must(checkpoint_check_log(s->model_dir, state, &log, &e), &e);
+    must(checkpoint_check_log(s->start.dir, state, &log, &e), &e);
     if (session_branches(s)) {
         trainer_state_branch(state);
     } else if (log.parent_run[0] && state->step <= log.parent_step) {  // set back, and ended before its first checkpoint
@@ -65,30 +65,30 @@ static inline void session_identify(Session* s) {
 static inline void session_keep_step(Session* s) {
     Options was;
     Error e = NO_ERROR;
-    if (s->state.world_size == session_share(s).groups || s->options.total_batch != 0) { return; }
-    options_default(&was, s->options.trainer);
-    must(options_merge(&was, &s->state.json, s->state.saved_options, &e), &e);
-    s->options.total_batch = (int64_t)was.batch * was.seq * s->state.world_size;
+    if (s->run.state.world_size == session_share(s).groups || s->chosen.total_batch != 0) { return; }
+    options_default(&was, s->chosen.trainer);
+    must(options_merge(&was, &s->run.state.json, s->run.state.saved_options, &e), &e);
+    s->chosen.total_batch = (int64_t)was.batch * was.seq * s->run.state.world_size;
     options_free(&was);
 }
 
 /* Opens the checkpoint that rank 0 has found: all ranks must take the same one, and one of them has read all of it. This
  * rank checks again the weights that it loads, because they come to it another way. */
 static inline bool session_follow(Session* s, const FoundCheckpoint* found, Error* e) {
-    const Options* o = &s->options;
+    const Options* o = &s->chosen;
     char inside[PATH_CAP], tmp[PATH_CAP];
     if (!found->resumed) { return true; }
     const char* from = *o->resume ? o->resume : o->out;
     if (!path_join(inside, from, "trainer_state.json", e)) { return false; }
     if (*o->resume && file_exists(inside)) {
-        snprintf(s->model_dir, sizeof s->model_dir, "%s", from);
-    } else if (!checkpoint_paths(from, found->step, s->model_dir, tmp, e)) {
+        snprintf(s->start.dir, sizeof s->start.dir, "%s", from);
+    } else if (!checkpoint_paths(from, found->step, s->start.dir, tmp, e)) {
         return false;
     }
-    if (!checkpoint_read(s->model_dir, CHECKPOINT_RANK, &s->state, e)) { return false; }
-    for (size_t i = 0; i < s->state.files.count; i++) {
-        const FileSum* f = &s->state.files.items[i];
-        file_sums_add(&s->sums, f->name, f->size, f->crc);
+    if (!checkpoint_read(s->start.dir, CHECKPOINT_RANK, &s->run.state, e)) { return false; }
+    for (size_t i = 0; i < s->run.state.files.count; i++) {
+        const FileSum* f = &s->run.state.files.items[i];
+        file_sums_add(&s->start.sums, f->name, f->size, f->crc);
     }
     return true;
 }
@@ -96,33 +96,33 @@ static inline bool session_follow(Session* s, const FoundCheckpoint* found, Erro
 /* Finds the checkpoint to resume from and restores its options. If --out has none, the run starts at step 0, so that a script
  * can always pass --resume. Locks --out first, so that it misses nothing that another run still writes there. */
 static inline void session_resume(Session* s, const FoundCheckpoint* found) {
-    Options* o = &s->options;
+    Options* o = &s->chosen;
     const bool named = *o->resume;
     Error e = NO_ERROR;
     if (session_writes(s) && is_directory(o->out)) { session_take_out(s); }
     const bool ok = found->known ? session_follow(s, found, &e)
-                    : named      ? checkpoint_open(o->resume, CHECKPOINT_RUN, s->model_dir, &s->state, &e)
-                                 : checkpoint_find(o->out, CHECKPOINT_RUN, s->model_dir, &s->state, &e);
+                    : named      ? checkpoint_open(o->resume, CHECKPOINT_RUN, s->start.dir, &s->run.state, &e)
+                                 : checkpoint_find(o->out, CHECKPOINT_RUN, s->start.dir, &s->run.state, &e);
     session_must_read(s, ok, named ? o->resume : o->out, &e);
-    if (!s->model_dir[0] && !o->given[OPT_model] && !o->given[OPT_train]) {
+    if (!s->start.dir[0] && !o->given[OPT_model] && !o->given[OPT_train]) {
         die("--resume: %s holds no checkpoint, and neither --model nor --train says what to train\n"
             "  hint: give the folder of the run with --out, or the flags of a new run",
             o->out);
     }
-    if (!s->model_dir[0]) {
+    if (!s->start.dir[0]) {
         print_names(stdout, "%s holds no checkpoint yet: starting at step 0\n", o->out);
         return;
     }
-    s->resumed = true;
+    s->start.resumed = true;
     session_identify(s);
-    snprintf(s->newest, sizeof s->newest, "%s", s->model_dir);
-    const Json* j = &s->state.json;
-    const JsonNode* saved = s->state.saved_options;
-    s->saved_master = trainer_state_has_master(&s->state);
-    s->state.f32_weights = false;
+    snprintf(s->run.newest, sizeof s->run.newest, "%s", s->start.dir);
+    const Json* j = &s->run.state.json;
+    const JsonNode* saved = s->run.state.saved_options;
+    s->start.saved_master = trainer_state_has_master(&s->run.state);
+    s->run.state.f32_weights = false;
     char* model = NULL;
     if (o->given[OPT_model] && json_bytes(j, saved, "model", &model, &e) && strcmp(o->model, model) != 0) {
-        warn("--model: %s is not used, the run resumes with the model of %s", o->model, s->model_dir);
+        warn("--model: %s is not used, the run resumes with the model of %s", o->model, s->start.dir);
         o->given[OPT_model] = false;
     }
     free(model);
@@ -140,17 +140,17 @@ LLMC_PRINTF(2, 3) static void session_differs(const Session* s, const char* fmt,
     va_start(ap, fmt);
     vsnprintf(e.msg, sizeof e.msg, fmt, ap);
     va_end(ap);
-    if (s->options.strict_resume) { die("%s\n  hint: without --strict-resume this is a warning", e.msg); }
+    if (s->chosen.strict_resume) { die("%s\n  hint: without --strict-resume this is a warning", e.msg); }
     warn("%s", e.msg);
 }
 
 /* Returns whether two values of --documents read all data of the run in the same way: `auto` may stand for the other value. */
 static inline bool session_reads_alike(const Session* s, Documents a, Documents b) {
-    for (int i = 0; i < s->mix.count; i++) {
-        const bool masked = s->mix.sources[i].masked;
+    for (int i = 0; i < s->data.mix.count; i++) {
+        const bool masked = s->data.mix.sources[i].masked;
         if (documents_of(a, masked) != documents_of(b, masked)) { return false; }
     }
-    return !s->has_val || documents_of(a, s->val.masked) == documents_of(b, s->val.masked);
+    return !s->data.has_val || documents_of(a, s->data.val.masked) == documents_of(b, s->data.val.masked);
 }
 
 /* Reports every saved flag on the command line that had another value. Files are compared by their fingerprints, and a
@@ -160,14 +160,14 @@ static inline void session_compare_options(const Session* s, SafeDtype own) {
     Options was;
     Error e = NO_ERROR;
     options_default(&was, o->trainer);
-    must(options_merge(&was, &s->state.json, s->state.saved_options, &e), &e);
+    must(options_merge(&was, &s->run.state.json, s->run.state.saved_options, &e), &e);
     for (int i = 0; i < NUM_OPTIONS; i++) {
         char flag[OPTION_TEXT], now[OPTION_TEXT], before[OPTION_TEXT];
         const char *a = option_text(o, i, now), *b = option_text(&was, i, before);
         const bool compared = option_specs[i].life == OPTION_SAVED && i != OPT_model && i != OPT_train && i != OPT_tokenizer;
         if (!compared || !o->given[i] || strcmp(a, b) == 0) { continue; }
         if (i == OPT_documents && session_reads_alike(s, (Documents)o->documents, (Documents)was.documents)) { continue; }
-        session_differs(s, "%s: is %s, was %s in %s", option_flag(i, flag), a, b, s->model_dir);
+        session_differs(s, "%s: is %s, was %s in %s", option_flag(i, flag), a, b, s->start.dir);
     }
     options_free(&was);
 }
@@ -176,35 +176,35 @@ static inline void session_compare_options(const Session* s, SafeDtype own) {
  * checkpoint, or a dry run without a GPU, does not know. Then the state holds the values of this run. `own` is the dtype of
  * the build. */
 static inline void session_compare(Session* s, SafeDtype own) {
-    TrainerState* was = &s->state;
+    TrainerState* was = &s->run.state;
     uint64_t data = 0;
     Error e = NO_ERROR;
-    if (s->rank != 0) { return; }
-    const uint64_t tokenizer = s->has_tokenizer ? s->tokenizer.fingerprint : 0;
-    must(mix_fingerprint(&s->mix, &data, &e), &e);
-    if (s->resumed) {
+    if (s->process.rank != 0) { return; }
+    const uint64_t tokenizer = s->data.has_tokenizer ? s->data.tokenizer.fingerprint : 0;
+    must(mix_fingerprint(&s->data.mix, &data, &e), &e);
+    if (s->start.resumed) {
         session_compare_options(s, own);
         if (was->data && was->data != data) {
             session_differs(s, "--train: %s has the fingerprint %016" PRIx64 ", the data of %s had %016" PRIx64,
-                            s->options.train, data, s->model_dir, was->data);
+                            s->chosen.train, data, s->start.dir, was->data);
         }
         if (was->fingerprint && was->fingerprint != tokenizer) {
             session_differs(s, "--tokenizer: has the fingerprint %016" PRIx64 ", that of %s had %016" PRIx64, tokenizer,
-                            s->model_dir, was->fingerprint);
+                            s->start.dir, was->fingerprint);
         }
-        if (was->build[0] && s->build[0] && strcmp(was->build, s->build) != 0) {
-            session_differs(s, "this build is (%s), that of %s was (%s): it may round elsewhere", s->build, s->model_dir,
-                            was->build);
+        if (was->build[0] && s->process.build[0] && strcmp(was->build, s->process.build) != 0) {
+            session_differs(s, "this build is (%s), that of %s was (%s): it may round elsewhere", s->process.build,
+                            s->start.dir, was->build);
         }
         if (was->row_order != ROW_ORDER) {
             session_differs(s, "the order of rows is %d, in %s it was %d: rows of this epoch may come twice or not at all",
-                            ROW_ORDER, s->model_dir, (int)was->row_order);
+                            ROW_ORDER, s->start.dir, (int)was->row_order);
         }
     }
     was->data = data;
     was->fingerprint = tokenizer;
     was->row_order = ROW_ORDER;
-    memcpy(was->build, s->build, sizeof was->build);
+    memcpy(was->build, s->process.build, sizeof was->build);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ static inline void session_check_out(const Session* s) {
     Error e = NO_ERROR;
     uint64_t* steps = NULL;
     size_t count = 0;
-    const Options* o = &s->options;
+    const Options* o = &s->chosen;
     must(checkpoint_list(o->out, &steps, &count, &e), &e);
     if (count > 0 && !session_goes_on_in_out(s)) {
         die("--out: %s holds the checkpoints of another run, up to step %llu\n"
@@ -227,8 +227,8 @@ static inline void session_check_out(const Session* s) {
 
 /* Locks --out, unless it is locked already, before anything is written there, and checks it again. */
 static inline void session_lock(Session* s) {
-    if (s->rank != 0) { return; }
-    if (s->lock < 0) { session_take_out(s); }
+    if (s->process.rank != 0) { return; }
+    if (s->run.lock < 0) { session_take_out(s); }
     session_check_out(s);
 }
 
@@ -236,42 +236,42 @@ static inline void session_lock(Session* s) {
 static inline void session_set_aside(const Session* s) {
     size_t count = 0;
     Error e = NO_ERROR;
-    must(checkpoint_set_aside(s->options.out, s->state.step, &count, &e), &e);
+    must(checkpoint_set_aside(s->chosen.out, s->run.state.step, &count, &e), &e);
     if (count == 0) { return; }
     print_names(stdout, "aside   %zu checkpoint%s after step %llu in %s %s now step_N.set_back\n", count, count == 1 ? "" : "s",
-                (unsigned long long)s->state.step, s->options.out, count == 1 ? "is" : "are");
+                (unsigned long long)s->run.state.step, s->chosen.out, count == 1 ? "is" : "are");
 }
 
 /* Opens the log of a resumed run. The run makes what its checkpoint owes; lines about it are from a run that was killed before
  * it saved the checkpoint again. */
 static inline bool session_open_log(Session* s, Error* e) {
-    const TrainerState* state = &s->state;
+    const TrainerState* state = &s->run.state;
     const char* again[4] = {NULL};
     int count = 0;
     if (state->val.step != state->step) { again[count++] = "val"; }
     if (state->owed & OWED_TASKS) { again[count++] = "task"; }
     if (state->owed & OWED_SAMPLE) { again[count++] = "sample"; }
-    return logger_open_before(&s->log, s->options.out, (int64_t)state->step, again, e);
+    return logger_open_before(&s->run.log, s->chosen.out, (int64_t)state->step, again, e);
 }
 
 /* Opens the log in --out, which must be locked, and writes the configuration or the resumption, with what --recompute auto
  * chose. From then on this is the run that wrote last. */
 static inline void session_begin(Session* s, const char* precision) {
     Error e = NO_ERROR;
-    const Options* o = &s->options;
-    if (s->rank != 0) { return; }
+    const Options* o = &s->chosen;
+    if (s->process.rank != 0) { return; }
     Options logged = *o;
     logged.recompute.automatic = false;
     char* options = options_log_text(&logged, LOG_TEXT_MAX);
-    const LoggedRun run = {trainer_name(o->trainer), precision, s->machine, options, s->argc, s->argv};
-    must(s->resumed ? session_open_log(s, &e) : logger_open(&s->log, o->out, -1, &e), &e);
-    if (s->resumed) {
-        must(log_resume(&s->log, &s->state, s->model_dir, &run, &e), &e);
+    const LoggedRun run = {trainer_name(o->trainer), precision, s->process.machine, options, s->process.argc, s->process.argv};
+    must(s->start.resumed ? session_open_log(s, &e) : logger_open(&s->run.log, o->out, -1, &e), &e);
+    if (s->start.resumed) {
+        must(log_resume(&s->run.log, &s->run.state, s->start.dir, &run, &e), &e);
         session_set_aside(s);
         // a run that died while it removed old checkpoints
-        if (!s->state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->state.step); }
+        if (!s->run.state.not_finite) { checkpoint_prune(o->out, o->keep, (uint64_t)o->major_every, s->run.state.step); }
     } else {
-        must(log_config(&s->log, &s->state, &run, &s->config, &s->table, s->train.num_tokens, &e), &e);
+        must(log_config(&s->run.log, &s->run.state, &run, &s->spec.config, &s->spec.table, s->data.train.num_tokens, &e), &e);
     }
     free(options);
 }

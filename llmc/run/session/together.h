@@ -64,10 +64,10 @@ LLMC_NORETURN static inline void together_exit(void) {
 /* Leaves the others: all ranks do so at the end. With `failed`, for an error that all ranks know, one rank of each host
  * continues and prints it; the others end here. */
 static inline void together_close(Session* s, bool failed) {
-    if (!s->team) { return; }
-    const bool tells = s->team->run.local_rank == 0;
-    team_close(s->team);
-    s->team = NULL;
+    if (!s->process.team) { return; }
+    const bool tells = s->process.team->run.local_rank == 0;
+    team_close(s->process.team);
+    s->process.team = NULL;
     if (failed && !tells) { together_exit(); }
 }
 
@@ -80,7 +80,7 @@ LLMC_NORETURN static inline void together_die(Session* s, const Error* e) {
 /* Rank 0 reports the checkpoint of its session to the others, before they open theirs. Returns the checkpoint; the other
  * ranks pass NULL. */
 static inline FoundCheckpoint together_share_checkpoint(Team* team, const Session* s) {
-    FoundCheckpoint found = {true, s && s->resumed, s ? s->state.step : 0};
+    FoundCheckpoint found = {true, s && s->start.resumed, s ? s->run.state.step : 0};
     agree_first(team, &found, sizeof found);
     return found;
 }
@@ -214,9 +214,9 @@ static inline void together_compare(Session* s, const char* name, const char* te
     } else {
         snprintf(mine, MOST, "%08" PRIx32 " ..%s", crc_of(text, length), text + length - (MOST - 16));
     }
-    char* all = (char*)xmalloc((size_t)s->ranks * MOST);
-    agree_gather(s->team, mine, MOST, all);
-    const bool same = agree_texts(name, all, s->ranks, MOST, &e);
+    char* all = (char*)xmalloc((size_t)s->process.ranks * MOST);
+    agree_gather(s->process.team, mine, MOST, all);
+    const bool same = agree_texts(name, all, s->process.ranks, MOST, &e);
     free(all);
     if (!same) { together_die(s, &e); }
 }
@@ -232,37 +232,37 @@ static inline void together_compare_print(Session* s, const char* name, uint64_t
 static inline void together_compare_files(Session* s) {
     uint64_t train = 0, val = 0;
     Error e = NO_ERROR;
-    must(!s->has_train || mix_fingerprint(&s->mix, &train, &e), &e);
-    must(!s->has_val || dataloader_fingerprint(&s->val, &val, &e), &e);
+    must(!s->data.has_train || mix_fingerprint(&s->data.mix, &train, &e), &e);
+    must(!s->data.has_val || dataloader_fingerprint(&s->data.val, &val, &e), &e);
     together_compare_print(s, "the fingerprint of --train", train);
     together_compare_print(s, "the fingerprint of --val", val);
-    together_compare_print(s, "the fingerprint of the tokenizer", s->has_tokenizer ? s->tokenizer.fingerprint : 0);
-    together_compare_print(s, "the fingerprint of --tasks", s->has_tasks ? tasks_fingerprint(&s->tasks) : 0);
+    together_compare_print(s, "the fingerprint of the tokenizer", s->data.has_tokenizer ? s->data.tokenizer.fingerprint : 0);
+    together_compare_print(s, "the fingerprint of --tasks", s->data.has_tasks ? tasks_fingerprint(&s->data.tasks) : 0);
 }
 
 /* Compares the weights that each rank has loaded. */
 static inline void together_compare_weights(Session* s) {
-    if (s->team) { together_compare_print(s, "the checksum of the weights", s->weights); }
+    if (s->process.team) { together_compare_print(s, "the checksum of the weights", s->start.weights); }
 }
 
 /* Meets the other ranks once the session is open, and compares what must be the same on all: the build, all flags but
  * --threads, the data, the tokenizer, the checkpoint that the run resumes. Does nothing if the process is alone. */
 static inline void together_open(Session* s, Team* team, const Ranks* r) {
-    const Options* o = &s->options;
+    const Options* o = &s->chosen;
     char name[OPTION_TEXT], value[OPTION_TEXT], text[64];
-    if (r->ranks == 1 || s->job == JOB_DRY_RUN) { return; }
+    if (r->ranks == 1 || s->process.job == JOB_DRY_RUN) { return; }
     if (r->rank == 0) {
         team->hang_seconds = o->hang_timeout;  // only rank 0 watches for that
         together_meet(team, r);
         together_share_checkpoint(team, s);
     }
-    s->team = team;
-    together_compare(s, "this build", s->build);
+    s->process.team = team;
+    together_compare(s, "this build", s->process.build);
     for (int i = 0; i < NUM_OPTIONS; i++) {
         if (i != OPT_threads) { together_compare(s, option_flag(i, name), option_text(o, i, value)); }
     }
     together_compare_files(s);
-    snprintf(text, sizeof text, s->resumed ? "step %llu" : "none", (unsigned long long)s->state.step);
+    snprintf(text, sizeof text, s->start.resumed ? "step %llu" : "none", (unsigned long long)s->run.state.step);
     together_compare(s, "the checkpoint to resume", text);
 }
 
@@ -272,24 +272,24 @@ static inline void together_share_out(Session* s) {
     size_t size = 0;
     uint64_t number = 0;
     Error e = NO_ERROR;
-    if (!s->team) { return; }
+    if (!s->process.team) { return; }
     if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) { die("the system gives no random numbers"); }
-    agree_first(s->team, &number, sizeof number);
+    agree_first(s->process.team, &number, sizeof number);
     const size_t length = (size_t)snprintf(text, sizeof text, "%016" PRIx64 "\n", number);
-    bool ok = path_join(path, s->options.out, ".ranks", &e) && (s->rank > 0 || write_file(path, text, length, &e));
-    if (!agree_ok(s->team, ok, &e)) { together_die(s, &e); }
-    if (s->rank > 0) {
+    bool ok = path_join(path, s->chosen.out, ".ranks", &e) && (s->process.rank > 0 || write_file(path, text, length, &e));
+    if (!agree_ok(s->process.team, ok, &e)) { together_die(s, &e); }
+    if (s->process.rank > 0) {
         Error ignored = NO_ERROR;
         char* found = read_file(path, &size, 64, &ignored);
         ok = found && size == length && memcmp(found, text, size) == 0;
         free(found);
         if (!ok) {
-            fail(&e, "--out: %s on host %s is not the folder of rank 0: all ranks must share it", s->options.out,
-                 s->team->host);
+            fail(&e, "--out: %s on host %s is not the folder of rank 0: all ranks must share it", s->chosen.out,
+                 s->process.team->host);
         }
     }
-    const bool shared = agree_ok(s->team, ok, &e);
-    if (s->rank == 0) { unlink(path); }
+    const bool shared = agree_ok(s->process.team, ok, &e);
+    if (s->process.rank == 0) { unlink(path); }
     if (!shared) { together_die(s, &e); }
 }
 
@@ -298,7 +298,7 @@ static inline const char* together_host(const Team* team, int rank) { return tea
 
 /* Reports to the others where this rank is. */
 static inline void together_at(const Session* s, TeamPhase phase, int64_t step) {
-    if (s->team) { team_at(s->team, phase, (uint64_t)step, 0); }
+    if (s->process.team) { team_at(s->process.team, phase, (uint64_t)step, 0); }
 }
 
 #endif
