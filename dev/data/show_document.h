@@ -6,7 +6,7 @@
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "llmc/files/tokenfile.h"  // defines: tokenfile_open, tokenfile_widen, tokenfile_mask_at, tokenfile_bit
+#include "llmc/files/tokenfile.h"  // defines: TokenReader, tokenfile_open, tokenfile_read_ids, tokenfile_mask_at, tokenfile_bit
 #include "llmc/base/text.h"        // defines: print_escaped
 #include "llmc/text/tokenizer.h"   // defines: Tokenizer, TokenDecoder, decoder_push, decoder_flush
 
@@ -24,10 +24,11 @@ static inline void show_mark(TokenDecoder* d, const char* mark) {
 static inline bool show_document(const Tokenizer* t, int separator, const char* path, uint64_t number, Error* e) {
     unsigned char raw[4 * SHOW_TOKENS], mask[SHOW_TOKENS / 8];
     int32_t ids[SHOW_TOKENS];
-    TokenFileHeader h;
+    TokenReader file;
     TokenDecoder d;
-    FILE* f = tokenfile_open(&h, path, e);
-    if (!f) { return false; }
+    if (!tokenfile_open(&file, path, e)) { return false; }
+    file.limit = t->vocab_size;
+    const TokenFileHeader h = file.h;
     bool ok = h.fingerprint == 0 || h.fingerprint == t->fingerprint ||
               fail(e, "%s: was made with another tokenizer, wanted --tokenizer with the one it was made with", path);
     bool trained = false;
@@ -35,9 +36,8 @@ static inline bool show_document(const Tokenizer* t, int separator, const char* 
     decoder_init(&d, t);
     for (uint64_t at = 0, n; ok && at < h.num_tokens && document <= number; at += n) {
         n = size_min(h.num_tokens - at, SHOW_TOKENS);
-        ok = read_exact(f, raw, n * (size_t)h.token_bytes, path, "the tokens", e) &&
-             tokenfile_widen(ids, raw, n, h.token_bytes, t->vocab_size, at, path, e) &&
-             (!h.masked || read_at(fileno(f), tokenfile_mask_at(&h) + at / 8, mask, (n + 7) / 8, path, "the mask", e));
+        ok = tokenfile_read_ids(&file, at, n, raw, ids, "the tokens", e) &&
+             (!h.masked || read_at(fileno(file.f), tokenfile_mask_at(&h) + at / 8, mask, (n + 7) / 8, path, "the mask", e));
         for (uint64_t i = 0; ok && i < n && document <= number; i++) {
             document += ids[i] == separator || at + i == 0;
             if (document != number) { continue; }
@@ -55,7 +55,7 @@ static inline bool show_document(const Tokenizer* t, int separator, const char* 
     }
     if (ok) { show_mark(&d, trained ? "]]\n" : "\n"); }
     decoder_free(&d);
-    fclose(f);
+    tokenfile_close(&file);
     return ok;
 }
 

@@ -44,7 +44,7 @@
 #include "llmc/base/rand.h"        // defines: philox_below, RAND_ORDER_ROWS, RAND_SHUFFLE_SHARDS
 #include "llmc/base/text.h"        // defines: text_plural
 #include "llmc/files/rows.h"       // defines: RowRule, RowIndex, RowCounts, rows_open, rows_read
-#include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, tokenfile_open, tokenfile_scan, tokenfile_widen
+#include "llmc/files/tokenfile.h"  // defines: TokenReader, tokenfile_open, tokenfile_close, tokenfile_scan
 #include <glob.h>
 #include <pthread.h>
 #include <signal.h>
@@ -59,6 +59,12 @@ typedef struct {
 
 /* Reads row `row` of a stream: inputs, targets, and the starts of the documents (rows.h). */
 typedef bool (*ReadRow)(void* ctx, uint64_t row, int32_t* out /* (3, T) */, Error* e);
+
+/* What a process reads of a stream: B rows of T tokens a batch, where num_ranks processes read as many each. */
+typedef struct {
+    int B, T;  // above 0
+    int rank, num_ranks;
+} BatchShare;
 
 typedef enum { AHEAD_EMPTY, AHEAD_ASKED, AHEAD_READY } AheadState;
 
@@ -89,9 +95,9 @@ typedef struct {
     uint64_t order_epoch;   // the epoch `order` is for
     int* order;             // (num_shards) the shards in the epoch's order
     uint64_t* order_start;  // (num_shards + 1) rows of the epoch before each place of `order`
-    FILE* file;             // the shard opened last, file_shard
+    TokenReader file;       // the shard opened last, file_shard
     int file_shard;         // -1: none
-    unsigned char* raw;     // (T+1) tokens as stored in the file, and their mask
+    int32_t* scratch;       // rows_scratch(T) bytes
 
     // one batch read ahead
     pthread_t thread;
@@ -182,41 +188,28 @@ static inline void dataloader_locate(DataLoader* d, uint64_t row, int* shard, ui
 // reading
 
 static void dataloader_close_shard(DataLoader* d) {
-    if (d->file) { fclose(d->file); }
-    d->file = NULL;
+    tokenfile_close(&d->file);
     d->file_shard = -1;
 }
 
 /* Opens the shard unless it is open, and checks that its size has not changed since the loader was opened. */
 static bool dataloader_open_shard(DataLoader* d, int shard, Error* e) {
-    const char* path = d->shards[shard].path;
-    const uint64_t want = tokenfile_bytes(&d->shards[shard].header);
+    const DataShard* s = &d->shards[shard];
+    const char* path = s->path;
+    const uint64_t want = tokenfile_bytes(&s->header);
     struct stat now;
     if (d->file_shard != shard) {
         uint64_t size;
         dataloader_close_shard(d);
-        d->file = open_input(path, &size, e);
-        if (!d->file) { return false; }
+        const TokenReader file = {open_input(path, &size, e), path, s->header, d->vocab_limit};
+        if (!file.f) { return false; }
+        d->file = file;
         d->file_shard = shard;
     }
-    if (fstat(fileno(d->file), &now) != 0) { return fail(e, "%s: cannot read its size: %s", path, strerror(errno)); }
+    if (fstat(fileno(d->file.f), &now) != 0) { return fail(e, "%s: cannot read its size: %s", path, strerror(errno)); }
     if ((uint64_t)now.st_size == want) { return true; }
     return fail(e, "%s: has %llu bytes, wanted %llu: the file was %s while it was in use", path,
                 (unsigned long long)now.st_size, (unsigned long long)want, (uint64_t)now.st_size < want ? "cut" : "extended");
-}
-
-/* Reads the T+1 tokens of a row at a multiple of T as inputs and targets. */
-static bool dataloader_read_plain(const DataLoader* d, const DataShard* s, uint64_t row_in_shard, int32_t* out, Error* e) {
-    const uint64_t first = row_in_shard * (uint64_t)d->T;
-    const size_t T = (size_t)d->T, width = (size_t)d->token_bytes;
-    if (!read_at(fileno(d->file), TOKENFILE_HEADER_BYTES + first * width, d->raw, (T + 1) * width, s->path, "a row", e) ||
-        !tokenfile_widen(out, d->raw, T + 1, d->token_bytes, d->vocab_limit, first, s->path, e)) {
-        return false;
-    }
-    out[2 * T - 1] = out[T];  // the last target
-    memcpy(out + T, out + 1, (T - 1) * sizeof *out);
-    memset(out + 2 * T, 0, T * sizeof *out);
-    return true;
 }
 
 /* Reads row `row` of the stream. After an error the shard is closed: the next try opens it anew. */
@@ -224,12 +217,9 @@ static bool dataloader_read_row(DataLoader* d, uint64_t row, int32_t* out /* (3,
     int shard;
     uint64_t row_in_shard;
     dataloader_locate(d, row, &shard, &row_in_shard);
-    const DataShard* s = &d->shards[shard];
-    const size_t T = (size_t)d->T;
+    const bool mask = d->documents == DOCUMENTS_MASK;
     const bool ok = dataloader_open_shard(d, shard, e) &&
-                    (d->indexed ? rows_read(&s->index, d->file, &s->header, row_in_shard, T, d->documents == DOCUMENTS_MASK,
-                                            d->vocab_limit, out, out + T, out + 2 * T, d->raw, s->path, e)
-                                : dataloader_read_plain(d, s, row_in_shard, out, e));
+                    rows_read(&d->shards[shard].index, &d->file, row_in_shard, (size_t)d->T, mask, out, d->scratch, e);
     if (!ok) { dataloader_close_shard(d); }
     return ok;
 }
@@ -321,10 +311,10 @@ static bool dataloader_find_shards(DataLoader* d, const char* pattern, Error* e)
  * vocabulary size and a fingerprint; -1: none yet. */
 static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* print_from, Error* e) {
     DataShard* s = &d->shards[i];
-    TokenFileHeader h;
-    FILE* f = tokenfile_open(&h, s->path, e);
-    if (!f) { return false; }
-    fclose(f);
+    TokenReader file;
+    if (!tokenfile_open(&file, s->path, e)) { return false; }
+    tokenfile_close(&file);
+    const TokenFileHeader h = file.h;
     const char* first = d->shards[0].path;
     if (i > 0 && h.token_bytes != d->token_bytes) {
         return fail(e, "%s: has uint%d tokens, but %s has uint%d: wanted all shards alike", s->path, 8 * h.token_bytes, first,
@@ -371,10 +361,9 @@ static bool dataloader_find_rows(DataLoader* d, int i, const RowRule* rule, Erro
     }
     s->num_rows = (h.num_tokens - 1) / (uint64_t)d->T;
     if (d->indexed) {
-        TokenFileHeader now;
-        FILE* f = tokenfile_open(&now, s->path, e);
-        const bool ok = f && rows_open(&s->index, f, &h, (size_t)d->T, d->documents, rule, s->path, e);
-        if (f) { fclose(f); }
+        TokenReader file;
+        const bool ok = tokenfile_open(&file, s->path, e) && rows_open(&s->index, &file, (size_t)d->T, d->documents, rule, e);
+        tokenfile_close(&file);
         if (!ok) { return false; }
         s->num_rows = s->index.counts.rows;
         rows_add_counts(&d->counts, &s->index.counts);
@@ -384,7 +373,7 @@ static bool dataloader_find_rows(DataLoader* d, int i, const RowRule* rule, Erro
 }
 
 /* Decides how rows are made, once the shards are known. */
-static bool dataloader_take_rule(DataLoader* d, const char* pattern, const RowRule* rule, Error* e) {
+static bool dataloader_choose_rule(DataLoader* d, const char* pattern, const RowRule* rule, Error* e) {
     d->documents = documents_of(rule->documents, d->masked);
     d->indexed = d->masked || d->documents != DOCUMENTS_CROSS;
     const bool named = rule->fingerprint && d->fingerprint;
@@ -416,34 +405,33 @@ static inline void dataloader_close(DataLoader* d) {
     free(d->shards);
     free(d->order);
     free(d->order_start);
-    free(d->raw);
+    free(d->scratch);
     free(d->ahead_rows);
     free(d->starts);
     dataloader_close_shard(d);
     memset(d, 0, sizeof *d);
 }
 
-/* Makes room for the batches that are read ahead: rank's B rows of each num_ranks * B rows. */
-static void dataloader_open_batches(DataLoader* d, int B, int T, int rank, int num_ranks) {
-    const size_t row = (size_t)T * sizeof(int32_t);
-    d->B = B;
-    d->T = T;
-    d->rank = rank;
-    d->num_ranks = num_ranks;
-    d->ahead_rows = (int32_t*)xmalloc((size_t)B * 3 * row);
-    if (d->documents == DOCUMENTS_MASK) { d->starts = (int32_t*)xcalloc((size_t)B, row); }
+/* Makes room for the batches that are read ahead. */
+static void dataloader_open_batches(DataLoader* d, BatchShare share) {
+    const size_t row = (size_t)share.T * sizeof(int32_t);
+    d->B = share.B;
+    d->T = share.T;
+    d->rank = share.rank;
+    d->num_ranks = share.num_ranks;
+    d->ahead_rows = (int32_t*)xmalloc((size_t)share.B * 3 * row);
+    if (d->documents == DOCUMENTS_MASK) { d->starts = (int32_t*)xcalloc((size_t)share.B, row); }
     pthread_mutex_init(&d->mutex, NULL);
     pthread_cond_init(&d->changed, NULL);
 }
 
-/* Opens every file that `pattern` names (a path or a glob pattern) and checks all headers. B, T > 0, 0 <= rank < num_ranks.
- * Starts at row 0. Fails without a file, and on a folder, a damaged header, or a size that contradicts the header. Shards may
+/* Opens every file that `pattern` names (a path or a glob pattern) and checks all headers. Starts at row 0. Fails without a file, and on a folder, a damaged header, or a size that contradicts the header. Shards may
  * not differ in token width, mask, vocabulary or tokenizer. Each shard needs a row, and all together a batch for all ranks.
  * With documents the data needs a BOS. Do not move the loader in memory until it is closed. */
-static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, int T, int rank, int num_ranks, uint64_t seed,
-                                   bool shuffle, const RowRule* rule, Error* e) {
+static inline bool dataloader_open(DataLoader* d, const char* pattern, BatchShare share, uint64_t seed, bool shuffle,
+                                   const RowRule* rule, Error* e) {
     memset(d, 0, sizeof *d);
-    d->T = T;
+    d->T = share.T;
     d->seed = seed;
     d->shuffle = shuffle;
     d->vocab_limit = (int64_t)INT32_MAX + 1;
@@ -452,15 +440,15 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     for (int i = 0, vocab_from = -1, print_from = -1; ok && i < d->num_shards; i++) {
         ok = dataloader_check_shard(d, i, &vocab_from, &print_from, e);
     }
-    ok = ok && dataloader_take_rule(d, pattern, rule, e);
+    ok = ok && dataloader_choose_rule(d, pattern, rule, e);
     for (int i = 0; ok && i < d->num_shards; i++) { ok = dataloader_find_rows(d, i, rule, e); }
-    uint64_t batch = (uint64_t)B * (uint64_t)num_ranks;
+    const uint64_t batch = (uint64_t)share.B * (uint64_t)share.num_ranks;
     if (ok && d->rows_per_epoch < batch) {
         ok = fail(e,
                   "%s: holds %llu row%s of --seq %d in all, wanted at least %llu, one batch (--batch %d on %d rank%s)\n"
                   "  hint: use a smaller --batch or --seq, or more text",
-                  pattern, (unsigned long long)d->rows_per_epoch, text_plural((int64_t)d->rows_per_epoch), T,
-                  (unsigned long long)batch, B, num_ranks, text_plural(num_ranks));
+                  pattern, (unsigned long long)d->rows_per_epoch, text_plural((int64_t)d->rows_per_epoch), d->T,
+                  (unsigned long long)batch, share.B, share.num_ranks, text_plural(share.num_ranks));
     }
     if (!ok) {
         dataloader_close(d);
@@ -469,8 +457,8 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, int B, in
     if (d->vocab_size) { d->vocab_limit = d->vocab_size; }
     d->order = (int*)xmalloc((size_t)d->num_shards * sizeof *d->order);
     d->order_start = (uint64_t*)xmalloc(((size_t)d->num_shards + 1) * sizeof *d->order_start);
-    d->raw = (unsigned char*)xmalloc(rows_scratch(&d->shards[0].header, (size_t)T));
-    dataloader_open_batches(d, B, T, rank, num_ranks);
+    d->scratch = (int32_t*)xmalloc(rows_scratch((size_t)share.T));
+    dataloader_open_batches(d, share);
     dataloader_order_epoch(d, 0);
     return true;
 }
@@ -502,11 +490,11 @@ static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64
 /* Reads every shard whole: each id must be below the vocabulary, each checksum must be right. */
 static inline bool dataloader_scan(const DataLoader* d, TokenFileProgress progress, void* ctx, Error* e) {
     for (int i = 0; i < d->num_shards; i++) {
-        TokenFileHeader h;
-        FILE* f = tokenfile_open(&h, d->shards[i].path, e);
-        if (!f) { return false; }
-        const bool ok = tokenfile_scan(f, &h, d->vocab_limit, d->shards[i].path, progress, ctx, e);
-        fclose(f);
+        TokenReader file;
+        if (!tokenfile_open(&file, d->shards[i].path, e)) { return false; }
+        file.limit = d->vocab_limit;
+        const bool ok = tokenfile_scan(&file, progress, ctx, e);
+        tokenfile_close(&file);
         if (!ok) { return false; }
     }
     return true;

@@ -279,37 +279,37 @@ static MixBlock* mix_new_table(void) {
 }
 
 /* Opens several sources, and the stream over them. */
-static bool mix_open_sources(Mix* m, int B, int T, int rank, int num_ranks, const RowRule* rule, Error* e) {
+static bool mix_open_sources(Mix* m, BatchShare share, const RowRule* rule, Error* e) {
+    const BatchShare alone = {1, share.T, 0, 1};
     m->sources = (DataLoader*)xcalloc((size_t)m->count, sizeof *m->sources);
     m->reading = mix_new_table();
     m->taking = mix_new_table();
-    m->taken = (int32_t*)xcalloc((size_t)B, sizeof *m->taken);
+    m->taken = (int32_t*)xcalloc((size_t)share.B, sizeof *m->taken);
     m->stream->seed = m->seed;
     m->stream->shuffle = true;
     m->stream->read_row = mix_read_row;
     m->stream->read_ctx = m;
     for (int s = 0; s < m->count; s++) {
-        if (!dataloader_open(&m->sources[s], m->parts[s].pattern, 1, T, 0, 1, m->seed, true, rule, e)) { return false; }
+        if (!dataloader_open(&m->sources[s], m->parts[s].pattern, alone, m->seed, true, rule, e)) { return false; }
         if (!mix_add_source(m, s, e)) { return false; }
     }
-    dataloader_open_batches(m->stream, B, T, rank, num_ranks);
+    dataloader_open_batches(m->stream, share);
     return true;
 }
 
-/* Opens the training data that `text` names, and `stream` over it. The stream gives rank `rank` of num_ranks its B rows of T
- * tokens a batch. `rule`, by which rows are made, applies to each source by itself. Fails as dataloader_open() does, and if
+/* Opens the training data that `text` names, and `stream` over it, which gives this process its share. `rule`, by which rows are made, applies to each source by itself. Fails as dataloader_open() does, and if
  * text or weights make no mix. Do not move mix and stream in memory. */
-static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, int B, int T, int rank, int num_ranks, uint64_t seed,
-                            const RowRule* rule, Error* e) {
+static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, BatchShare share, uint64_t seed, const RowRule* rule,
+                            Error* e) {
     memset(stream, 0, sizeof *stream);
     bool ok = mix_parse(m, text, e);
     m->stream = stream;
     m->seed = seed;
     if (ok && m->count == 1) {
         m->sources = stream;
-        ok = dataloader_open(stream, m->parts[0].pattern, B, T, rank, num_ranks, seed, true, rule, e);
+        ok = dataloader_open(stream, m->parts[0].pattern, share, seed, true, rule, e);
     } else if (ok) {
-        ok = mix_share(m, e) && mix_open_sources(m, B, T, rank, num_ranks, rule, e);
+        ok = mix_share(m, e) && mix_open_sources(m, share, rule, e);
     }
     if (!ok) { mix_close(m); }
     return ok;

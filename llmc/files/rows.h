@@ -24,7 +24,7 @@
 #define LLMC_ROWS_H
 
 #include "llmc/base/utils.h"       // defines: fail, read_at, xmalloc, size_min, now_seconds
-#include "llmc/files/tokenfile.h"  // defines: TokenFileHeader, TokenFileProgress, tokenfile_widen, tokenfile_bit
+#include "llmc/files/tokenfile.h"  // defines: TokenReader, TokenFileProgress, tokenfile_read, tokenfile_read_ids, tokenfile_bit
 
 typedef enum { DOCUMENTS_AUTO, DOCUMENTS_CROSS, DOCUMENTS_PACK, DOCUMENTS_MASK } Documents;
 static const char* const documents_names[] = {"auto", "cross", "pack", "mask"};
@@ -103,9 +103,7 @@ typedef struct {
     RowIndex* index;
     size_t cap;  // of index->pieces
     size_t T;
-    FILE* f;
-    const TokenFileHeader* h;
-    const char* path;
+    const TokenReader* file;
     unsigned char* block;       // (MASK_BLOCK) of the mask
     uint64_t block_at;          // number of its first byte in the mask
     OpenRow open[ROWS_WINDOW];  // the oldest first
@@ -165,14 +163,15 @@ static void rows_place(RowMaker* m, uint64_t start, size_t length) {
 
 /* Counts the trained tokens in [from, to). */
 static bool rows_count_trained(RowMaker* m, uint64_t from, uint64_t to, uint64_t* count, Error* e) {
-    const uint64_t mask = tokenfile_mask_at(m->h), end = tokenfile_bytes(m->h) - mask;
-    *count = m->h->masked || from >= to ? 0 : to - from;
-    while (m->h->masked && from < to) {
+    const TokenFileHeader* h = &m->file->h;
+    const uint64_t mask = tokenfile_mask_at(h), end = tokenfile_bytes(h) - mask;
+    *count = h->masked || from >= to ? 0 : to - from;
+    while (h->masked && from < to) {
         const uint64_t byte = from / 8;
         if (byte - m->block_at >= MASK_BLOCK) {
             m->block_at = byte / MASK_BLOCK * MASK_BLOCK;
             const size_t n = size_min(end - m->block_at, MASK_BLOCK);
-            if (!read_at(fileno(m->f), mask + m->block_at, m->block, n, m->path, "the mask", e)) { return false; }
+            if (!read_at(fileno(m->file->f), mask + m->block_at, m->block, n, m->file->path, "the mask", e)) { return false; }
         }
         const unsigned skip = from % 8, n = (unsigned)size_min(8 - skip, to - from);
         *count += (uint64_t)__builtin_popcount(m->block[byte - m->block_at] >> skip & ((1u << n) - 1));
@@ -181,21 +180,22 @@ static bool rows_count_trained(RowMaker* m, uint64_t from, uint64_t to, uint64_t
     return true;
 }
 
-/* Takes a piece; `goes_on`: its document has more tokens. */
+/* Adds a piece; `goes_on`: its document has more tokens. */
 static bool rows_add_piece(RowMaker* m, uint64_t start, size_t length, bool goes_on, Error* e) {
+    const TokenFileHeader* h = &m->file->h;
     const uint64_t last = start + length;  // its last target
     uint64_t trained, around;
-    if (!rows_count_trained(m, start + 1, size_min(last + 1, m->h->num_tokens), &trained, e)) { return false; }
+    if (!rows_count_trained(m, start + 1, size_min(last + 1, h->num_tokens), &trained, e)) { return false; }
     if (trained == 0) { return true; }
     m->index->counts.trained += trained;
     rows_place(m, start, length);
-    if (!m->h->masked || !goes_on || last + 1 >= m->h->num_tokens) { return true; }
+    if (!h->masked || !goes_on || last + 1 >= h->num_tokens) { return true; }
     if (!rows_count_trained(m, last, last + 2, &around, e)) { return false; }
     m->index->counts.cut += around == 2;
     return true;
 }
 
-/* Takes the document of tokens [start, end). */
+/* Adds the pieces of the document of tokens [start, end). */
 static bool rows_add_document(RowMaker* m, uint64_t start, uint64_t end, Error* e) {
     bool ok = true;
     m->index->counts.documents++;
@@ -221,15 +221,16 @@ static uint64_t rows_find_bos(const unsigned char* raw, uint64_t i, uint64_t n, 
     return n;
 }
 
-/* Finds the documents of the file and takes each. */
+/* Finds the documents of the file and adds each. */
 static bool rows_pack(RowMaker* m, const RowRule* rule, Error* e) {
-    const size_t width = (size_t)m->h->token_bytes, most = 1 << 18;  // tokens at a time
+    const TokenFileHeader* h = &m->file->h;
+    const size_t width = (size_t)h->token_bytes, most = 1 << 18;  // tokens at a time
     unsigned char* raw = (unsigned char*)xmalloc(most * width);
     uint64_t start = 0, found = 0;
     bool ok = true;
-    for (uint64_t at = 0, n; ok && at < m->h->num_tokens; at += n) {
-        n = size_min(m->h->num_tokens - at, most);
-        ok = read_at(fileno(m->f), TOKENFILE_HEADER_BYTES + at * width, raw, n * width, m->path, "the file", e);
+    for (uint64_t at = 0, n; ok && at < h->num_tokens; at += n) {
+        n = size_min(h->num_tokens - at, most);
+        ok = tokenfile_read(m->file, at, n, raw, "the file", e);
         for (uint64_t i = 0; ok && (i = rows_find_bos(raw, i, n, width, (uint32_t)rule->bos)) < n; i++) {
             found++;
             if (at + i > start) { ok = rows_add_document(m, start, at + i, e); }
@@ -242,35 +243,34 @@ static bool rows_pack(RowMaker* m, const RowRule* rule, Error* e) {
         ok = fail(e,
                   "%s: holds no BOS token (id %d), so nothing tells where its documents begin\n"
                   "  hint: tokenize the text again, or read across documents with --documents cross",
-                  m->path, rule->bos);
+                  m->file->path, rule->bos);
     }
-    return ok && rows_add_document(m, start, m->h->num_tokens, e);
+    return ok && rows_add_document(m, start, h->num_tokens, e);
 }
 
-/* Takes the rows at the multiples of T. */
+/* Adds the rows at the multiples of T. */
 static bool rows_cross(RowMaker* m, Error* e) {
     bool ok = true;
-    for (uint64_t start = 0; ok && start + m->T < m->h->num_tokens; start += m->T) {
+    for (uint64_t start = 0; ok && start + m->T < m->file->h.num_tokens; start += m->T) {
         ok = rows_add_piece(m, start, m->T, true, e);
     }
     return ok;
 }
 
 /* Makes the index of the rows of an open file. `documents` is not auto. Free with rows_free(), also if it fails. */
-static inline bool rows_open(RowIndex* x, FILE* f, const TokenFileHeader* h, size_t T, Documents documents, const RowRule* rule,
-                             const char* path, Error* e) {
+static inline bool rows_open(RowIndex* x, const TokenReader* file, size_t T, Documents documents, const RowRule* rule,
+                             Error* e) {
+    const TokenFileHeader* h = &file->h;
     const double began = now_seconds();
     memset(x, 0, sizeof *x);
     if (h->num_tokens >> PIECE_START_BITS) {
-        return fail(e, "%s: holds %llu tokens, wanted fewer than 2^%d for rows of documents or with a mask", path,
+        return fail(e, "%s: holds %llu tokens, wanted fewer than 2^%d for rows of documents or with a mask", file->path,
                     (unsigned long long)h->num_tokens, PIECE_START_BITS);
     }
     RowMaker* m = (RowMaker*)xcalloc(1, sizeof *m);
     m->index = x;
     m->T = T;
-    m->f = f;
-    m->h = h;
-    m->path = path;
+    m->file = file;
     m->block = (unsigned char*)xmalloc(MASK_BLOCK);
     m->block_at = UINT64_MAX - MASK_BLOCK;  // none
     m->window = h->masked ? ROWS_WINDOW : 1;
@@ -280,7 +280,7 @@ static inline bool rows_open(RowIndex* x, FILE* f, const TokenFileHeader* h, siz
     free(m->block);
     free(m);
     if (ok && x->counts.rows == 0) {
-        return fail(e, "%s: holds no trained token in rows of --seq %zu\n  hint: %s", path, T,
+        return fail(e, "%s: holds no trained token in rows of --seq %zu\n  hint: %s", file->path, T,
                     h->masked ? "a mask of zeros trains nothing: make the file again" : "the file has no text in it");
     }
     if (ok) { x->pieces = (uint64_t*)xrealloc(x->pieces, x->num_pieces * sizeof *x->pieces); }
@@ -292,35 +292,36 @@ static inline bool rows_open(RowIndex* x, FILE* f, const TokenFileHeader* h, siz
 // ---------------------------------------------------------------------------------------------------------------------
 // reading
 
-/* Returns the bytes of scratch that rows_read() needs. */
-static inline size_t rows_scratch(const TokenFileHeader* h, size_t T) { return (T + 1) * (size_t)h->token_bytes + T / 8 + 2; }
+/* Returns the bytes of scratch that rows_read() needs: for T+1 ids, for them as the file stores them, and their mask. */
+static inline size_t rows_scratch(size_t T) { return (T + 1) * 2 * sizeof(int32_t) + T / 8 + 2; }
 
 /* Reads a piece of n tokens and their targets. */
-static bool rows_read_piece(FILE* f, const TokenFileHeader* h, uint64_t first, size_t n, int64_t limit, int32_t* x, int32_t* y,
-                            unsigned char* scratch, const char* path, Error* e) {
-    const size_t width = (size_t)h->token_bytes, have = size_min(n + 1, h->num_tokens - first);
+static bool rows_read_piece(const TokenReader* file, uint64_t first, size_t n, int32_t* x, int32_t* y, int32_t* scratch,
+                            Error* e) {
+    const TokenFileHeader* h = &file->h;
+    const size_t have = size_min(n + 1, h->num_tokens - first);
     const uint64_t mask_first = (first + 1) / 8, mask_end = (first + have + 7) / 8;  // bytes
-    unsigned char* mask = scratch + (n + 1) * width;
-    if (!read_at(fileno(f), TOKENFILE_HEADER_BYTES + first * width, scratch, have * width, path, "a row", e) ||
-        !tokenfile_widen(x, scratch, n, h->token_bytes, limit, first, path, e) ||
-        !tokenfile_widen(y, scratch + width, have - 1, h->token_bytes, limit, first + 1, path, e)) {
-        return false;
-    }
+    unsigned char *raw = (unsigned char*)(scratch + n + 1), *mask = raw + (n + 1) * sizeof(int32_t);
+    if (!tokenfile_read_ids(file, first, have, raw, scratch, "a row", e)) { return false; }
+    memcpy(x, scratch, n * sizeof *x);
+    memcpy(y, scratch + 1, (have - 1) * sizeof *y);
     if (have == n) { y[n - 1] = -1; }
     if (!h->masked || have == 1) { return true; }
     const uint64_t at = tokenfile_mask_at(h) + mask_first;
-    if (!read_at(fileno(f), at, mask, mask_end - mask_first, path, "a row's mask", e)) { return false; }
+    if (!read_at(fileno(file->f), at, mask, mask_end - mask_first, file->path, "a row's mask", e)) { return false; }
     for (size_t i = 0; i + 1 < have; i++) {
         if (!tokenfile_bit(mask, first + 1 + i - 8 * mask_first)) { y[i] = -1; }
     }
     return true;
 }
 
-/* Reads row r: tokens x, targets y and the starts of the documents, each (T). `mask`: the mode is mask, and starts are
- * wanted; otherwise they are 0. */
-static inline bool rows_read(const RowIndex* index, FILE* f, const TokenFileHeader* h, uint64_t r, size_t T, bool mask,
-                             int64_t limit, int32_t* x, int32_t* y, int32_t* starts, unsigned char* scratch, const char* path,
-                             Error* e) {
+/* Reads row r: tokens, targets and the starts of the documents. Without an index (all zeros) rows begin at the multiples of T.
+ * `mask`: the mode is mask, and starts are wanted; otherwise they are 0. scratch: rows_scratch(T) bytes */
+static inline bool rows_read(const RowIndex* index, const TokenReader* file, uint64_t r, size_t T, bool mask,
+                             int32_t* out /* (3, T) */, int32_t* scratch, Error* e) {
+    int32_t *x = out, *y = out + T, *starts = out + 2 * T;
+    memset(starts, 0, T * sizeof *starts);
+    if (!index->pieces) { return rows_read_piece(file, r * T, T, x, y, scratch, e); }
     uint64_t k = index->steps[r / ROWS_STEP];
     for (uint64_t row = r / ROWS_STEP * ROWS_STEP; row < r; row++) {
         do { k++; } while (!(index->pieces[k] & 1));
@@ -328,8 +329,8 @@ static inline bool rows_read(const RowIndex* index, FILE* f, const TokenFileHead
     size_t t = 0;
     do {
         const size_t n = piece_length(index->pieces[k]);
-        if (!rows_read_piece(f, h, piece_start(index->pieces[k]), n, limit, x + t, y + t, scratch, path, e)) { return false; }
-        for (size_t i = 0; i < n; i++) { starts[t + i] = mask ? (int32_t)t : 0; }
+        if (!rows_read_piece(file, piece_start(index->pieces[k]), n, x + t, y + t, scratch, e)) { return false; }
+        for (size_t i = 0; mask && i < n; i++) { starts[t + i] = (int32_t)t; }
         t += n;
         k++;
     } while (k < index->num_pieces && !(index->pieces[k] & 1));

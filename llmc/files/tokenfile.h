@@ -1,4 +1,4 @@
-/* tokenfile.h -- reads and writes the header of a token file (.bin), widens its tokens and scans a whole file.
+/* tokenfile.h -- opens a token file (.bin), reads its tokens and scans it whole; fills the header of a new one.
  * dataloader.h reads rows of tokens; dev/data/tokenize.c writes them.
  *
  * The format is llm.c's: 256 little-endian int32 words, then the tokens without gaps.
@@ -19,7 +19,7 @@
 #define LLMC_TOKENFILE_H
 
 #include "llmc/base/crc.h"        // defines: Crc, crc_begin, crc_add, crc_end
-#include "llmc/base/utils.h"      // defines: fail, open_input, read_exact
+#include "llmc/base/utils.h"      // defines: fail, open_input, read_exact, read_at
 #include "llmc/files/filekind.h"  // defines: FileKind, text_kind_of
 
 enum {
@@ -134,38 +134,58 @@ static inline bool tokenfile_check_kind(const char* head, size_t n, const char* 
     return fail(e, "%s: is %s, wanted a token file\n  hint: " TOKENFILE_FROM_TEXT, path, kind.what);
 }
 
-/* Opens a token file, reads and checks its header, and leaves the file at its first token. Returns NULL on an error. */
-static inline FILE* tokenfile_open(TokenFileHeader* h, const char* path, Error* e) {
-    uint64_t bytes = 0;
-    int32_t words[TOKENFILE_WORDS];
-    FILE* f = open_input(path, &bytes, e);
-    if (!f) { return NULL; }
-    const size_t head = fread(words, 1, sizeof words, f);
-    rewind(f);
-    if (tokenfile_check_kind((const char*)words, head, path, e) && read_exact(f, words, sizeof words, path, "the header", e) &&
-        tokenfile_check(h, words, bytes, path, e)) {
-        return f;
-    }
-    fclose(f);
-    return NULL;
+/* An open token file. */
+typedef struct {
+    FILE* f;           // NULL: none
+    const char* path;  // borrowed
+    TokenFileHeader h;
+    int64_t limit;  // an id that is not below it is an error
+} TokenReader;
+
+static inline void tokenfile_close(TokenReader* r) {
+    if (r->f) { fclose(r->f); }
+    r->f = NULL;
 }
 
-/* Widens n tokens as the file stores them. Fails on an id that is not below `limit`; `first` is the number of the first token
- * in the file, for the message. */
-static inline bool tokenfile_widen(int32_t* ids /* (n) */, const unsigned char* raw, size_t n, int token_bytes, int64_t limit,
-                                   uint64_t first, const char* path, Error* e) {
+/* Opens a token file, reads and checks its header. Takes any id until the caller sets the limit. */
+static inline bool tokenfile_open(TokenReader* r, const char* path, Error* e) {
+    uint64_t bytes = 0;
+    int32_t words[TOKENFILE_WORDS];
+    r->path = path;
+    r->limit = (int64_t)INT32_MAX + 1;
+    r->f = open_input(path, &bytes, e);
+    if (!r->f) { return false; }
+    const size_t head = fread(words, 1, sizeof words, r->f);
+    rewind(r->f);
+    const bool ok = tokenfile_check_kind((const char*)words, head, path, e) &&
+                    read_exact(r->f, words, sizeof words, path, "the header", e) &&
+                    tokenfile_check(&r->h, words, bytes, path, e);
+    if (!ok) { tokenfile_close(r); }
+    return ok;
+}
+
+/* Reads n tokens from token `first` on, as the file stores them. `what` names them in the error. */
+static inline bool tokenfile_read(const TokenReader* r, uint64_t first, size_t n, void* raw, const char* what, Error* e) {
+    const size_t width = (size_t)r->h.token_bytes;
+    return read_at(fileno(r->f), TOKENFILE_HEADER_BYTES + first * width, raw, n * width, r->path, what, e);
+}
+
+/* Does the same, and widens the tokens. Fails on an id that is not below the limit. */
+static inline bool tokenfile_read_ids(const TokenReader* r, uint64_t first, size_t n, unsigned char* raw,
+                                      int32_t* ids /* (n) */, const char* what, Error* e) {
+    if (!tokenfile_read(r, first, n, raw, what, e)) { return false; }
     for (size_t i = 0; i < n; i++) {
         uint32_t id;
-        if (token_bytes == 2) {
+        if (r->h.token_bytes == 2) {
             uint16_t narrow;
             memcpy(&narrow, raw + 2 * i, 2);
             id = narrow;
         } else {
             memcpy(&id, raw + 4 * i, 4);
         }
-        if ((int64_t)id >= limit) {
-            return fail(e, "%s: token %llu is id %u, wanted below %lld, the size of the vocabulary", path,
-                        (unsigned long long)(first + i), id, (long long)limit);
+        if ((int64_t)id >= r->limit) {
+            return fail(e, "%s: token %llu is id %u, wanted below %lld, the size of the vocabulary", r->path,
+                        (unsigned long long)(first + i), id, (long long)r->limit);
         }
         ids[i] = (int32_t)id;
     }
@@ -176,18 +196,18 @@ static inline bool tokenfile_widen(int32_t* ids /* (n) */, const unsigned char* 
 typedef void (*TokenFileProgress)(void* ctx, size_t bytes);
 
 /* Adds the mask of an open file to the checksum, and checks that it is filled up with zeros. */
-static inline bool tokenfile_scan_mask(FILE* f, const TokenFileHeader* h, Crc* crc, const char* path,
-                                       TokenFileProgress progress, void* ctx, Error* e) {
+static inline bool tokenfile_scan_mask(const TokenReader* r, Crc* crc, TokenFileProgress progress, void* ctx, Error* e) {
     enum { MOST = 1 << 16 };  // bytes at a time
+    const TokenFileHeader* h = &r->h;
     const uint64_t end = tokenfile_bytes(h);
     unsigned char* bits = (unsigned char*)xmalloc(MOST);
     bool ok = true;
     for (uint64_t at = tokenfile_mask_at(h), n; ok && at < end; at += n) {
         n = size_min(end - at, MOST);
-        ok = read_at(fileno(f), at, bits, n, path, "the mask", e);
+        ok = read_at(fileno(r->f), at, bits, n, r->path, "the mask", e);
         crc_add(crc, bits, ok ? n : 0);
         if (ok && at + n == end && h->num_tokens % 8 && bits[n - 1] >> h->num_tokens % 8) {
-            ok = fail(e, "%s: the bits behind the mask's last are not all 0: the file is damaged", path);
+            ok = fail(e, "%s: the bits behind the mask's last are not all 0: the file is damaged", r->path);
         }
         if (ok && progress) { progress(ctx, n); }
     }
@@ -195,9 +215,9 @@ static inline bool tokenfile_scan_mask(FILE* f, const TokenFileHeader* h, Crc* c
     return ok;
 }
 
-/* Reads all of an open file: checks that each id is below `limit`, the mask's end, and the checksum, if the file has one. */
-static inline bool tokenfile_scan(FILE* f, const TokenFileHeader* h, int64_t limit, const char* path,
-                                  TokenFileProgress progress, void* ctx, Error* e) {
+/* Reads all of an open file: checks that each id is below the limit, the mask's end, and the checksum, if the file has one. */
+static inline bool tokenfile_scan(const TokenReader* r, TokenFileProgress progress, void* ctx, Error* e) {
+    const TokenFileHeader* h = &r->h;
     const size_t width = (size_t)h->token_bytes, most = 1 << 18;  // tokens at a time
     unsigned char* raw = (unsigned char*)xmalloc(most * width);
     int32_t* ids = (int32_t*)xmalloc(most * sizeof *ids);
@@ -206,17 +226,16 @@ static inline bool tokenfile_scan(FILE* f, const TokenFileHeader* h, int64_t lim
     bool ok = true;
     for (uint64_t at = 0, n; ok && at < h->num_tokens; at += n) {
         n = size_min(h->num_tokens - at, most);
-        ok = read_at(fileno(f), TOKENFILE_HEADER_BYTES + at * width, raw, n * width, path, "the file", e) &&
-             tokenfile_widen(ids, raw, n, h->token_bytes, limit, at, path, e);
+        ok = tokenfile_read_ids(r, at, n, raw, ids, "the file", e);
         crc_add(&crc, raw, ok ? n * width : 0);
         if (ok && progress) { progress(ctx, n * width); }
     }
     free(raw);
     free(ids);
-    ok = ok && (!h->masked || tokenfile_scan_mask(f, h, &crc, path, progress, ctx, e));
+    ok = ok && (!h->masked || tokenfile_scan_mask(r, &crc, progress, ctx, e));
     if (ok && h->has_crc && crc_end(&crc) != h->crc) {
         ok = fail(e, "%s: the checksum of its %s is %08x, wanted %08x: the file is damaged\n  hint: copy or make it again",
-                  path, h->masked ? "tokens and mask" : "tokens", crc_end(&crc), h->crc);
+                  r->path, h->masked ? "tokens and mask" : "tokens", crc_end(&crc), h->crc);
     }
     return ok;
 }

@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     DataLoader d;
     Error e = NO_ERROR;
     const RowRule rule = {(Documents)(data[2] >> 6), data[1], 0, true, NULL, NULL};
-    bool ok = dataloader_open(&d, pattern, B, T, 0, 1, 1, data[0] >> 6 & 1, &rule, &e);
+    bool ok = dataloader_open(&d, pattern, (BatchShare){B, T, 0, 1}, 1, data[0] >> 6 & 1, &rule, &e);
     fuzz_check_error(ok, &e);
     if (ok) {
         int32_t x[4 * 16], y[4 * 16];

@@ -328,7 +328,7 @@ int main(int argc, char** argv) {
     DataLoader d;
     const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
     Error e = NO_ERROR;
-    if (argc < 2 || !dataloader_open(&d, argv[1], 1, 16, 0, 1, 1234567890123ull, true, &cross, &e)) { die("%s", e.msg); }
+    if (argc < 2 || !dataloader_open(&d, argv[1], (BatchShare){1, 16, 0, 1}, 1234567890123ull, true, &cross, &e)) { die("%s", e.msg); }
     for (uint64_t row = 0; row < 3 * d.rows_per_epoch; row++) {
         int shard;
         uint64_t in_shard;
@@ -362,7 +362,7 @@ int main(int argc, char** argv) {
     DataLoader stream;
     const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
     Error e = NO_ERROR;
-    if (argc < 2 || !mix_open(&m, &stream, argv[1], 1, 16, 0, 1, 1234567890123ull, &cross, &e)) { die("%s", e.msg); }
+    if (argc < 2 || !mix_open(&m, &stream, argv[1], (BatchShare){1, 16, 0, 1}, 1234567890123ull, &cross, &e)) { die("%s", e.msg); }
     for (uint64_t row = 0; row < 9000; row++) {
         int shard;
         uint64_t position, in_shard;

@@ -152,7 +152,7 @@ static void compare_with_model(int B, int ranks, uint64_t seed, bool shuffle, ui
     for (int rank = 0; rank < ranks; rank++) {
         DataLoader d;
         Error e = NO_ERROR;
-        bool ok = dataloader_open(&d, in_folder("data_*.bin"), B, T, rank, ranks, seed, shuffle, &cross, &e);
+        bool ok = dataloader_open(&d, in_folder("data_*.bin"), (BatchShare){B, T, rank, ranks}, seed, shuffle, &cross, &e);
         CHECK(ok, "%s", e.msg);
         if (!ok) { return; }
         CHECK(d.rows_per_epoch == ROWS, "%llu rows", (unsigned long long)d.rows_per_epoch);
@@ -204,7 +204,8 @@ static void ranks_share_each_epoch(int B, int ranks, bool shuffle, uint64_t star
     for (int rank = 0; rank < ranks; rank++) {
         DataLoader d;
         Error e = NO_ERROR;
-        CHECK(dataloader_open(&d, in_folder("data_*.bin"), B, T, rank, ranks, 42, shuffle, &cross, &e), "%s", e.msg);
+        CHECK(dataloader_open(&d, in_folder("data_*.bin"), (BatchShare){B, T, rank, ranks}, 42, shuffle, &cross, &e), "%s",
+              e.msg);
         dataloader_seek(&d, start);
         for (; d.row + (uint64_t)(ranks * B) <= EPOCHS * ROWS; end = d.row) {
             const uint64_t first = d.row + (uint64_t)(rank * B);
@@ -246,7 +247,7 @@ static void seeking_back_reads_the_same_again(void) {
     DataLoader d;
     Error e = NO_ERROR;
     int32_t x[2][4 * T], y[2][4 * T];
-    CHECK(dataloader_open(&d, in_folder("data_*.bin"), 4, T, 0, 1, 3, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("data_*.bin"), (BatchShare){4, T, 0, 1}, 3, true, &cross, &e), "%s", e.msg);
     uint64_t places[] = {0, 30, 0, 4, 3 * ROWS + 1, 4, 8};
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         for (int twice = 0; twice < 2; twice++) {
@@ -263,7 +264,7 @@ static void every_row_comes_once_an_epoch_and_epochs_differ(void) {
     write_three_shards(2);
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("data_*.bin"), 1, T, 0, 1, 11, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("data_*.bin"), (BatchShare){1, T, 0, 1}, 11, true, &cross, &e), "%s", e.msg);
     int order[3][ROWS], moved = 0;
     for (int epoch = 0; epoch < 3; epoch++) {
         int seen[SHARDS][32] = {{0}};
@@ -289,8 +290,8 @@ static void without_a_thread_the_batches_are_the_same(void) {
     DataLoader a, b;
     Error e = NO_ERROR;
     int32_t x[2][2 * T], y[2][2 * T];
-    CHECK(dataloader_open(&a, in_folder("data_*.bin"), 2, T, 0, 1, 6, true, &cross, &e), "%s", e.msg);
-    CHECK(dataloader_open(&b, in_folder("data_*.bin"), 2, T, 0, 1, 6, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&a, in_folder("data_*.bin"), (BatchShare){2, T, 0, 1}, 6, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&b, in_folder("data_*.bin"), (BatchShare){2, T, 0, 1}, 6, true, &cross, &e), "%s", e.msg);
     b.thread_tried = true;  // as if pthread_create had failed
     for (int i = 0; i < 2 * ROWS; i++) {
         CHECK(dataloader_next(&a, x[0], y[0], &e) && dataloader_next(&b, x[1], y[1], &e), "%s", e.msg);
@@ -309,7 +310,7 @@ static void a_name_with_brackets_is_taken_as_it_stands(void) {
     write_shard("set[1].bin", 0, 100, kind);
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("set[1].bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("set[1].bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.num_shards == 1 && d.num_tokens == 100, "%d shards", d.num_shards);
     dataloader_close(&d);
 }
@@ -322,7 +323,7 @@ static void files_of_llm_c_with_zeros_in_the_new_words_are_read(void) {
     write_bytes(in_folder("old.bin"), data, sizeof data);
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("old.bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("old.bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.vocab_size == 0 && d.fingerprint == 0 && d.num_tokens == 50, "header misread");
     CHECK(dataloader_check_vocab(&d, 10, 12345, &e), "%s", e.msg);
     dataloader_close(&d);
@@ -455,7 +456,7 @@ static void more_than_2_to_the_31_tokens_are_read(void) {
     CHECK(write_sparse("big.bin", kind, n, marks, 4), "cannot write");
     DataLoader d;
     Error e = NO_ERROR;
-    bool ok = dataloader_open(&d, in_folder("big.bin"), 1, long_T, 0, 1, 0, false, &cross, &e);
+    bool ok = dataloader_open(&d, in_folder("big.bin"), (BatchShare){1, long_T, 0, 1}, 0, false, &cross, &e);
     CHECK(ok, "%s", e.msg);
     if (!ok) { return; }
     CHECK(d.num_tokens == n, "%llu tokens", (unsigned long long)d.num_tokens);
@@ -479,7 +480,8 @@ static uint64_t fingerprint_of(const char* pattern) {
     DataLoader d;
     Error e = NO_ERROR;
     uint64_t print = 0;
-    CHECK(dataloader_open(&d, pattern, 1, T, 0, 1, 0, true, &cross, &e) && dataloader_fingerprint(&d, &print, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, pattern, (BatchShare){1, T, 0, 1}, 0, true, &cross, &e) && dataloader_fingerprint(&d, &print, &e),
+          "%s", e.msg);
     dataloader_close(&d);
     return print;
 }
@@ -531,7 +533,7 @@ static void the_fingerprint_reads_the_ends_of_a_large_file(void) {
 static void refuses(const char* pattern, int B, int seq, int ranks, const char* part1, const char* part2, const char* part3) {
     DataLoader d;
     Error e = NO_ERROR;
-    bool ok = dataloader_open(&d, pattern, B, seq, 0, ranks, 1, true, &cross, &e);
+    bool ok = dataloader_open(&d, pattern, (BatchShare){B, seq, 0, ranks}, 1, true, &cross, &e);
     CHECK(!ok, "%s was opened; wanted '%s'", pattern, part1);
     if (ok) {
         dataloader_close(&d);
@@ -674,7 +676,7 @@ static void shards_that_differ_are_refused_by_both_names(void) {
     write_shard("s2.bin", 0, 100, unknown);
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("s*.bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("s*.bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.vocab_size == 3001 && d.fingerprint == 5, "what one shard tells holds for all");
     dataloader_close(&d);
 }
@@ -700,7 +702,7 @@ static void another_vocabulary_or_tokenizer_is_refused(void) {
     write_shard("a.bin", 0, 100, kind);
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("a.bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
     CHECK(!dataloader_check_vocab(&d, 3000, 5, &e), "3,001 tokens fitted a model of 3,000");
     CHECK(strstr(e.msg, "a.bin: vocabulary is 3001 tokens, but the model has only 3000\n  hint: "), "%s", e.msg);
     e.msg[0] = 0;
@@ -724,7 +726,7 @@ static void a_token_outside_the_vocabulary_is_named(void) {
         DataLoader d;
         Error e = NO_ERROR;
         int32_t x[T], y[T];
-        CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &cross, &e), "%s", e.msg);
+        CHECK(dataloader_open(&d, in_folder("a.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e), "%s", e.msg);
         CHECK(dataloader_check_vocab(&d, 2000, 0, &e), "%s", e.msg);
         uint64_t good = 0;
         while (dataloader_next(&d, x, y, &e)) { good++; }
@@ -747,7 +749,7 @@ static void an_id_past_int32_is_refused(void) {
     DataLoader d;
     Error e = NO_ERROR;
     int32_t x[T], y[T];
-    CHECK(dataloader_open(&d, in_folder("a.bin"), 1, T, 0, 1, 0, false, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("a.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e), "%s", e.msg);
     CHECK(!dataloader_next(&d, x, y, &e) && strstr(e.msg, "token 3 is id 2147483648"), "%s", e.msg);
     dataloader_close(&d);
 }
@@ -757,7 +759,8 @@ static const char* scan(const char* pattern) {
     static Error e;
     DataLoader d;
     e.msg[0] = 0;
-    const bool ok = dataloader_open(&d, pattern, 1, T, 0, 1, 0, true, &cross, &e) && dataloader_scan(&d, NULL, NULL, &e);
+    const bool ok =
+        dataloader_open(&d, pattern, (BatchShare){1, T, 0, 1}, 0, true, &cross, &e) && dataloader_scan(&d, NULL, NULL, &e);
     CHECK(ok == !e.msg[0], "%s", e.msg);
     dataloader_close(&d);
     return e.msg;
@@ -824,7 +827,7 @@ static void damage_during_a_run(int shards, bool vanish, off_t bytes, const char
     int32_t x[2][T], y[2][T];
     const char* last = in_folder(shards == 2 ? "s1.bin" : "s0.bin");
     const uint64_t row = shards == 2 ? 100 : 50;  // the first of the second shard, or the middle of the only one
-    CHECK(dataloader_open(&d, in_folder("s*.bin"), 1, T, 0, 1, 0, false, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, in_folder("s*.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e), "%s", e.msg);
     dataloader_seek(&d, row);
     CHECK(dataloader_next(&d, x[0], y[0], &e), "%s", e.msg);
     dataloader_seek(&d, 0);

@@ -41,7 +41,7 @@ static const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
 
 static void open_mix(Mix* m, DataLoader* stream, const char* text, int B, int rank, int ranks) {
     Error e = NO_ERROR;
-    if (!mix_open(m, stream, text, B, T, rank, ranks, SEED, &cross, &e)) { die("%s", e.msg); }
+    if (!mix_open(m, stream, text, (BatchShare){B, T, rank, ranks}, SEED, &cross, &e)) { die("%s", e.msg); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ static void naive_stream(int32_t* first /* (ROWS) */, const int* share /* (SOURC
     int32_t x[T], y[T];
     Error e = NO_ERROR;
     for (int s = 0; s < SOURCES; s++) {
-        CHECK(dataloader_open(&alone[s], in_folder(names[s]), 1, T, 0, 1, SEED, true, &cross, &e), "%s", e.msg);
+        CHECK(dataloader_open(&alone[s], in_folder(names[s]), (BatchShare){1, T, 0, 1}, SEED, true, &cross, &e), "%s", e.msg);
     }
     for (uint32_t block = 0; block < ROWS / MIX_BLOCK; block++) {
         for (int i = 0; i < MIX_BLOCK; i++) { order[i] = i; }
@@ -207,7 +207,7 @@ static void one_source_is_read_as_without_a_mix(void) {
         Error e = NO_ERROR;
         snprintf(text, sizeof text, "%s%s", in_folder("a*.bin"), weighted ? ":0.7" : "");
         open_mix(&m, &stream, text, 2, 1, 2);
-        CHECK(dataloader_open(&plain, in_folder("a*.bin"), 2, T, 1, 2, SEED, true, &cross, &e), "%s", e.msg);
+        CHECK(dataloader_open(&plain, in_folder("a*.bin"), (BatchShare){2, T, 1, 2}, SEED, true, &cross, &e), "%s", e.msg);
         CHECK(!stream.read_row && !m.taken && stream.rows_per_epoch == plain.rows_per_epoch, "it is no plain loader");
         CHECK(mix_fingerprint(&m, &a, &e) && dataloader_fingerprint(&plain, &b, &e) && a == b, "another fingerprint");
         for (int i = 0; i < 2000; i++) {
@@ -300,7 +300,7 @@ static void refused(const char* text, const char* want) {
     Mix m;
     DataLoader stream;
     Error e = NO_ERROR;
-    const bool ok = mix_open(&m, &stream, text, 1, T, 0, 1, SEED, &cross, &e);
+    const bool ok = mix_open(&m, &stream, text, (BatchShare){1, T, 0, 1}, SEED, &cross, &e);
     CHECK(!ok && strstr(e.msg, want), "%s: %s, wanted %s", text, ok ? "no error" : e.msg, want);
     if (ok) { mix_close(&m); }
 }

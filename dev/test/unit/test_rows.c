@@ -184,7 +184,9 @@ static void check_rows(const Text* t, int T, Documents documents, int width) {
         DataLoader d;
         Error e = NO_ERROR;
         int wrong = 0, untrained = 0;
-        if (!dataloader_open(&d, in_folder("text.bin"), 1, T, 0, 1, SEED, shuffle, &rule, &e)) { die("%s", e.msg); }
+        if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, shuffle, &rule, &e)) {
+            die("%s", e.msg);
+        }
         CHECK(d.documents == documents && (d.starts != NULL) == mask, "starts are there, or not");
         CHECK(d.rows_per_epoch == (uint64_t)want->closed, "%llu rows, wanted %d", (unsigned long long)d.rows_per_epoch,
               want->closed);
@@ -246,7 +248,9 @@ static void every_trained_token_is_a_target_once(void) {
             write_text("text.bin", t, 2);
             DataLoader d;
             Error e = NO_ERROR;
-            if (!dataloader_open(&d, in_folder("text.bin"), 1, T, 0, 1, SEED, true, &rule, &e)) { die("%s", e.msg); }
+            if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, true, &rule, &e)) {
+                die("%s", e.msg);
+            }
             for (uint64_t r = 0; r < d.rows_per_epoch; r++) {
                 CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);
                 for (int i = 0; i < T; i++) { got[y[i] >= 0 ? y[i] : 999] += y[i] >= 0; }
@@ -265,7 +269,7 @@ static void a_mask_packs_best_and_is_read_by_documents(void) {
     DataLoader d;
     Error e = NO_ERROR;
     write_text("text.bin", t, 2);
-    if (!dataloader_open(&d, in_folder("text.bin"), 1, T, 0, 1, SEED, true, &automatic, &e)) { die("%s", e.msg); }
+    if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, true, &automatic, &e)) { die("%s", e.msg); }
     CHECK(d.documents == DOCUMENTS_MASK, "a file with a mask is not read by documents");
     const double padding = (double)d.counts.padding / (double)(d.rows_per_epoch * T);
     CHECK(padding < 0.05, "padding is %.1f %%: this is not best fit", 100 * padding);
@@ -274,7 +278,7 @@ static void a_mask_packs_best_and_is_read_by_documents(void) {
     dataloader_close(&d);
     t->masked = false;
     write_text("text.bin", t, 2);
-    if (!dataloader_open(&d, in_folder("text.bin"), 1, T, 0, 1, SEED, true, &automatic, &e)) { die("%s", e.msg); }
+    if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, true, &automatic, &e)) { die("%s", e.msg); }
     CHECK(d.documents == DOCUMENTS_CROSS && !d.indexed, "a plain file is not read as ever");
     dataloader_close(&d);
     free(t);
@@ -289,8 +293,8 @@ static void ranks_and_resumed_runs_share_the_rows(void) {
     Error e = NO_ERROR;
     write_text("text.bin", t, 4);
     for (int rank = 0; rank < RANKS; rank++) {
-        if (!dataloader_open(&all, in_folder("text.bin"), B, T, 0, 1, SEED, true, &rule, &e) ||
-            !dataloader_open(&part, in_folder("text.bin"), B, T, rank, RANKS, SEED, true, &rule, &e)) {
+        if (!dataloader_open(&all, in_folder("text.bin"), (BatchShare){B, T, 0, 1}, SEED, true, &rule, &e) ||
+            !dataloader_open(&part, in_folder("text.bin"), (BatchShare){B, T, rank, RANKS}, SEED, true, &rule, &e)) {
             die("%s", e.msg);
         }
         CHECK(all.rows_per_epoch < STEPS * B * RANKS, "the test has no second epoch");
@@ -298,7 +302,8 @@ static void ranks_and_resumed_runs_share_the_rows(void) {
             if (step == 17) {  // resumed
                 const uint64_t row = part.row;
                 dataloader_close(&part);
-                CHECK(dataloader_open(&part, in_folder("text.bin"), B, T, rank, RANKS, SEED, true, &rule, &e), "%s", e.msg);
+                CHECK(dataloader_open(&part, in_folder("text.bin"), (BatchShare){B, T, rank, RANKS}, SEED, true, &rule, &e),
+                      "%s", e.msg);
                 dataloader_seek(&part, row);
             }
             for (int r = 0; r < RANKS; r++) {
@@ -328,7 +333,7 @@ static void a_mix_of_data_with_and_without_a_mask_knows_all_starts(void) {
     write_text("chat.bin", chat, 2);
     write_text("book.bin", book, 2);
     snprintf(text, sizeof text, "%s:1,%s:1", in_folder("chat.bin"), in_folder("book.bin"));
-    if (!mix_open(&m, &stream, text, 1, T, 0, 1, SEED, &rule, &e)) { die("%s", e.msg); }
+    if (!mix_open(&m, &stream, text, (BatchShare){1, T, 0, 1}, SEED, &rule, &e)) { die("%s", e.msg); }
     CHECK(stream.starts && stream.masked && stream.indexed, "the stream has no starts");
     for (int r = 0; r < ROWS; r++) {
         CHECK(mix_next(&m, x, y, &e), "%s", e.msg);
@@ -354,7 +359,7 @@ static void a_mix_of_data_with_and_without_a_mask_knows_all_starts(void) {
 static void refuses(const char* pattern, const RowRule* rule, const char* part1, const char* part2) {
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(!dataloader_open(&d, in_folder(pattern), 1, 8, 0, 1, SEED, true, rule, &e), "%s was taken", pattern);
+    CHECK(!dataloader_open(&d, in_folder(pattern), (BatchShare){1, 8, 0, 1}, SEED, true, rule, &e), "%s was taken", pattern);
     CHECK(strstr(e.msg, part1) && strstr(e.msg, part2), "'%s' has not '%s' and '%s'", e.msg, part1, part2);
 }
 

@@ -40,10 +40,10 @@ static void check_rows(const char* path, Documents documents, int B, int T, int 
     RowParts* shared = (RowParts*)xcalloc((size_t)(groups * parts), sizeof *shared);
     BatchSource* sources = (BatchSource*)xcalloc((size_t)(groups * parts), sizeof *sources);
     Error e = NO_ERROR;
-    must(dataloader_open(&one, path, B * groups, T, 0, 1, 7, true, &rule, &e), &e);
+    must(dataloader_open(&one, path, (BatchShare){B * groups, T, 0, 1}, 7, true, &rule, &e), &e);
     for (int r = 0; r < groups * parts; r++) {
         const SequenceShare share = sequence_share(r, groups * parts, parts);
-        must(dataloader_open(&loaders[r], path, B, T, share.group, share.groups, 7, true, &rule, &e), &e);
+        must(dataloader_open(&loaders[r], path, (BatchShare){B, T, share.group, share.groups}, 7, true, &rule, &e), &e);
         const BatchSource whole = batches_of(&loaders[r]);
         sources[r] = row_parts_of(&shared[r], &whole, share, T);
     }

@@ -29,16 +29,15 @@ static inline void first_words(const DataLoader* d, const Tokenizer* t, char* ou
     enum { MOST_TOKENS = 32, MOST_WORDS = 4 };
     unsigned char raw[4 * MOST_TOKENS];
     int32_t ids[MOST_TOKENS];
-    uint64_t size = 0;
     size_t used = 0;
     Error e = NO_ERROR;
-    const char* path = d->shards[0].path;
+    TokenReader file;
     const size_t count = size_min((size_t)d->shards[0].num_tokens, t ? MOST_TOKENS : MOST_WORDS);
-    const int fd = open_to_read(path, "a regular file", &size, &e);
-    const bool ok = fd >= 0 && read_at(fd, TOKENFILE_HEADER_BYTES, raw, count * (size_t)d->token_bytes, path, "a row", &e) &&
-                    tokenfile_widen(ids, raw, count, d->token_bytes, d->vocab_limit, 0, path, &e);
+    bool ok = tokenfile_open(&file, d->shards[0].path, &e);
+    file.limit = d->vocab_limit;
+    ok = ok && tokenfile_read_ids(&file, 0, count, raw, ids, "a row", &e);
     TokenDecoder decoder;
-    if (fd >= 0) { close(fd); }
+    tokenfile_close(&file);
     if (t) { decoder_init(&decoder, t); }
     out[0] = 0;
     for (size_t i = 0; ok && i < count && used < cap; i++) {

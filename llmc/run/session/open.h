@@ -304,16 +304,16 @@ static inline void session_open_data(Session* s) {
     const Options* o = &s->chosen;
     const uint64_t seed = (uint64_t)o->seed;
     const SequenceShare share = session_share(s);
+    const BatchShare batches = {o->batch, o->seq, share.group, share.groups}, alone = {1, o->seq, 0, 1};
     Progress scan = progress_begin(stdout, "index", 0, "B");
     const RowRule rule = session_row_rule(s, &scan);
     Error e = NO_ERROR;
     if (job_trains(s->process.job) && o->train) {
-        must(mix_open(&s->data.mix, &s->data.train, o->train, o->batch, o->seq, share.group, share.groups, seed, &rule, &e),
-             &e);
+        must(mix_open(&s->data.mix, &s->data.train, o->train, batches, seed, &rule, &e), &e);
         s->data.has_train = true;
     }
     if (o->val && (job_trains(s->process.job) || s->process.job == JOB_EVAL)) {
-        must(dataloader_open(&s->data.val, o->val, 1, o->seq, 0, 1, seed, false, &rule, &e), &e);
+        must(dataloader_open(&s->data.val, o->val, alone, seed, false, &rule, &e), &e);
         s->data.has_val = true;
     }
     progress_end(&scan);
