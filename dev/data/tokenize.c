@@ -8,7 +8,7 @@
  *   tokenize --tokenizer DIR|FILE --jsonl                       {"text": ...} lines on stdin to {"ids": [...]} lines on stdout
  *   tokenize --tokenizer DIR|FILE --decode                      {"ids": [...]} lines on stdin to {"text": ...} lines on stdout
  *
- * It reads a file in batches (inputs.h) and cuts a batch into units (units.h). Threads encode runs of units in parallel
+ * It reads a file in batches (inputs.h) and cuts a batch into units. Threads encode runs of units in parallel
  * (encode_units.h), and one thread writes the results in order (token_writer.h). So a batch bounds the memory, however large
  * the file is, and the tokens do not depend on the number of threads. A text without a place to cut is encoded whole.
  *
@@ -23,7 +23,6 @@
 #include "dev/data/token_writer.h"
 #include "dev/data/tokenize_flags.h"
 #include "dev/data/train_bpe.h"
-#include "dev/data/units.h"
 #include "llmc/base/threads.h"         // defines: max_threads
 #include "llmc/files/folder.h"         // defines: make_directories
 #include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end

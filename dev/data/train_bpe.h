@@ -1,6 +1,6 @@
 /* train_bpe.h -- trains a tokenizer on the pieces of texts, and writes it as tokenizer.json.
  *
- * Threads count pieces in tables of their own, which they add to the table of all (piece_counts.h), so the memory does not grow
+ * Threads count pieces in tables of their own, which they add to the table of all (bpe.h), so the memory does not grow
  * with the threads or the text. Their order changes no count, and so no id. One thread learns the merges (bpe.h).
  */
 #ifndef DATA_TRAIN_BPE_H

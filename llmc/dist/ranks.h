@@ -32,7 +32,7 @@
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
 
-#include "llmc/base/siphash.h"  // defines: SipKey, sip_key
+#include "llmc/base/hash.h"  // defines: SipKey, sip_key
 #include "llmc/base/utils.h"
 
 enum {

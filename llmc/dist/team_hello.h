@@ -18,7 +18,7 @@
 #define LLMC_TEAM_HELLO_H
 
 #include "llmc/base/utils.h"       // first, since it asks for the functions beyond C11; defines: Error, fail
-#include "llmc/base/siphash.h"     // defines: siphash
+#include "llmc/base/hash.h"        // defines: siphash
 #include "llmc/dist/link.h"        // defines: Message, link_begin, link_close, link_connect
 #include "llmc/dist/team_state.h"  // defines: Team, TeamMember, TeamField, TeamHello, team_send
 

@@ -19,7 +19,7 @@
  *      included. If the newest checkpoint is damaged, it warns and takes the checkpoint before it. Loading the model alone does
  *      not open the optimizer state; it checks the weights' checksums while it reads them.
  *      The newest checkpoint is the highest step of the run that wrote last. When a run is set back to step N, the log
- *      says so first (log_history.h); then all later steps get the name .set_back. If the process dies between the two,
+ *      says so first (logger.h); then all later steps get the name .set_back. If the process dies between the two,
  *      later steps of other runs do not count.
  *   3. A failed write (full disk) removes the .tmp and leaves older checkpoints alone. Pruning never touches the
  *      checkpoint that was just written.
@@ -38,7 +38,7 @@
 #include "llmc/files/adapter.h"
 #include "llmc/files/file_sums.h"
 #include "llmc/files/folder.h"
-#include "llmc/files/log_history.h"
+#include "llmc/files/logger.h"
 #include "llmc/files/model_folder.h"
 #include "llmc/files/optimizer_state.h"
 #include "llmc/files/side_files.h"

@@ -10,7 +10,7 @@
  * crosses a border that exists later. A pair that spells t is such a stretch, and so was the first t. Both became t in the same
  * step, so the pair does not exist.
  *
- * Bpe lays the distinct pieces (piece_counts.h) out as nodes, a node a byte, between separators. The token of n bytes at node i
+ * Bpe lays the distinct pieces (PieceCounts) out as nodes, a node a byte, between separators. The token of n bytes at node i
  * has its id in nodes i and i + n - 1, so both of its neighbours are found without links. Invariants:
  *   1. A pair gets its list of places once: in the merge that makes its newer token. After that its count only falls.
  *   2. A place in a list is stale unless both tokens of the pair still begin where they began. So lists need no removal.
@@ -23,11 +23,111 @@
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
 
-#include "llmc/base/hash.h"            // defines: HashSeed, hash_seed, hash_mix
+#include "llmc/base/hash.h"            // defines: HashSeed, hash_key, hash_place, hash_mix, load8
 #include "llmc/base/utils.h"           // defines: die, xmalloc, xcalloc, xrealloc, size_min, size_max
-#include "llmc/text/piece_counts.h"    // defines: PieceCounts, PieceSlot, piece_counts_free
+#include "llmc/text/pieces.h"          // defines: scan_llama3
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, token_table_init, token_table_add, tokenizer_index
 #include "llmc/text/tokenizer_read.h"  // defines: byte_stand_ins
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the distinct pieces of a text and how often each occurs, which is all that learning needs of it. The text is read as a
+// stream, document by document: memory grows with the distinct pieces alone. Each thread counts into a small table of its own,
+// and folds it into the table of all pieces. The order of the pieces in a table depends on its secret seed (hash.h); nothing
+// may depend on that order.
+
+typedef struct {
+    uint64_t key;    // hash_key() of the bytes
+    uint64_t count;  // 0: the slot is empty
+    size_t at;       // of the piece in `bytes`
+    size_t len;
+} PieceSlot;
+
+typedef struct {
+    HashSeed seed;
+    PieceSlot* slots;
+    size_t mask, used;  // number of slots - 1; slots with a piece
+    char* bytes;        // of all pieces, concatenated
+    size_t num_bytes, cap_bytes;
+} PieceCounts;
+
+/* Makes an empty table. Tables that are folded together have one seed. */
+static inline void piece_counts_init(PieceCounts* c, HashSeed seed) {
+    memset(c, 0, sizeof *c);
+    c->seed = seed;
+    c->mask = 1023;
+    c->slots = (PieceSlot*)xcalloc(c->mask + 1, sizeof(PieceSlot));
+}
+
+static inline void piece_counts_free(PieceCounts* c) {
+    free(c->slots);
+    free(c->bytes);
+    memset(c, 0, sizeof *c);
+}
+
+static inline void piece_counts_grow(PieceCounts* c) {
+    PieceSlot* old = c->slots;
+    const size_t slots = c->mask + 1;
+    c->mask = 2 * slots - 1;
+    c->slots = (PieceSlot*)xcalloc(2 * slots, sizeof(PieceSlot));
+    for (size_t k = 0; k < slots; k++) {
+        if (!old[k].count) { continue; }
+        size_t i = hash_place(c->seed, old[k].key, old[k].len) & c->mask;
+        while (c->slots[i].count) { i = (i + 1) & c->mask; }
+        c->slots[i] = old[k];
+    }
+    free(old);
+}
+
+/* Counts the piece s[0 .. n), n >= 1, whose hash_key() is `key`, `times` > 0 times. */
+static inline void piece_counts_add_key(PieceCounts* c, uint64_t key, const char* s, size_t n, uint64_t times) {
+    size_t i = hash_place(c->seed, key, n) & c->mask;
+    for (; c->slots[i].count; i = (i + 1) & c->mask) {
+        PieceSlot* slot = &c->slots[i];
+        if (slot->key == key && slot->len == n && (n <= 8 || memcmp(c->bytes + slot->at, s, n) == 0)) {
+            slot->count += times;
+            return;
+        }
+    }
+    if (n > c->cap_bytes - c->num_bytes) {
+        c->cap_bytes = c->num_bytes + c->num_bytes / 2 + n + 4096;
+        c->bytes = (char*)xrealloc(c->bytes, c->cap_bytes);
+    }
+    const PieceSlot slot = {key, times, c->num_bytes, n};
+    memcpy(c->bytes + c->num_bytes, s, n);
+    c->num_bytes += n;
+    c->slots[i] = slot;
+    if (++c->used * 4 > c->mask * 3) { piece_counts_grow(c); }
+}
+
+static inline void piece_counts_add(PieceCounts* c, const char* s, size_t n, uint64_t times) {
+    piece_counts_add_key(c, hash_key(c->seed, s, n), s, n, times);
+}
+
+/* Counts the pieces of a text: a document, or a part of one that begins and ends at a piece_border(). */
+static inline void piece_counts_text(PieceCounts* c, const char* text, size_t len) {
+    const uint8_t *s = (const uint8_t*)text, *end = s + len, *p;
+    for (; s < end; s = p) {
+        p = scan_llama3(s, end, 3);
+        const size_t n = (size_t)(p - s);
+        const bool one_load = n <= 8 && end - s >= 8;
+        const uint64_t key =
+            one_load ? load8((const char*)s) & (UINT64_MAX >> (64 - 8 * n)) : hash_key(c->seed, (const char*)s, n);
+        piece_counts_add_key(c, key, (const char*)s, n, 1);
+    }
+}
+
+/* Adds the counts of one table to another, and empties it. */
+static inline void piece_counts_fold(PieceCounts* into, PieceCounts* from) {
+    for (size_t i = 0; i <= from->mask; i++) {
+        const PieceSlot* slot = &from->slots[i];
+        if (slot->count) { piece_counts_add_key(into, slot->key, from->bytes + slot->at, slot->len, slot->count); }
+    }
+    memset(from->slots, 0, (from->mask + 1) * sizeof(PieceSlot));
+    from->used = from->num_bytes = 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// learning
 
 #define BPE_SEPARATOR UINT32_MAX
 #define BPE_DEAD (UINT32_MAX - 1)  // the id of a node where a token began that is now the end of another

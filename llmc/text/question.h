@@ -1,4 +1,5 @@
-/* question.h -- reads a question to a model from JSON, for --answer (run/jobs/answer.h):
+/* question.h -- the tokens of what a model is asked: the prompt of --prompt and --generate, and a question from JSON, for
+ * --answer (run/jobs/answer.h):
  *
  *   {"prompt": "Once upon", "temperature": 0.5, "top_k": 40, "top_p": 0.9, "seed": 7, "max_tokens": 100}
  *   {"messages": [{"role": "user", "content": "Hi"}]}
@@ -11,8 +12,45 @@
 #include "llmc/base/utils.h"         // first, since it asks for the functions beyond C11
 #include "llmc/files/json.h"         // defines: json_get, json_text, json_double_or, json_int_or, json_wanted
 #include "llmc/text/conversation.h"  // defines: ChatMessages, chat_read_list, chat_write
-#include "llmc/text/prompt.h"        // defines: prompt_tokens
+#include "llmc/text/tokenizer.h"     // defines: Tokenizer, TokenList, tokenizer_encode
 #include <limits.h>
+
+/* Appends the tokens of a prompt to *l: BOS (from the configuration, otherwise from the tokenizer) and the text. Without a
+ * tokenizer the text is a list of ids. Without BOS and text, *l gets token 0. Fails on an id outside the vocabulary. */
+static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConfig* c, const Tokenizer* t, Error* e) {
+    const int V = c->vocab_size;
+    const int bos = c->bos_id >= 0 && c->bos_id < V ? c->bos_id : t ? t->bos_id : -1;
+    if (bos >= 0 && bos < V) { token_list_add(l, bos); }
+    if (t) {
+        tokenizer_encode(t, text, strlen(text), false, l);
+    } else {
+        for (const char* p = text + strspn(text, " "); *p; p += strspn(p, " ")) {
+            char* end = NULL;
+            long id = *p >= '0' && *p <= '9' ? strtol(p, &end, 10) : -1;
+            if (id < 0 || id >= V || (*end && *end != ' ')) {
+                return fail(e,
+                            "the prompt is \"%.100s\", wanted ids from 0 to %d, since the model has no tokenizer\n"
+                            "  hint: give one with --tokenizer",
+                            text, V - 1);
+            }
+            token_list_add(l, (int32_t)id);
+            p = end;
+        }
+    }
+    if (l->count == 0) { token_list_add(l, 0); }
+    for (size_t i = 0; i < l->count; i++) {
+        if (l->ids[i] >= V) {
+            return fail(e,
+                        "token %zu of the prompt is %d, wanted an id below the model's vocabulary of %d\n"
+                        "  hint: use the model's own tokenizer",
+                        i, l->ids[i], V);
+        }
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// a question
 
 typedef struct {
     double temperature, top_p;

@@ -6,12 +6,11 @@
 #ifndef LLMC_TOKENIZER_WRITE_H
 #define LLMC_TOKENIZER_WRITE_H
 
-#include "llmc/base/utils.h"           // defines: path_join, xmalloc, xstrdup, xopen_memory, xclose_memory
-#include "llmc/files/json.h"           // defines: json_parse, json_get, json_is_string, json_write_string, json_write_text
-#include "llmc/files/json_edit.h"      // defines: json_find_member, json_with_member, json_set_member
-#include "llmc/files/output.h"         // defines: create_output, close_output
-#include "llmc/text/chat.h"            // defines: LLAMA3_CHAT_TEMPLATE, chat_template_fits
-#include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_splits
+#include "llmc/base/utils.h"      // defines: path_join, xmalloc, xstrdup, xopen_memory, xclose_memory
+#include "llmc/files/json.h"      // defines: json_parse, json_write_string, json_write_text, json_find_member, json_with_member
+#include "llmc/files/output.h"    // defines: create_output, close_output
+#include "llmc/text/chat.h"       // defines: LLAMA3_CHAT_TEMPLATE, chat_template_fits
+#include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_token, token_splits
 #include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, byte_stand_ins
 
 /* Writes a token's bytes as a JSON string. */

@@ -3,7 +3,6 @@
  * event's values from the log. A refused log stays as it is. */
 #define LOG_LINE_MAX 1024  // an input has longer lines
 #include "fuzz.h"
-#include "llmc/files/log_history.h"
 #include "llmc/files/logger.h"
 
 /* Checks that the first `n` bytes of the log are whole lines of steps up to `step`. */

@@ -1,4 +1,4 @@
-/* test_bpe.c -- tests bpe.h and piece_counts.h against a plain trainer, which counts every pair anew for each merge.
+/* test_bpe.c -- tests bpe.h against a plain trainer, which counts every pair anew for each merge.
  * dev/test/python/test_bpe.py compares the program with `tokenizers`. */
 #include "llmc/text/bpe.h"
 

@@ -1,7 +1,6 @@
 /* test_json.c -- the JSON reader accepts exactly RFC 8259, names the place of an error, and takes linear time in large
  * objects. */
 #include "llmc/files/json.h"
-#include "llmc/files/json_edit.h"
 
 #include "dev/test/test.h"
 

@@ -8,7 +8,7 @@
  * A text ends at an EOS id or at BOS, and where a signal asks for its end. Token files separate documents with BOS, so a model
  * trained on them ends its texts with BOS.
  *
- * Elsewhere: sampling (sampler.h), the tokens of a prompt (prompt.h), conversations (chat.h).
+ * Elsewhere: sampling (sampler.h), the tokens of a prompt (question.h), conversations (chat.h).
  */
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
@@ -16,7 +16,7 @@
 #include "llmc/base/utils.h"           // defines: fail, xrealloc
 #include "llmc/config.h"               // defines: ModelConfig, MAX_EOS
 #include "llmc/files/json.h"           // defines: json_write_string
-#include "llmc/text/prompt.h"          // defines: prompt_tokens
+#include "llmc/text/question.h"        // defines: prompt_tokens
 #include "llmc/run/loop/sampler.h"     // defines: Sampler, sampler_next
 #include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested

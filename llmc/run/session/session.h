@@ -21,7 +21,7 @@
 #include "llmc/files/mix.h"
 #include "llmc/run/cli/options.h"
 #include "llmc/run/session/plan.h"
-#include "llmc/text/prompt.h"
+#include "llmc/text/question.h"
 #include "llmc/train/scheduler.h"
 #include "llmc/run/screen/screen.h"
 #include "llmc/text/tasks.h"
