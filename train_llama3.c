@@ -23,6 +23,7 @@
 #include "llmc/optim/recipe.h"           // defines: outlier_update, update_verdict, clip_factor
 #include "llmc/config.h"                 // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
 #include "llmc/files/optimizer_state.h"  // defines: SlotKind, arena_slot
+#include "llmc/train/activations.h"      // defines: BLOCK_ACTIVATIONS
 #include "llmc/train/step.h"             // defines: Recipe, Metrics, BatchSource, batch_read, DECODE_ROWS
 #include "llmc/run/session/signals.h"    // defines: run_stop_requested
 #include "llmc/embedding.h"              // defines: embedding_forward, embedding_backward
@@ -66,21 +67,24 @@ typedef struct {
     Linear head;  // (V, C); the embedding if the two are tied
 } Ends;
 
-/* Activations that the forward pass of one block keeps for its backward pass. N = B*T rows. */
+/* What the forward pass of one block keeps for its backward pass. N = B*T rows. The table in train/activations.h has the widths
+ * and meanings: norm1, rstd1, qkv, lse, att, mid, norm2, rstd2, gate_up, act. */
+#define ACTIVATION_FIELD(type, field, shape, width, group, name) float* field;
 typedef struct {
-    float* h;                 // (N, C) the residual stream as it enters
-    float* norm1;             // (N, C) rmsnorm(h)
-    float* rstd1;             // (N) 1 / rms of h
-    float* qkv;               // (N, QKV) after RoPE
-    float* lse;               // (B, NH, T) log-sum-exp of the scores of each query
-    float* att;               // (N, NH HD) attention's output
-    float* mid;               // (N, C) the residual stream after attention
-    float* norm2;             // (N, C) rmsnorm(mid)
-    float* rstd2;             // (N)
-    float* gate_up;           // (N, 2F)
-    float* act;               // (N, F) silu(gate) * up
+    float* h;  // (N, C) the residual stream as it enters
+    BLOCK_ACTIVATIONS(ACTIVATION_FIELD)
     float* t[BLOCK_LINEARS];  // (N, lora_width) of the adapters
 } BlockActivations;
+
+/* The rows that pass through the layers: a batch, or new rows of one sequence. */
+typedef struct {
+    size_t N;  // B T of them
+    AttentionShape shape;
+    const int32_t* starts;  // (B, T) index in its row of the first token of each token's document; NULL: each row is one
+    const float* rope;      // (positions, HD) cos and sin
+    int first_pos;          // position of the first token of each row
+    float* cache;           // (cache_len, 2 NKV HD) of the block: keys and values of all positions so far; NULL: a batch
+} Rows;
 
 typedef enum {
     MEM_WEIGHTS,
@@ -115,7 +119,7 @@ typedef struct {
     int B, T;                  // shape of the batch that activations are sized for
     int32_t* x;                // (B, T) tokens
     int32_t* y;                // (B, T) targets
-    const int32_t* starts;     // (B, T) index in its row of the first token of each token's document; NULL: each row is one
+    const int32_t* starts;     // (B, T) see Rows
     float* rope;               // (T, HD) cos and sin
     BlockActivations* blocks;  // (L)
     float* h_final;            // (N, C) the residual stream after the last block
@@ -136,11 +140,11 @@ typedef struct {
     Metrics result;      // of the last step
 
     // generation; each layer's cache holds rows of k then v
-    int cache_len;       // positions
-    float* kv_cache;     // (L, cache_len, 2 NKV HD)
-    float* decode_rope;  // (cache_len, HD)
-    float* decode_t;     // (DECODE_ROWS, lora_most_width)
-    float* decode_rows;  // buffers of DECODE_ROWS rows, see llama_decode
+    int cache_len;              // positions
+    float* kv_cache;            // (L, cache_len, 2 NKV HD)
+    float* decode_rope;         // (cache_len, HD)
+    BlockActivations decoding;  // of DECODE_ROWS rows, for one block after the other
+    float* decode_logits;       // (V)
 
     float* mapped[NUM_MEM];  // the arenas that all of the above points into
     size_t mapped_bytes[NUM_MEM];
@@ -158,7 +162,7 @@ static Linear linear_at(const Llama* m, LinearKind kind, int l, Pass pass) {
     Linear w = {.w = m->params + at, .dw = m->adapters || !m->grads ? NULL : m->grads + at};
     linear_shape(&m->config, kind, &w.OC, &w.C);
     w.lora = lora_at(&m->config, &m->trained, kind, l);
-    float* t = pass == DECODE ? m->decode_t : l < 0 ? NULL : m->blocks[l].t[kind];
+    float* t = l < 0 ? NULL : pass == DECODE ? m->decoding.t[kind] : m->blocks[l].t[kind];
     w.adapters = (LoraMemory){m->adapters, m->grads, t, m->dt};
     return w;
 }
@@ -177,6 +181,16 @@ static Ends ends_at(const Llama* m, Pass pass) {
 
 /* Returns the arena that the optimizer updates. */
 static float* trained_params(const Llama* m) { return m->adapters ? m->adapters : m->params; }
+
+/* Takes the activations of a block over N rows. */
+static BlockActivations take_block(const ModelConfig* c, size_t N, Arena* a) {
+    BlockActivations s;
+    s.h = take(a, N * c->hidden_size);
+#define TAKE_ACTIVATION(type, field, shape, width, group, name) s.field = take(a, N * (size_t)(width));
+    BLOCK_ACTIVATIONS(TAKE_ACTIVATION)
+    for (int i = 0; i < BLOCK_LINEARS; i++) { s.t[i] = take(a, N * lora_width(&c->lora, i)); }
+    return s;
+}
 
 /* Lays out a model's buffers. B = 0: no batch. train false: forward pass only. cache_len = 0: no generation. */
 static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train, int cache_len) {
@@ -201,20 +215,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->rope = take(a, T * HD);
         Arena first_block = *a;  // without a backward pass, all blocks use the same buffers
         for (size_t l = 0; l < L; l++) {
-            BlockActivations* s = &m->blocks[l];
             if (!train) { *a = first_block; }
-            s->h = take(a, N * C);
-            s->norm1 = take(a, N * C);
-            s->rstd1 = take(a, N);
-            s->qkv = take(a, N * QKV);
-            s->lse = take(a, (size_t)B * c->num_heads * T);
-            s->att = take(a, N * Q);
-            s->mid = take(a, N * C);
-            s->norm2 = take(a, N * C);
-            s->rstd2 = take(a, N);
-            s->gate_up = take(a, N * 2 * F);
-            s->act = take(a, N * F);
-            for (int i = 0; i < BLOCK_LINEARS; i++) { s->t[i] = take(a, N * lora_width(&c->lora, i)); }
+            m->blocks[l] = take_block(c, N, a);
         }
         m->h_final = train ? take(a, N * C) : m->blocks[0].h;
         m->norm_final = take(a, N * C);
@@ -240,9 +242,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
     if (cache_len > 0) {
         m->kv_cache = take(&mem[MEM_CACHE], L * cache_len * 2 * KV);
         m->decode_rope = take(&mem[MEM_CACHE], cache_len * HD);
-        m->decode_t = take(&mem[MEM_CACHE], DECODE_ROWS * (size_t)lora_most_width(&c->lora));
-        const size_t row = 2 * C + 1 + QKV + Q + 3 * F;
-        m->decode_rows = take(&mem[MEM_CACHE], DECODE_ROWS * row + V + 32);
+        m->decoding = take_block(c, DECODE_ROWS, &mem[MEM_CACHE]);
+        m->decode_logits = take(&mem[MEM_CACHE], V);
     }
 }
 
@@ -298,30 +299,52 @@ static void llama_free(Llama* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // forward
 
+static Rows batch_rows(const Llama* m) {
+    return (Rows){(size_t)m->B * m->T, attention_shape(&m->config, m->B, m->T), m->starts, m->rope, 0, NULL};
+}
+
+/* Writes att from qkv. With a cache, each new row attends to all positions up to its own, whose keys and values are added. */
+static void attend(void* scratch, const BlockActivations* s, const Rows* r) {
+    const AttentionShape shape = r->shape;
+    const size_t Q = (size_t)shape.NH * shape.HD, KV2 = 2 * (size_t)shape.NKV * shape.HD;
+    if (!r->cache) {
+        attention_forward(s->att, s->lse, scratch, s->qkv, r->starts, shape);
+        return;
+    }
+    for (size_t i = 0; i < r->N; i++) {
+        memcpy(r->cache + (r->first_pos + i) * KV2, s->qkv + i * (Q + KV2) + Q, KV2 * sizeof(float));
+    }
+    for (size_t i = 0; i < r->N; i++) {
+        attention_decode(s->att + i * Q, s->qkv + i * (Q + KV2), r->cache, r->first_pos + (int)i + 1, shape);
+    }
+}
+
+/* Computes h_next (N, C), which may be s->h, from s->h, and the activations between them. */
+static void block_forward(void* scratch, float* h_next, const Block* w, const BlockActivations* s, const Rows* r) {
+    norm(s->norm1, s->rstd1, &w->input_norm, s->h, r->N);
+    linear(scratch, s->qkv, &w->qkv, s->norm1, NULL, r->N);
+    rope_forward(s->qkv, r->starts, r->rope, r->first_pos, r->shape);
+    attend(scratch, s, r);
+    linear(scratch, s->mid, &w->o, s->att, s->h, r->N);
+    norm(s->norm2, s->rstd2, &w->post_norm, s->mid, r->N);
+    linear(scratch, s->gate_up, &w->gate_up, s->norm2, NULL, r->N);
+    swiglu_forward(s->act, s->gate_up, r->N, w->down.C);
+    linear(scratch, h_next, &w->down, s->act, s->mid, r->N);
+}
+
 /* Computes norm_final (B, T, C) from the tokens m->x and keeps what the backward pass needs. Like the two functions below, it
  * ends early if a signal asks for the end: the caller looks at run_stop_requested() and then drops what it computed. */
 static void llama_forward(Llama* m) {
-    const AttentionShape shape = attention_shape(&m->config, m->B, m->T);
-    const size_t N = (size_t)m->B * m->T;
+    const Rows rows = batch_rows(m);
     const int L = m->config.num_layers;
     const Ends ends = ends_at(m, BATCH);
 
-    embedding_forward(m->blocks[0].h, ends.embedding, m->x, N, m->config.hidden_size);
+    embedding_forward(m->blocks[0].h, ends.embedding, m->x, rows.N, m->config.hidden_size);
     for (int l = 0; l < L && !run_stop_requested(); l++) {
-        const BlockActivations* s = &m->blocks[l];
         const Block w = block_at(m, l, BATCH);
-        float* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
-        norm(s->norm1, s->rstd1, &w.input_norm, s->h, N);
-        linear(m->scratch, s->qkv, &w.qkv, s->norm1, NULL, N);
-        rope_forward(s->qkv, m->starts, m->rope, 0, shape);
-        attention_forward(s->att, s->lse, m->scratch, s->qkv, m->starts, shape);
-        linear(m->scratch, s->mid, &w.o, s->att, s->h, N);
-        norm(s->norm2, s->rstd2, &w.post_norm, s->mid, N);
-        linear(m->scratch, s->gate_up, &w.gate_up, s->norm2, NULL, N);
-        swiglu_forward(s->act, s->gate_up, N, w.down.C);
-        linear(m->scratch, h_next, &w.down, s->act, s->mid, N);
+        block_forward(m->scratch, l + 1 < L ? m->blocks[l + 1].h : m->h_final, &w, &m->blocks[l], &rows);
     }
-    norm(m->norm_final, m->rstd_final, &ends.final_norm, m->h_final, N);
+    norm(m->norm_final, m->rstd_final, &ends.final_norm, m->h_final, rows.N);
 }
 
 /* Runs head and loss after llama_forward(). Returns the cross-entropy of the targets m->y, -1 with loss 0, over B*T. Works on
@@ -359,8 +382,8 @@ static void llama_zero_gradients(Llama* m) {
 
 /* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. */
 static void llama_backward(Llama* m) {
-    const AttentionShape shape = attention_shape(&m->config, m->B, m->T);
-    const size_t N = (size_t)m->B * m->T;
+    const Rows rows = batch_rows(m);
+    const size_t N = rows.N;
     const int C = m->config.hidden_size;
     const Ends ends = ends_at(m, BATCH);
 
@@ -376,8 +399,8 @@ static void llama_backward(Llama* m) {
         norm_backward(m->scratch, m->dh, &w.post_norm, m->dnorm, s->mid, s->rstd2, N);
         // mid = h + att Wo^T
         linear_backward(m->scratch, m->datt, &w.o, m->dh, s->att, N);
-        attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, m->starts, shape);
-        rope_backward(m->dqkv, m->starts, m->rope, 0, shape);
+        attention_backward(m->dqkv, m->scratch, m->datt, s->att, s->lse, s->qkv, rows.starts, rows.shape);
+        rope_backward(m->dqkv, rows.starts, rows.rope, 0, rows.shape);
         linear_backward(m->scratch, m->dnorm, &w.qkv, m->dqkv, s->norm1, N);
         norm_backward(m->scratch, m->dh, &w.input_norm, m->dnorm, s->h, s->rstd1, N);
     }
@@ -402,41 +425,19 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
     Llama* m = (Llama*)model;
     (void)e;
     const ModelConfig* c = &m->config;
-    const AttentionShape shape = attention_shape(c, 1, rows);
-    const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = qkv_width(c), KV2 = 2 * kv_width(c);
+    const BlockActivations* s = &m->decoding;
     const Ends ends = ends_at(m, DECODE);
-    Arena a = {m->decode_rows, 0};
-    float* h = take(&a, (size_t)DECODE_ROWS * C);
-    float* x = take(&a, (size_t)DECODE_ROWS * C);  // a norm's output
-    float* rstd = take(&a, DECODE_ROWS);
-    float* qkv = take(&a, (size_t)DECODE_ROWS * QKV);
-    float* att = take(&a, (size_t)DECODE_ROWS * Q);
-    float* gate_up = take(&a, (size_t)DECODE_ROWS * 2 * F);
-    float* act = take(&a, (size_t)DECODE_ROWS * F);
-    float* logits = take(&a, c->vocab_size);
+    Rows r = {(size_t)rows, attention_shape(c, 1, rows), NULL, m->decode_rope, pos, m->kv_cache};
 
-    embedding_forward(h, ends.embedding, tokens, rows, C);
+    embedding_forward(s->h, ends.embedding, tokens, r.N, c->hidden_size);
     for (int l = 0; l < c->num_layers; l++) {
         const Block w = block_at(m, l, DECODE);
-        float* cache = m->kv_cache + (size_t)l * m->cache_len * KV2;  // (cache_len, KV2)
-        norm(x, rstd, &w.input_norm, h, rows);
-        linear(m->scratch, qkv, &w.qkv, x, NULL, rows);
-        rope_forward(qkv, NULL, m->decode_rope, pos, shape);
-        for (int i = 0; i < rows; i++) {
-            memcpy(cache + (size_t)(pos + i) * KV2, qkv + (size_t)i * QKV + Q, KV2 * sizeof(float));
-        }
-        for (int i = 0; i < rows; i++) {
-            attention_decode(att + (size_t)i * Q, qkv + (size_t)i * QKV, cache, pos + i + 1, shape);
-        }
-        linear(m->scratch, h, &w.o, att, h, rows);
-        norm(x, rstd, &w.post_norm, h, rows);
-        linear(m->scratch, gate_up, &w.gate_up, x, NULL, rows);
-        swiglu_forward(act, gate_up, rows, F);
-        linear(m->scratch, h, &w.down, act, h, rows);
+        block_forward(m->scratch, s->h, &w, s, &r);
+        r.cache += (size_t)m->cache_len * 2 * kv_width(c);
     }
-    norm(x, rstd, &ends.final_norm, h + (size_t)(rows - 1) * C, 1);
-    linear(m->scratch, logits, &ends.head, x, NULL, 1);
-    return logits;
+    norm(s->norm1, s->rstd1, &ends.final_norm, s->h + (r.N - 1) * c->hidden_size, 1);
+    linear(m->scratch, m->decode_logits, &ends.head, s->norm1, NULL, 1);
+    return m->decode_logits;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@
 #include "llmc/config.h"  // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
 #include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
 #include "llmc/run/session/open.h"     // defines: session_open
+#include "llmc/train/activations.h"    // defines: BLOCK_ACTIVATIONS
 #include "llmc/train/step.h"           // defines: Recipe, Metrics, BatchSource, DECODE_ROWS
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/run/jobs/dispatch.h"    // defines: run_job
@@ -63,22 +64,17 @@ typedef struct {
     Linear head;  // (V, C); the embedding if the two are tied
 } Ends;
 
-/* Activations that the forward pass of one block leaves for its backward pass. N = B*T rows, each padded (row_pitch).
- * Blocks that recompute a group of them share one set of its buffers. The last block uses that set, too (recompute.h). */
+/* What the forward pass of one block leaves for its backward pass. N = B*T rows, each padded (row_pitch). The table in
+ * train/activations.h has the widths and meanings. Blocks that recompute a group of activations share one set of its buffers.
+ * The last block uses that set, too (recompute.h). */
+#define ACTIVATION_FIELD(type, field, shape, width, group, name) type* field;
 typedef struct {
-    floatX* h;                 // (N, C) the residual stream as it enters; kept at every level
-    floatX* norm1;             // (N, C)
-    float* rstd1;              // (N)
-    floatX* qkv;               // (N, QKV) after RoPE; with shared rows (B, T parts, QKV / parts), see dist/sequence.h
-    float* lse;                // (B, NH, T), or (B, NH / parts, T parts)
-    floatX* att;               // (N, NH HD)
-    floatX* mid;               // (N, C) the residual stream after attention
-    floatX* norm2;             // (N, C)
-    float* rstd2;              // (N)
-    floatX* gate_up;           // (N, 2F); backward overwrites it with its gradient
-    floatX* act;               // (N, F)
+    floatX* h;  // (N, C) the residual stream as it enters; kept at every level
+    BLOCK_ACTIVATIONS(ACTIVATION_FIELD)
     floatX* t[BLOCK_LINEARS];  // (N, lora_width) of the adapters
 } BlockActivations;
+
+static const Recomputed ALL_GROUPS = {true, true, true};  // of activations
 
 /* The kinds of memory: name, and whether it begins as zero, for the gaps between its tensors. */
 #define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */ \
@@ -160,14 +156,13 @@ typedef struct {
     floatX* dt;                // (N, lora_most_width)
     void* matmul_workspace;
 
-    floatX* kv_cache;     // (L, cache_len, 2 NKV HD)
-    float* decode_rope;   // (cache_len, HD)
-    float* decode_rstd;   // (DECODE_ROWS)
-    int32_t* decode_ids;  // (DECODE_ROWS)
-    floatX* decode_t;     // (DECODE_ROWS, lora_most_width)
-    floatX* decode_rows;  // see llama_decode
-    floatX* host_logits;  // (V) pinned
-    float* float_logits;  // (V) on the host
+    floatX* kv_cache;           // (L, cache_len, 2 NKV HD)
+    float* decode_rope;         // (cache_len, HD)
+    int32_t* decode_ids;        // (DECODE_ROWS)
+    BlockActivations decoding;  // of DECODE_ROWS rows, for one block after the other
+    floatX* decode_logits;      // (V)
+    floatX* host_logits;        // (V) pinned
+    float* float_logits;        // (V) on the host
 
     void* mapped[NUM_MEM];
     size_t mapped_bytes[NUM_MEM];
@@ -195,7 +190,7 @@ static Linear linear_at(const Llama* m, LinearKind kind, int l, const floatX* w,
     r.lora = lora_at(&m->config, &m->trained, kind, l);
     r.adapters = m->weights.trained;
     r.dadapters = {m->grads.all, m->layout.fp32_grads};
-    r.t = pass == DECODE ? m->decode_t : l < 0 ? NULL : m->blocks[l].t[kind];
+    r.t = l < 0 ? NULL : pass == DECODE ? m->decoding.t[kind] : m->blocks[l].t[kind];
     r.dt = m->dt;
     return r;
 }
@@ -227,27 +222,23 @@ static Ends ends_at(const Llama* m, bool last, Pass pass) {
 /* Returns the rows of the batch. */
 static Rows batch_rows(const Llama* m) {
     const AttentionShape s = attention_shape(&m->config, m->layout.B, m->layout.T);
-    return {(size_t)s.B * s.T, s, m->feed.starts, m->rope, 0, m->layout.parts > 1 ? &m->sequence : NULL};
+    return {(size_t)s.B * s.T, s, m->feed.starts, m->rope, 0, m->layout.parts > 1 ? &m->sequence : NULL, NULL};
 }
 
-/* Takes the wanted groups of a block's activations from an arena. */
-static void take_block(const Llama* m, BlockActivations* s, Arena* a, Again wanted) {
+/* Takes the wanted groups of a block's activations over N rows; otherwise leaves them as they are. */
+static void take_groups(const Llama* m, BlockActivations* s, size_t N, Arena* a, Recomputed wanted) {
     const ModelConfig* c = &m->config;
-    const size_t N = (size_t)m->layout.B * m->layout.T, C = pitch_of(c->hidden_size);
-    if (wanted.norms) {
-        s->norm1 = take<floatX>(a, N * C);
-        s->norm2 = take<floatX>(a, N * C);
-        s->act = take<floatX>(a, N * pitch_of(c->intermediate_size));
-    }
-    if (wanted.gate_up) { s->gate_up = take<floatX>(a, N * pitch_of(2 * (size_t)c->intermediate_size)); }
-    if (wanted.block) {
-        s->rstd1 = take<float>(a, N);
-        s->qkv = take<floatX>(a, N * heads_room(qkv_width(c), m->layout.parts));
-        s->lse = take<float>(a, N * c->num_heads);
-        s->att = take<floatX>(a, N * pitch_of(q_width(c)));
-        s->mid = take<floatX>(a, N * C);
-        s->rstd2 = take<float>(a, N);
-    }
+    const auto bytes = [&](ActivationShape shape, size_t width) {
+        const size_t padded = heads_room(width, shape == BY_HEADS ? m->layout.parts : 1);
+        return N * (shape == DENSE ? width * sizeof(float) : padded * sizeof(floatX));
+    };
+#define TAKE_ACTIVATION(type, field, shape, width, group, name) \
+    if (wanted.group) { s->field = (type*)take<char>(a, bytes(shape, width)); }
+    BLOCK_ACTIVATIONS(TAKE_ACTIVATION)
+}
+
+static void take_adapter_rows(const Llama* m, BlockActivations* s, size_t N, Arena* a) {
+    for (int i = 0; i < BLOCK_LINEARS; i++) { s->t[i] = take<floatX>(a, N * pitch_of(lora_width(&m->config.lora, i))); }
 }
 
 /* Lays out the activations of a batch. Those that blocks share lie in the workspace `w`. A block's own lie in memory of the
@@ -258,7 +249,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     const size_t N = (size_t)o->B * o->T, L = c->num_layers, C = pitch_of(c->hidden_size);
     BlockActivations shared;
     memset(&shared, 0, sizeof shared);
-    take_block(m, &shared, w, recompute_at(&o->recompute, 0));
+    take_groups(m, &shared, N, w, recompute_at(&o->recompute, 0));
     m->rope = take<float>(a, (size_t)o->T * o->parts * c->head_dim);
     floatX* ping_pong[2] = {NULL, NULL};  // without a backward pass, two residual streams are enough
     if (!o->train) {
@@ -266,12 +257,12 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
         ping_pong[1] = take<floatX>(a, N * C);
     }
     for (size_t l = L, top = SIZE_MAX; l-- > 0;) {
-        const Again shares = recompute_at(&o->recompute, l + 1 < L ? (int)l : 0);
+        const Recomputed shares = recompute_at(&o->recompute, l + 1 < L ? (int)l : 0);
         const auto take_own = [&](Arena* from) {  // `shared` gives the rest
             BlockActivations s = shared;
             s.h = o->train ? take<floatX>(from, N * C) : ping_pong[l % 2];
-            take_block(m, &s, from, {!shares.norms, !shares.gate_up, !shares.block});
-            for (int i = 0; i < BLOCK_LINEARS; i++) { s.t[i] = take<floatX>(from, N * pitch_of(lora_width(&c->lora, i))); }
+            take_groups(m, &s, N, from, {!shares.norms, !shares.gate_up, !shares.block});
+            take_adapter_rows(m, &s, N, from);
             return s;
         };
         Arena own = {NULL, 0}, lent;
@@ -290,8 +281,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const Layout* o = &m->layout;
     const size_t N = (size_t)o->B * o->T, V = pitch_of(c->vocab_size), C = pitch_of(c->hidden_size);
     const size_t rows = size_min(N, HEAD_ROWS);  // of logits
-    const size_t F = pitch_of(c->intermediate_size), F2 = pitch_of(2 * (size_t)c->intermediate_size);
-    const size_t QKV = heads_room(qkv_width(c), o->parts), Q = heads_room(q_width(c), o->parts);
+    const size_t F = pitch_of(c->intermediate_size), QKV = heads_room(qkv_width(c), o->parts),
+                 Q = heads_room(q_width(c), o->parts);
     Arena* w = &mem[MEM_WORKSPACE];
     m->weights.params = m->weights.trained = take<floatX>(&mem[MEM_WEIGHTS], weights_whole(&m->weights, &m->table));
     if (m->sharded) { sharded_lay_out(m->sharded, &m->weights, &mem[MEM_WEIGHTS]); }
@@ -332,10 +323,11 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         Arena* a = &mem[MEM_CACHE];
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));
         m->decode_rope = take<float>(a, (size_t)o->cache_len * c->head_dim);
-        m->decode_rstd = take<float>(a, DECODE_ROWS);
         m->decode_ids = take<int32_t>(a, DECODE_ROWS);
-        m->decode_t = take<floatX>(a, DECODE_ROWS * pitch_of(lora_most_width(&c->lora)));
-        m->decode_rows = take<floatX>(a, DECODE_ROWS * (2 * C + QKV + Q + F2 + F) + V);
+        m->decoding.h = take<floatX>(a, DECODE_ROWS * C);
+        take_groups(m, &m->decoding, DECODE_ROWS, a, ALL_GROUPS);
+        take_adapter_rows(m, &m->decoding, DECODE_ROWS, a);
+        m->decode_logits = take<floatX>(a, V);
         m->host_logits = take<floatX>(&mem[MEM_PINNED], c->vocab_size);
         m->float_logits = take<float>(&mem[MEM_PINNED], c->vocab_size);
     }
@@ -465,33 +457,42 @@ static void llama_free(Llama* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // forward
 
+/* Queues the forward pass of a block from s->h on. Writes h_next (N, C), which may be s->h. For the backward pass h_next is NULL:
+ * then it computes again only the groups `wanted` of s, with the same kernels and so the same bits. The backward pass of SwiGLU
+ * computes SwiGLU's output again. */
+static void block_forward(const Llama* m, floatX* h_next, const Block* w, const BlockActivations* s, const Rows* r,
+                          Recomputed wanted) {
+    const Queue* q = &m->queue;
+    if (wanted.norms) { norm(q, s->norm1, s->rstd1, &w->input_norm, s->h, r->N, wanted.block ? &w->qkv : NULL); }
+    if (wanted.block) {
+        qkv_rope(q, s->qkv, m->dqkv, &w->qkv, s->norm1, r);
+        attend(q, s->att, s->lse, s->qkv, r);
+        linear(q, s->mid, &w->o, s->att, s->h, r->N);
+    }
+    if (wanted.norms) { norm(q, s->norm2, s->rstd2, &w->post_norm, s->mid, r->N, wanted.gate_up ? &w->gate_up : NULL); }
+    if (wanted.gate_up) { gate_up_swiglu(q, h_next ? s->act : NULL, s->gate_up, &w->gate_up, s->norm2, r->N, &w->down); }
+    if (h_next) { linear(q, h_next, &w->down, s->act, s->mid, r->N); }
+}
+
 /* Computes norm_final (B, T, C) from the tokens feed.x, and the activations of the blocks. */
 static void llama_forward(const Llama* m) {
     const Queue* q = &m->queue;
     const Rows rows = batch_rows(m);
-    const size_t N = rows.N;
     const int L = m->config.num_layers;
     sharded_begin(m->sharded, &m->exchange);
     const Ends ends = ends_at(m, false, BATCH);
     ProfileRange phase("forward");
     sequence_begin(&m->sequence, &m->exchange);
     fp8_begin(&m->fp8, q);
-    embedding(q, m->blocks[0].h, ends.embedding, m->feed.x, N, m->config.hidden_size);
+    embedding(q, m->blocks[0].h, ends.embedding, m->feed.x, rows.N, m->config.hidden_size);
     for (int l = 0; l < L; l++) {
         LayerRange layer(l);
         const Block w = block_at(m, l, BATCH);
-        const BlockActivations* s = &m->blocks[l];
         floatX* h_next = l + 1 < L ? m->blocks[l + 1].h : m->h_final;
-        norm(q, s->norm1, s->rstd1, &w.input_norm, s->h, N, &w.qkv);
-        qkv_rope(q, s->qkv, m->dqkv, &w.qkv, s->norm1, &rows);
-        attend(q, s->att, s->lse, s->qkv, &rows);
-        linear(q, s->mid, &w.o, s->att, s->h, N);
-        norm(q, s->norm2, s->rstd2, &w.post_norm, s->mid, N, &w.gate_up);
-        gate_up_swiglu(q, s->act, s->gate_up, &w.gate_up, s->norm2, N, &w.down);
-        linear(q, h_next, &w.down, s->act, s->mid, N);
+        block_forward(m, h_next, &w, &m->blocks[l], &rows, ALL_GROUPS);
     }
     const Ends last = ends_at(m, true, BATCH);
-    norm(q, m->norm_final, m->rstd_final, &last.final_norm, m->h_final, N, NULL);
+    norm(q, m->norm_final, m->rstd_final, &last.final_norm, m->h_final, rows.N, NULL);
 }
 
 /* Runs head and loss: writes losses (N) and, if dloss is not 0, dnorm (N, C) and the head's gradient (with `add`, adds to
@@ -517,24 +518,6 @@ static void llama_loss(const Llama* m, float dloss, bool add) {
 // ---------------------------------------------------------------------------------------------------------------------
 // backward
 
-/* Recomputes the activations of block l that were not kept, with the same kernels and so the same bits. The backward pass of
- * SwiGLU recomputes SwiGLU's output. */
-static void block_recompute(const Llama* m, int l, const Block* w) {
-    const Queue* q = &m->queue;
-    const Rows rows = batch_rows(m);
-    const BlockActivations* s = &m->blocks[l];
-    const Again again = recompute_at(&m->layout.recompute, l);
-    if (!again.norms) { return; }
-    norm(q, s->norm1, s->rstd1, &w->input_norm, s->h, rows.N, again.block ? &w->qkv : NULL);
-    if (again.block) {
-        qkv_rope(q, s->qkv, m->dqkv, &w->qkv, s->norm1, &rows);
-        attend(q, s->att, s->lse, s->qkv, &rows);
-        linear(q, s->mid, &w->o, s->att, s->h, rows.N);
-    }
-    norm(q, s->norm2, s->rstd2, &w->post_norm, s->mid, rows.N, again.gate_up ? &w->gate_up : NULL);
-    if (again.gate_up) { gate_up_swiglu(q, NULL, s->gate_up, &w->gate_up, s->norm2, rows.N, NULL); }
-}
-
 /* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. With
  * `add` it adds to the gradients of matrices; otherwise it overwrites them. With several GPUs, sends each gradient once it
  * is complete. */
@@ -554,8 +537,8 @@ static void llama_backward(Llama* m, bool add, bool first, bool last) {
         LayerRange layer(l);
         const Block w = block_at(m, l, BATCH);
         const BlockActivations* s = &m->blocks[l];
-        const Again again = recompute_at(&m->layout.recompute, l);
-        block_recompute(m, l, &w);
+        const Recomputed again = recompute_at(&m->layout.recompute, l);
+        block_forward(m, NULL, &w, s, &rows, again);
         exchange_await_ring(&m->exchange, &m->grads, l);
         // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and SwiGLU may make its factors
         down_dx_swiglu(q, s->gate_up, again.norms ? s->act : NULL, &w.down, m->dh, N, &w.gate_up);
@@ -622,45 +605,23 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
     (void)e;
     const Queue* q = &m->queue;
     const ModelConfig* c = &m->config;
-    const AttentionShape shape = attention_shape(c, 1, rows);
-    const Rows r = {(size_t)rows, shape, NULL, m->decode_rope, pos, NULL};
-    const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = qkv_width(c), V = c->vocab_size;
-    const size_t KV2 = 2 * (size_t)kv_width(c);
-    Arena a = {(char*)m->decode_rows, 0};
-    floatX* h = take<floatX>(&a, DECODE_ROWS * pitch_of(C));
-    floatX* x = take<floatX>(&a, DECODE_ROWS * pitch_of(C));  // a norm's output
-    floatX* qkv = take<floatX>(&a, DECODE_ROWS * pitch_of(QKV));
-    floatX* att = take<floatX>(&a, DECODE_ROWS * pitch_of(Q));
-    floatX* gate_up = take<floatX>(&a, DECODE_ROWS * pitch_of(2 * (size_t)F));
-    floatX* act = take<floatX>(&a, DECODE_ROWS * pitch_of(F));
-    floatX* logits = take<floatX>(&a, pitch_of(V));
-    float* rstd = m->decode_rstd;
+    const BlockActivations* s = &m->decoding;
+    const int C = c->hidden_size, V = c->vocab_size;
+    Rows r = {(size_t)rows, attention_shape(c, 1, rows), NULL, m->decode_rope, pos, NULL, m->kv_cache};
     sharded_begin(m->sharded, &m->exchange);
     const Ends ends = ends_at(m, true, DECODE);
 
     CUDA_CHECK(cudaMemcpyAsync(m->decode_ids, tokens, rows * sizeof(int32_t), cudaMemcpyHostToDevice, m->queue.stream));
-    embedding(q, h, ends.embedding, m->decode_ids, rows, C);
+    embedding(q, s->h, ends.embedding, m->decode_ids, r.N, C);
     for (int l = 0; l < c->num_layers; l++) {
         const Block w = block_at(m, l, DECODE);
-        floatX* cache = m->kv_cache + (size_t)l * m->layout.cache_len * KV2;  // (cache_len, KV2)
-        norm(q, x, rstd, &w.input_norm, h, rows, NULL);
-        linear(q, qkv, &w.qkv, x, NULL, rows);
-        rope(q, qkv, &r);
-        CUDA_CHECK(cudaMemcpy2DAsync(cache + (size_t)pos * KV2, KV2 * sizeof(floatX), qkv + Q, pitch_of(QKV) * sizeof(floatX),
-                                     KV2 * sizeof(floatX), rows, cudaMemcpyDeviceToDevice, m->queue.stream));
-        for (int i = 0; i < rows; i++) {
-            attention_decode_cuda(att + i * pitch_of(Q), qkv + i * pitch_of(QKV), cache, pos + i + 1, shape, m->queue.stream);
-        }
-        linear(q, h, &w.o, att, h, rows);
-        norm(q, x, rstd, &w.post_norm, h, rows, NULL);
-        linear(q, gate_up, &w.gate_up, x, NULL, rows);
-        swiglu(q, act, gate_up, rows, F);
-        linear(q, h, &w.down, act, h, rows);
+        block_forward(m, s->h, &w, s, &r, ALL_GROUPS);
+        r.cache += (size_t)m->layout.cache_len * 2 * kv_width(c);
     }
-    norm(q, x, rstd, &ends.final_norm, h + (rows - 1) * pitch_of(C), 1, NULL);
-    linear(q, logits, &ends.head, x, NULL, 1);
-    sharded_take_first(m->sharded, &m->exchange, logits, V * sizeof(floatX));
-    copy_out(m->host_logits, logits, V * sizeof(floatX), m->queue.stream);
+    norm(q, s->norm1, s->rstd1, &ends.final_norm, s->h + (r.N - 1) * pitch_of(C), 1, NULL);
+    linear(q, m->decode_logits, &ends.head, s->norm1, NULL, 1);
+    sharded_take_first(m->sharded, &m->exchange, m->decode_logits, V * sizeof(floatX));
+    copy_out(m->host_logits, m->decode_logits, V * sizeof(floatX), m->queue.stream);
     for (int i = 0; i < V; i++) { m->float_logits[i] = to_float(m->host_logits[i]); }
     return m->float_logits;
 }
@@ -860,7 +821,7 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
 static int kept_tensors(const Llama* m, int l, NamedTensor list[BLOCK_TENSORS]) {
     const BlockActivations* s = &m->blocks[l];
     const void* const data[BLOCK_TENSORS] = {s->h, s->qkv, s->att, s->mid, s->gate_up, s->act};
-    const Again again = recompute_at(&m->layout.recompute, l);
+    const Recomputed again = recompute_at(&m->layout.recompute, l);
     block_tensors(list, &m->config, l, m->runner.num_losses, m->layout.parts, data);
     for (int i = 0; i < BLOCK_TENSORS; i++) { list[i].pitch = pitch_of(list[i].width); }
     return again.block ? 1 : again.gate_up ? 4 : again.norms ? 5 : BLOCK_TENSORS;

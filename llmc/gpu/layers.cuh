@@ -5,7 +5,7 @@
 #ifndef LLMC_LAYERS_CUH
 #define LLMC_LAYERS_CUH
 
-#include "llmc/attention.cuh"         // defines: attention_forward_cuda, attention_backward_cuda
+#include "llmc/attention.cuh"         // defines: attention_forward_cuda, attention_backward_cuda, attention_decode_cuda
 #include "llmc/config.h"              // defines: AttentionShape
 #include "llmc/crossentropy.cuh"      // defines: crossentropy_forward_cuda, crossentropy_fused_cuda
 #include "llmc/embedding.cuh"         // defines: embedding_forward_cuda, embedding_backward_cuda
@@ -39,6 +39,7 @@ typedef struct {
     const float* rope;       // (T parts, HD) the table of rope.h, from position 0 on
     int first_pos;           // position of the first token of each row
     const Sequence* shared;  // with the ranks that hold the other parts (sequence.cuh); NULL: this rank has whole rows
+    floatX* cache;           // (cache_len, 2 NKV HD) of the block: keys and values of all positions so far; NULL: a batch
 } Rows;
 
 /* Returns the elements from one row of activations to the next. */
@@ -80,6 +81,17 @@ static inline void attention(const Queue* q, floatX* out, float* lse, const floa
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
     Op op(q->profiler, q->stream, "attention", r->starts ? 0 : 2.0 * N * s.T * Q, bytes_x((double)N * (QKV + Q)));
     attention_forward_cuda(out, lse, qkv, r->starts, s, pitch_of(QKV), pitch_of(Q), q->stream);
+}
+
+/* Adds the keys and values of new rows to the cache. Each row attends to all positions up to its own. */
+static inline void attention_cached(const Queue* q, floatX* out, const floatX* qkv, const Rows* r) {
+    const AttentionShape s = r->shape;
+    const size_t Q = (size_t)s.NH * s.HD, QKV = qkv_width(s), KV2 = QKV - Q, pitch = pitch_of(QKV);
+    CUDA_CHECK(cudaMemcpy2DAsync(r->cache + (size_t)r->first_pos * KV2, KV2 * sizeof(floatX), qkv + Q, pitch * sizeof(floatX),
+                                 KV2 * sizeof(floatX), r->N, cudaMemcpyDeviceToDevice, q->stream));
+    for (int i = 0; i < (int)r->N; i++) {
+        attention_decode_cuda(out + i * pitch_of(Q), qkv + i * pitch, r->cache, r->first_pos + i + 1, s, q->stream);
+    }
 }
 
 /* dqkv is the gradient before the rotation by RoPE, at positions from 0 on. */

@@ -22,7 +22,7 @@
 
 #include "llmc/dist/sequence.h"   // defines: SequenceShare, heads_shape, heads_out, heads_width
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join_some, exchange_await
-#include "llmc/gpu/layers.cuh"    // defines: Queue, attention, attention_backward, pitch_of
+#include "llmc/gpu/layers.cuh"    // defines: Queue, attention, attention_cached, attention_backward, pitch_of
 #include "llmc/gpu/nccl.cuh"      // defines: NcclGroup, nccl_all_to_all, nccl_leave
 
 enum { PACK_THREADS = 256 };
@@ -162,9 +162,13 @@ static inline Rows heads_of(const Rows* r) {
     return heads;
 }
 
-/* Writes att (B T, NH HD), and lse by heads, from qkv by heads. */
+/* Writes att (B T, NH HD), and for a batch lse by heads, from qkv by heads. */
 static inline void attend(const Queue* q, floatX* att, float* lse, const floatX* qkv, const Rows* r) {
     const Sequence* p = r->shared;
+    if (r->cache) {
+        attention_cached(q, att, qkv, r);
+        return;
+    }
     const Rows heads = heads_of(r);
     attention(q, p ? p->out : att, lse, qkv, &heads);
     if (p) { heads_to_rows(q, p, att, p->out, heads_out(r->shape)); }

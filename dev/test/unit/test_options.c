@@ -341,7 +341,7 @@ static void recompute_takes_levels_with_numbers_of_blocks(void) {
 
 /* 0: keeps everything; 1, 2, 3: recomputes so many groups. */
 static int groups_again(const Recompute* r, int l) {
-    const Again again = recompute_at(r, l);
+    const Recomputed again = recompute_at(r, l);
     CHECK(again.norms >= again.gate_up && again.gate_up >= again.block, "block %d", l);
     return again.norms + again.gate_up + again.block;
 }

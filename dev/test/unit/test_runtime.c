@@ -586,7 +586,7 @@ static uint64_t pretend_need(void* ctx, const Options* o) {
     uint64_t saved = 0;
     uint64_t row = (uint64_t)o->seq * mib / 256;
     for (int l = 0; o->trainer == ON_GPU && l < PRETEND_LAYERS - 1; l++) {  // each of the four groups takes a quarter
-        const Again again = recompute_at(&o->recompute, l);
+        const Recomputed again = recompute_at(&o->recompute, l);
         saved += (uint64_t)(again.norms + again.gate_up + again.block);
     }
     row = row * (4 * PRETEND_LAYERS - saved) / (4 * PRETEND_LAYERS);

@@ -34,10 +34,10 @@ typedef struct {
 /* The groups of activations that a block recomputes. */
 typedef struct {
     bool norms, gate_up, block;  // outputs of norms and SwiGLU; of gate and up; all the rest but the residual stream
-} Again;
+} Recomputed;
 
-static inline Again recompute_at(const Recompute* r, int l) {
-    const Again again = {l < r->blocks[RECOMPUTE_NORM_SWIGLU], l < r->blocks[RECOMPUTE_FFN], l < r->blocks[RECOMPUTE_BLOCK]};
+static inline Recomputed recompute_at(const Recompute* r, int l) {
+    const Recomputed again = {l < r->blocks[RECOMPUTE_NORM_SWIGLU], l < r->blocks[RECOMPUTE_FFN], l < r->blocks[RECOMPUTE_BLOCK]};
     return again;
 }
 
