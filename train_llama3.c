@@ -37,7 +37,7 @@
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
 #include "llmc/optim/optimizer.h"      // defines: OptimizerArenas, optimizer_update, global_norm, global_norm_scratch
 #ifndef TESTING                        // a test of the model leaves out the code that runs it
-#include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT, name_first_not_finite
+#include "llmc/train/not_finite.h"     // defines: FiniteSearch, NamedTensor, TENSOR_TEXT, search_tensor, search_arena
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
 #include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
 #include "llmc/run/session/open.h"     // defines: session_open
@@ -569,23 +569,29 @@ static void trainer_forget(void* model, const Recipe* recipe) {
     memset(m->v, 0, m->trained.elements * sizeof(float));
 }
 
+/* Searches what the forward pass of block l left. */
+static void search_block(FiniteSearch* f, const Llama* m, int l) {
+    const ModelConfig* c = &m->config;
+    const BlockActivations* s = &m->blocks[l];
+    const size_t N = (size_t)m->B * m->T, C = c->hidden_size;
+    search_tensor(f, (NamedTensor){"the residual stream before attention", l, s->h, sizeof(float), N, C, C});
+#define SEARCH_ACTIVATION(type, field, shape, width, group, name) \
+    search_tensor(f, (NamedTensor){name, l, s->field, sizeof(float), N, width, width});
+    BLOCK_ACTIVATIONS(SEARCH_ACTIVATION)
+}
+
 /* Names the first tensor that is not finite after a step whose loss or norm is not: of the weights, of what the last
  * micro-batch's forward pass left, in its order, and of the gradients. */
 static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const Llama* m = (Llama*)model;
-    const ModelConfig* c = &m->config;
     const size_t N = (size_t)m->B * m->T;
-    if (name_param_not_finite(&m->table, m->params, "", name)) { return true; }
-    if (m->adapters && name_param_not_finite(&m->trained, m->adapters, "", name)) { return true; }
-    for (int l = 0; l < c->num_layers; l++) {
-        const BlockActivations* s = &m->blocks[l];
-        const void* const data[BLOCK_TENSORS] = {s->h, s->qkv, s->att, s->mid, s->gate_up, s->act};
-        NamedTensor block[BLOCK_TENSORS];
-        block_tensors(block, c, l, N, 1, data);
-        if (name_first_not_finite(block, BLOCK_TENSORS, name)) { return true; }
-    }
-    const NamedTensor losses = {"the losses", -1, m->losses, true, 1, N, N};
-    return name_first_not_finite(&losses, 1, name) || name_param_not_finite(&m->trained, m->grads, "the gradient of ", name);
+    FiniteSearch f = finite_search(name);
+    search_arena(&f, "", &m->table, m->params, sizeof(float));
+    if (m->adapters) { search_arena(&f, "", &m->trained, m->adapters, sizeof(float)); }
+    for (int l = 0; l < m->config.num_layers; l++) { search_block(&f, m, l); }
+    search_tensor(&f, (NamedTensor){"the losses", -1, m->losses, sizeof(float), 1, N, N});
+    search_arena(&f, "the gradient of ", &m->trained, m->grads, sizeof(float));
+    return f.found;
 }
 
 static const Trainer cpu_trainer = {

@@ -19,7 +19,7 @@
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/run/jobs/dispatch.h"    // defines: run_job
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
-#include "llmc/train/not_finite.h"     // defines: NamedTensor, TENSOR_TEXT
+#include "llmc/train/not_finite.h"     // defines: FiniteSearch, TENSOR_TEXT, search_tensor, search_arena
 #include "llmc/cuda/cuda_common.cuh"   // defines: floatX, CUDA_CHECK, copy_out, to_float, ProfileRange
 #include "llmc/gpu/device.cuh"         // defines: Device, device_open, device_close, device_memory
 #include "llmc/gpu/weights.cuh"        // defines: WeightArena, weights_slot, master_check
@@ -27,7 +27,7 @@
 #include "llmc/gpu/runner.cuh"         // defines: Runner, runner_begin, runner_end, runner_wait, runner_capture, runner_restore
 #include "llmc/gpu/plans.cuh"          // defines: device_load_plans, device_save_plans, device_check_plans, device_share_plans
 #include "llmc/gpu/profile.cuh"        // defines: LayerRange, profiler_new, print_profile
-#include "llmc/gpu/debug.cuh"          // defines: debug_name, debug_name_params, weights_not_finite, gradients_not_finite
+#include "llmc/gpu/debug.cuh"          // defines: search_on_gpu, search_weights, search_gradients
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
 #include "llmc/gpu/sharded_blocks.cuh"  // defines: ShardedBlocks, sharded_begin, sharded_block
 #include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradients_zero
@@ -817,38 +817,37 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
                   measure_copy(m->mapped[kind], m->mapped_bytes[kind], m->queue.stream), ms);
 }
 
-/* Lists the activations of block l that a forward pass keeps. Returns their number. */
-static int kept_tensors(const Llama* m, int l, NamedTensor list[BLOCK_TENSORS]) {
+/* Searches the activations of block l that a forward pass keeps. */
+static void search_block(FiniteSearch* f, const Llama* m, int l) {
+    const ModelConfig* c = &m->config;
     const BlockActivations* s = &m->blocks[l];
-    const void* const data[BLOCK_TENSORS] = {s->h, s->qkv, s->att, s->mid, s->gate_up, s->act};
     const Recomputed again = recompute_at(&m->layout.recompute, l);
-    block_tensors(list, &m->config, l, m->runner.num_losses, m->layout.parts, data);
-    for (int i = 0; i < BLOCK_TENSORS; i++) { list[i].pitch = pitch_of(list[i].width); }
-    return again.block ? 1 : again.gate_up ? 4 : again.norms ? 5 : BLOCK_TENSORS;
+    const auto look = [&](const char* name, const floatX* data, size_t width, int pieces) {  // of a row
+        const size_t N = m->runner.num_losses * pieces, w = width / pieces;
+        search_tensor(f, {name, l, data, sizeof(floatX), N, w, pitch_of(w)});
+    };
+    look("the residual stream before attention", s->h, c->hidden_size, 1);
+#define SEARCH_ACTIVATION(type, field, shape, width, group, name) \
+    if (name && !again.group) { look(name, (const floatX*)s->field, width, shape == BY_HEADS ? m->layout.parts : 1); }
+    BLOCK_ACTIVATIONS(SEARCH_ACTIVATION)
 }
 
 /* Names the first tensor that is not finite after a step whose loss or norm is not: of the weights, of the forward pass of the
  * last micro-batch, which it runs again, and of the gradients. */
 static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     const Llama* m = (Llama*)model;
-    const ModelConfig* c = &m->config;
-    const size_t N = m->runner.num_losses, C = c->hidden_size;
-    const cudaStream_t stream = m->queue.stream;
-    void* scratch = m->queue.scratch;
+    const size_t N = m->runner.num_losses, C = m->config.hidden_size;
     // first, as the forward pass may overwrite them; another tensor that is found takes the name
-    const bool gradients = gradients_not_finite(&m->grads, &m->exchange, scratch, stream, name);
+    FiniteSearch gradients = search_on_gpu(&m->queue, name), f = gradients;
+    search_gradients(&gradients, &m->grads, &m->exchange);
     llama_forward(m);  // all ranks run it, whatever each finds
-    if (weights_not_finite(&m->weights, &m->table, scratch, name)) { return true; }
-    if (c->lora.rank > 0 && debug_name_params(&m->trained, m->weights.trained, scratch, stream, name)) { return true; }
-    for (int l = 0; l < c->num_layers; l++) {
-        NamedTensor list[BLOCK_TENSORS];
-        const int count = kept_tensors(m, l, list);
-        if (debug_name(list, count, scratch, stream, name)) { return true; }
-    }
+    search_weights(&f, &m->weights, &m->table);
+    if (m->config.lora.rank > 0) { search_arena(&f, "", &m->trained, m->weights.trained, sizeof(floatX)); }
+    for (int l = 0; l < m->config.num_layers; l++) { search_block(&f, m, l); }
     llama_loss(m, 0.0f, false);
-    const NamedTensor last[] = {{"the residual stream behind the last layer", -1, m->h_final, false, N, C, pitch_of(C)},
-                                {"the losses", -1, m->losses, true, 1, N, N}};
-    return debug_name(last, 2, m->queue.scratch, stream, name) || gradients;
+    search_tensor(&f, {"the residual stream behind the last layer", -1, m->h_final, sizeof(floatX), N, C, pitch_of(C)});
+    search_tensor(&f, {"the losses", -1, m->losses, sizeof(float), 1, N, N});
+    return f.found || gradients.found;
 }
 
 static bool queue_losses(void* model, const BatchSource* data, Error* e) {

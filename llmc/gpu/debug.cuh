@@ -1,109 +1,105 @@
-/* debug.cuh -- names the first tensor on the GPU that is not finite: for runs that diverge, and for --debug. It looks at the
- * weights and gradients that this rank holds. In ZeRO 2 and 3 it looks at the sums of gradients in its shards; in ZeRO 3 also
- * at its shards of the blocks' weights.
+/* debug.cuh -- finds a GPU tensor's first inf or NaN: for runs that diverge, and for --debug. The search (train/not_finite.h) looks
+ * at the weights and gradients that this rank holds. In ZeRO 2 and 3 it looks at the sums of gradients in its shards; in ZeRO 3
+ * also at its shards of the blocks' weights.
+ *
+ * The kernel reads each element once, but no padding, and writes one number. The smallest index wins, so runs agree.
  */
 #ifndef LLMC_DEBUG_CUH
 #define LLMC_DEBUG_CUH
 
-#include "llmc/config.h"  // defines: ParamTable
-#include "llmc/cuda/cuda_common.cuh"
-#include "llmc/cuda/finite.cuh"     // defines: FiniteIndex, ALL_FINITE, first_not_finite_cuda
-#include "llmc/gpu/exchange.cuh"    // defines: Exchange
-#include "llmc/gpu/gradients.cuh"   // defines: Gradient, Gradients, gradient_of
-#include "llmc/gpu/weights.cuh"     // defines: WeightArena, weight_at
-#include "llmc/train/not_finite.h"  // defines: NamedTensor, TENSOR_TEXT, tensor_element_text
+#include "llmc/config.h"              // defines: ParamTable
+#include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, Vec, load_stream
+#include "llmc/gpu/exchange.cuh"      // defines: Exchange
+#include "llmc/gpu/gradients.cuh"     // defines: Gradient, Gradients, gradient_of, gradients_bytes
+#include "llmc/gpu/layers.cuh"        // defines: Queue
+#include "llmc/gpu/weights.cuh"       // defines: WeightArena, weight_at
+#include "llmc/train/not_finite.h"    // defines: FiniteSearch, NamedTensor, search_param
 
-/* Returns the first element of t that is not finite, or ALL_FINITE. `scratch` holds a FiniteIndex on the device. */
-static inline FiniteIndex debug_first(const NamedTensor* t, void* scratch, cudaStream_t stream) {
-    FiniteIndex first, *on_device = (FiniteIndex*)scratch;
-    if (t->fp32) {
-        first_not_finite_cuda(on_device, (const float*)t->data, t->rows, t->width, t->pitch, stream);
-    } else {
-        first_not_finite_cuda(on_device, (const floatX*)t->data, t->rows, t->width, t->pitch, stream);
-    }
-    CUDA_CHECK(cudaMemcpyAsync(&first, on_device, sizeof first, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    return first;
-}
+typedef unsigned long long FiniteIndex;  // atomicMin takes this type
+constexpr FiniteIndex ALL_FINITE = ~(FiniteIndex)0;
 
-/* Names the first of `count` tensors that is not finite, with its element. Returns false if there is none. */
-static inline bool debug_name(const NamedTensor* list, int count, void* scratch, cudaStream_t stream, char name[TENSOR_TEXT]) {
-    for (int i = 0; i < count; i++) {
-        const FiniteIndex first = debug_first(&list[i], scratch, stream);
-        if (first == ALL_FINITE) { continue; }
-        tensor_element_text(&list[i], (size_t)first, name);
-        return true;
-    }
-    return false;
-}
+enum { FINITE_THREADS = 256, FINITE_BLOCKS = 2048 };
 
-/* Does the same for the tensors of an arena. */
-static inline bool debug_name_params(const ParamTable* t, const floatX* arena, void* scratch, cudaStream_t stream,
-                                     char name[TENSOR_TEXT]) {
-    for (int i = 0; i < t->count; i++) {
-        const Param* p = &t->items[i];
-        const NamedTensor w = {p->name, -1, arena + p->offset, false, p->rows, p->cols, p->cols};
-        if (debug_name(&w, 1, scratch, stream, name)) { return true; }
-    }
-    return false;
-}
-
-/* Names the first element of n, from element `first` of tensor p on, that is not finite. Returns false if there is none. */
-static inline bool part_not_finite(const Param* p, const char* what, const void* data, bool fp32, size_t first, size_t n,
-                                   void* scratch, cudaStream_t stream, char name[TENSOR_TEXT]) {
-    char text[160];
-    const bool whole = n == param_size(p);
-    snprintf(text, sizeof text, "%s%s", what, p->name);
-    if (!whole) { snprintf(text, sizeof text, "%s%s from element %zu on", what, p->name, first); }
-    const NamedTensor t = {text, -1, data, fp32, whole ? p->rows : 1, whole ? p->cols : n, whole ? p->cols : n};
-    return debug_name(&t, 1, scratch, stream, name);
-}
-
-/* Does so with the weights of a tensor. */
-static inline bool weight_not_finite(const WeightArena* a, const Param* p, void* scratch, char name[TENSOR_TEXT]) {
-    const size_t size = param_size(p);
-    for (size_t i = 0, run; i < size; i += run) {
-        const floatX* at = weight_at(a, p->offset + i, &run);
-        run = size_min(run, size - i);
-        if (at && part_not_finite(p, "", at, false, i, run, scratch, a->stream, name)) { return true; }
-    }
-    return false;
-}
-
-/* Does so with all weights. */
-static inline bool weights_not_finite(const WeightArena* a, const ParamTable* t, void* scratch, char name[TENSOR_TEXT]) {
-    for (int i = 0; i < t->count; i++) {
-        if (weight_not_finite(a, &t->items[i], scratch, name)) { return true; }
-    }
-    return false;
-}
-
-/* Does so with the sums over the ranks of a tensor's gradients. */
-static inline bool sums_not_finite(const Exchange* x, const Param* p, void* scratch, char name[TENSOR_TEXT]) {
-    const size_t size = param_size(p);
-    for (size_t i = 0, run, local; i < size; i += run) {
-        const bool own = shard_local(&x->buckets, x->rank, p->offset + i, &local);
-        run = size_min(shard_left(&x->buckets, p->offset + i), size - i);
-        if (own && part_not_finite(p, "the gradient of ", x->sums + local, true, i, run, scratch, x->compute, name)) {
-            return true;
+template <int W, typename T>
+__global__ void __launch_bounds__(FINITE_THREADS)
+    first_not_finite_kernel(FiniteIndex* first, const T* x, size_t rows, size_t width, size_t pitch) {
+    const size_t vectors = width / W, stride = (size_t)gridDim.x * FINITE_THREADS;
+    FiniteIndex found = ALL_FINITE;
+    for (size_t i = (size_t)blockIdx.x * FINITE_THREADS + threadIdx.x; i < rows * vectors; i += stride) {
+        const size_t row = i / vectors, column = i % vectors * W;
+        const Vec<T, W> v = load_stream<W>(x + row * pitch + column);
+#pragma unroll
+        for (int k = W - 1; k >= 0; k--) {
+            if (!isfinite(to_float(v.v[k]))) { found = min(found, (FiniteIndex)(row * width + column + k)); }
         }
     }
-    return false;
+    if (found != ALL_FINITE) { atomicMin(first, found); }
 }
 
-/* Does so with all gradients. In a ring the matrices' gradients have been overwritten: their sums stand for them. */
-static inline bool gradients_not_finite(const Gradients* g, const Exchange* x, void* scratch, cudaStream_t stream,
-                                        char name[TENSOR_TEXT]) {
+/* Sets *first, on the device, to row * width + column of the first inf or NaN of x (rows, width), pitch, or to ALL_FINITE. A
+ * flat array of n is (1, n). x starts at a multiple of 16 bytes; if there are several rows, so does each row. */
+template <typename T>
+static void first_not_finite_cuda(FiniteIndex* first, const T* x, size_t rows, size_t width, size_t pitch,
+                                  cudaStream_t stream) {
+    CUDA_CHECK(cudaMemsetAsync(first, 0xff, sizeof *first, stream));
+    if (rows == 0 || width == 0) { return; }
+    constexpr int W = VECTOR<T>;
+    if (width % W == 0) {
+        const unsigned grid = (unsigned)size_min(FINITE_BLOCKS, ceil_div(rows * width / W, FINITE_THREADS));
+        first_not_finite_kernel<W><<<grid, FINITE_THREADS, 0, stream>>>(first, x, rows, width, pitch);
+    } else {
+        const unsigned grid = (unsigned)size_min(FINITE_BLOCKS, ceil_div(rows * width, FINITE_THREADS));
+        first_not_finite_kernel<1><<<grid, FINITE_THREADS, 0, stream>>>(first, x, rows, width, pitch);
+    }
+    CUDA_CHECK_LAUNCH("first_not_finite_kernel");
+}
+
+/* The search of FiniteSearch on the stream of a queue, whose scratch holds a FiniteIndex. */
+static inline size_t first_not_finite_on_gpu(const void* queue, const NamedTensor* t) {
+    const Queue* q = (const Queue*)queue;
+    FiniteIndex first, *on_device = (FiniteIndex*)q->scratch;
+    if (t->bytes == sizeof(float)) {
+        first_not_finite_cuda(on_device, (const float*)t->data, t->rows, t->width, t->pitch, q->stream);
+    } else {
+        first_not_finite_cuda(on_device, (const floatX*)t->data, t->rows, t->width, t->pitch, q->stream);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(&first, on_device, sizeof first, cudaMemcpyDeviceToHost, q->stream));
+    CUDA_CHECK(cudaStreamSynchronize(q->stream));
+    return first == ALL_FINITE ? SIZE_MAX : (size_t)first;
+}
+
+static inline FiniteSearch search_on_gpu(const Queue* q, char name[TENSOR_TEXT]) {
+    return {name, false, first_not_finite_on_gpu, q};
+}
+
+/* Searches all weights of a table. */
+static inline void search_weights(FiniteSearch* s, const WeightArena* a, const ParamTable* t) {
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        for (size_t k = 0, run; k < param_size(p); k += run) {
+            const floatX* at = weight_at(a, p->offset + k, &run);
+            run = size_min(run, param_size(p) - k);
+            if (at) { search_param(s, "", p, k, run, at, sizeof(floatX)); }
+        }
+    }
+}
+
+/* Searches all gradients. In a ring the matrices' gradients have been overwritten: their sums over the ranks stand for them. */
+static inline void search_gradients(FiniteSearch* s, const Gradients* g, const Exchange* x) {
+    static const char of[] = "the gradient of ";
     for (int i = 0; i < g->trained.count; i++) {
         const Param* p = &g->trained.items[i];
-        const bool in_ring = g->in_ring && param_specs[p->kind].matrix;
-        const Gradient grad = in_ring ? Gradient{NULL, false} : gradient_of(g, p->kind, p->layer);
-        const bool bad =
-            in_ring ? sums_not_finite(x, p, scratch, name)
-                    : part_not_finite(p, "the gradient of ", grad.data, grad.fp32, 0, param_size(p), scratch, stream, name);
-        if (bad) { return true; }
+        if (!g->in_ring || !param_specs[p->kind].matrix) {
+            const Gradient grad = gradient_of(g, p->kind, p->layer);
+            search_param(s, of, p, 0, param_size(p), grad.data, gradients_bytes(grad.fp32));
+            continue;
+        }
+        for (size_t k = 0, run, local; k < param_size(p); k += run) {
+            const bool own = shard_local(&x->buckets, x->rank, p->offset + k, &local);
+            run = size_min(shard_left(&x->buckets, p->offset + k), param_size(p) - k);
+            if (own) { search_param(s, of, p, k, run, x->sums + local, sizeof(float)); }
+        }
     }
-    return false;
 }
 
 #endif

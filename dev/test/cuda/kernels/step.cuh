@@ -4,7 +4,7 @@
 #define TEST_KERNELS_STEP_CUH
 
 #include "llmc/gpu/exchange.cuh"
-#include "llmc/cuda/finite.cuh"
+#include "llmc/gpu/debug.cuh"
 #include "llmc/optim/optimizer.h"  // defines: global_norm, global_norm_scratch
 #include "llmc/optim/step_state.cuh"
 #include "dev/test/exchange.h"
