@@ -11,6 +11,7 @@
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
 
+#include "llmc/base/matrix.h"  // defines: RowShape; C is at most RMSNORM_MAX_C here
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/ptx.cuh"  // defines: barrier_sync
 
@@ -24,13 +25,6 @@ enum {
     RMSNORM_SUM_COLUMNS = 8,                            // weight gradients that a block adds up from the partial rows
     RMSNORM_MAX_C = RMSNORM_THREADS * RMSNORM_SCALARS,  // widest row
 };
-
-/* Rows of activations. */
-typedef struct {
-    size_t N;      // number of rows
-    int C;         // elements of each, at most RMSNORM_MAX_C
-    size_t pitch;  // elements from one row to the next
-} RowShape;
 
 /* Returns the sum over the blockDim.y warps that share a row; blockDim = (32, warps of a row, rows of a block). `shared` holds
  * RMSNORM_THREADS / 32 floats. A loop alternates between two such arrays, so that one barrier a sum is enough. OWN: each row
