@@ -121,7 +121,8 @@ static void* cpu_open(const char* dir, int B, int T) {
     tested_config(dir, &config, base);
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
     t->model = (Llama*)xmalloc(sizeof *t->model);
-    *t->model = llama_create(&config, 1, B, T, true, T);
+    const ModelUse use = {0, 1, B, T, true, false, T};
+    *t->model = llama_create(&config, &use);
     tested_load(dir, base, t->model, trainer_slot(t->model, SLOT_WEIGHTS), trainer_slot(t->model, SLOT_MASTER));
     return t;
 }
@@ -245,7 +246,7 @@ static void* cuda_open(const char* dir, int B, int T) {
     tested_config(dir, &config, base);
     snprintf(flags, sizeof flags, "--batch %d --seq %d --steps 1 %s", B, T, variant->flags);
     Session* s = session_of(&config, flags);
-    s->train.starts = &none;  // rows may hold documents
+    s->data.train.starts = &none;  // rows may hold documents
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
     t->model = model_of(s, variant->fp32_head, false, variant->fill);
     free(s);

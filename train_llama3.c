@@ -24,7 +24,7 @@
 #include "llmc/config.h"                 // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
 #include "llmc/files/optimizer_state.h"  // defines: SlotKind, arena_slot
 #include "llmc/train/activations.h"      // defines: BLOCK_ACTIVATIONS
-#include "llmc/train/step.h"             // defines: Recipe, Metrics, BatchSource, batch_read, DECODE_ROWS
+#include "llmc/train/step.h"             // defines: ModelUse, Recipe, Metrics, BatchSource, batch_read, DECODE_ROWS
 #include "llmc/run/session/signals.h"    // defines: run_stop_requested
 #include "llmc/embedding.h"              // defines: embedding_forward, embedding_backward
 #include "llmc/linear.h"                 // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
@@ -39,7 +39,7 @@
 #ifndef TESTING                        // a test of the model leaves out the code that runs it
 #include "llmc/train/not_finite.h"     // defines: FiniteSearch, NamedTensor, TENSOR_TEXT, search_tensor, search_arena
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
-#include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
+#include "llmc/run/session/session.h"  // defines: Session, session_close, session_use
 #include "llmc/run/session/open.h"     // defines: session_open
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/run/jobs/dispatch.h"    // defines: run_job
@@ -86,20 +86,14 @@ typedef struct {
     float* cache;           // (cache_len, 2 NKV HD) of the block: keys and values of all positions so far; NULL: a batch
 } Rows;
 
-typedef enum {
-    MEM_WEIGHTS,
-    MEM_ADAPTERS,
-    MEM_GRADIENTS,
-    MEM_M,
-    MEM_V,
-    MEM_ACTIVATIONS,
-    MEM_LOGITS,
-    MEM_WORKSPACE,
-    MEM_CACHE,
-    NUM_MEM
-} MemoryKind;
-static const char* const memory_names[NUM_MEM] = {"weights",     "adapters", "gradients", "m",       "v",
-                                                  "activations", "logits",   "workspace", "KV cache"};
+#define MEMORY_KINDS(X)                                                                                                     \
+    X(WEIGHTS, "weights")                                                                                                   \
+    X(ADAPTERS, "adapters") X(GRADIENTS, "gradients") X(M, "m") X(V, "v") X(ACTIVATIONS, "activations") X(LOGITS, "logits") \
+        X(WORKSPACE, "workspace") X(CACHE, "KV cache")
+#define MEMORY_ENUM(kind, name) MEM_##kind,
+#define MEMORY_NAME(kind, name) name,
+typedef enum { MEMORY_KINDS(MEMORY_ENUM) NUM_MEM } MemoryKind;
+static const char* const memory_names[NUM_MEM] = {MEMORY_KINDS(MEMORY_NAME)};
 
 /* A pass through the layers: over a batch, or over new rows of one sequence. */
 typedef enum { BATCH, DECODE } Pass;
@@ -150,16 +144,19 @@ typedef struct {
     size_t mapped_bytes[NUM_MEM];
 } Llama;
 
-/* Returns a norm of block l, or the final one (l = -1); its gradient accumulates unless --lora freezes it. */
+/* Returns the gradient of the weights at an offset; NULL: --lora freezes them, or nothing is trained. */
+static float* grad_at(const Llama* m, size_t at) { return m->adapters || !m->grads ? NULL : m->grads + at; }
+
+/* Returns a norm of block l, or the final one (l = -1). */
 static Norm norm_at(const Llama* m, ParamKind kind, int l) {
     const size_t at = param_offset(&m->table, kind, l);
-    return (Norm){m->params + at, m->adapters || !m->grads ? NULL : m->grads + at, m->config.hidden_size, m->config.rms_eps};
+    return (Norm){m->params + at, grad_at(m, at), m->config.hidden_size, m->config.rms_eps};
 }
 
 /* Returns a product of block l, or the head (l = -1). */
 static Linear linear_at(const Llama* m, LinearKind kind, int l, Pass pass) {
     const size_t at = param_offset(&m->table, linear_params[kind], l);
-    Linear w = {.w = m->params + at, .dw = m->adapters || !m->grads ? NULL : m->grads + at};
+    Linear w = {.w = m->params + at, .dw = grad_at(m, at)};
     linear_shape(&m->config, kind, &w.OC, &w.C);
     w.lora = lora_at(&m->config, &m->trained, kind, l);
     float* t = l < 0 ? NULL : pass == DECODE ? m->decoding.t[kind] : m->blocks[l].t[kind];
@@ -175,7 +172,7 @@ static Block block_at(const Llama* m, int l, Pass pass) {
 
 static Ends ends_at(const Llama* m, Pass pass) {
     const size_t embedding = param_offset(&m->table, P_EMBEDDING, -1);
-    return (Ends){m->params + embedding, m->adapters || !m->grads ? NULL : m->grads + embedding, norm_at(m, P_FINAL_NORM, -1),
+    return (Ends){m->params + embedding, grad_at(m, embedding), norm_at(m, P_FINAL_NORM, -1),
                   linear_at(m, LINEAR_HEAD, -1, pass)};
 }
 
@@ -192,18 +189,19 @@ static BlockActivations take_block(const ModelConfig* c, size_t N, Arena* a) {
     return s;
 }
 
-/* Lays out a model's buffers. B = 0: no batch. train false: forward pass only. cache_len = 0: no generation. */
-static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train, int cache_len) {
+/* Lays out a model's buffers. */
+static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], const ModelUse* use) {
     const ModelConfig* c = &m->config;
+    const int B = use->B, T = use->T;
     const size_t N = (size_t)B * T, C = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
     const size_t QKV = qkv_width(c), Q = q_width(c), KV = kv_width(c), HD = c->head_dim, L = c->num_layers;
     const size_t rows = size_min(N, CLASSIFIER_ROWS);
     m->B = B;
     m->T = T;
-    m->cache_len = cache_len;
+    m->cache_len = use->cache_len;
     m->params = take(&mem[MEM_WEIGHTS], m->table.elements);
     if (c->lora.rank > 0) { m->adapters = take(&mem[MEM_ADAPTERS], m->trained.elements); }
-    if (train) {
+    if (use->train) {
         m->grads = take(&mem[MEM_GRADIENTS], m->trained.elements);
         m->m = take(&mem[MEM_M], m->trained.elements);
         m->v = take(&mem[MEM_V], m->trained.elements);
@@ -215,17 +213,17 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->rope = take(a, T * HD);
         Arena first_block = *a;  // without a backward pass, all blocks use the same buffers
         for (size_t l = 0; l < L; l++) {
-            if (!train) { *a = first_block; }
+            if (!use->train) { *a = first_block; }
             m->blocks[l] = take_block(c, N, a);
         }
-        m->h_final = train ? take(a, N * C) : m->blocks[0].h;
+        m->h_final = use->train ? take(a, N * C) : m->blocks[0].h;
         m->norm_final = take(a, N * C);
         m->rstd_final = take(a, N);
         m->losses = take(a, N);
         m->logits = take(&mem[MEM_LOGITS], rows * V);
     }
-    size_t scratch = B > 0 || cache_len > 0 ? size_max(matmul_scratch(), attention_forward_scratch()) : 0;
-    if (train) {
+    size_t scratch = B > 0 || m->cache_len > 0 ? size_max(matmul_scratch(), attention_forward_scratch()) : 0;
+    if (use->train) {
         Arena* a = &mem[MEM_WORKSPACE];
         m->dh = take(a, N * C);
         m->dnorm = take(a, N * C);
@@ -239,9 +237,9 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], int B, int T, bool train
         m->norm_scratch = take(a, global_norm_scratch(m->trained.elements) / sizeof(float));
     }
     m->scratch = take(&mem[MEM_WORKSPACE], ceil_div(scratch, sizeof(float)));
-    if (cache_len > 0) {
-        m->kv_cache = take(&mem[MEM_CACHE], L * cache_len * 2 * KV);
-        m->decode_rope = take(&mem[MEM_CACHE], cache_len * HD);
+    if (m->cache_len > 0) {
+        m->kv_cache = take(&mem[MEM_CACHE], L * m->cache_len * 2 * KV);
+        m->decode_rope = take(&mem[MEM_CACHE], m->cache_len * HD);
         m->decoding = take_block(c, DECODE_ROWS, &mem[MEM_CACHE]);
         m->decode_logits = take(&mem[MEM_CACHE], V);
     }
@@ -265,27 +263,27 @@ static void llama_close(Llama* m) {
 }
 
 /* Computes the bytes of each kind of memory that llama_create() would map. */
-static void llama_measure(const ModelConfig* c, int ranks, int B, int T, bool train, int cache_len, size_t bytes[NUM_MEM]) {
-    Llama m = llama_open(c, ranks);
+static void llama_measure(const ModelConfig* c, const ModelUse* use, size_t bytes[NUM_MEM]) {
+    Llama m = llama_open(c, use->ranks);
     Arena mem[NUM_MEM];
     memset(mem, 0, sizeof mem);
-    llama_lay_out(&m, mem, B, T, train, cache_len);
+    llama_lay_out(&m, mem, use);
     for (int i = 0; i < NUM_MEM; i++) { bytes[i] = round_up(mem[i].used * sizeof(float), (size_t)2 << 20); }
     llama_close(&m);
 }
 
-/* Maps all memory of a model: its weights and the buffers of the given uses. Weights are zero until they are read or drawn. */
-static Llama llama_create(const ModelConfig* c, int ranks, int B, int T, bool train, int cache_len) {
-    Llama m = llama_open(c, ranks);
+/* Maps all memory of a model: its weights, and the buffers of this use. Weights are zero until they are read or drawn. */
+static Llama llama_create(const ModelConfig* c, const ModelUse* use) {
+    Llama m = llama_open(c, use->ranks);
     Arena mem[NUM_MEM];
-    llama_measure(c, ranks, B, T, train, cache_len, m.mapped_bytes);
+    llama_measure(c, use, m.mapped_bytes);
     memset(mem, 0, sizeof mem);
     for (int i = 0; i < NUM_MEM; i++) {
         if (m.mapped_bytes[i] > 0) { m.mapped[i] = mem[i].base = map_memory(m.mapped_bytes[i], memory_names[i]); }
     }
-    llama_lay_out(&m, mem, B, T, train, cache_len);
-    if (B > 0) { rope_table(m.rope, T, c); }
-    if (cache_len > 0) { rope_table(m.decode_rope, cache_len, c); }
+    llama_lay_out(&m, mem, use);
+    if (use->B > 0) { rope_table(m.rope, use->T, c); }
+    if (use->cache_len > 0) { rope_table(m.decode_rope, use->cache_len, c); }
     return m;
 }
 
@@ -530,16 +528,11 @@ static StateSlot trainer_slot(void* model, SlotKind kind) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
 
-/* Returns B of the batches that training and --eval need; 0 in jobs without batches. */
-static int batch_of(const Session* s, const Options* o) {
-    return job_trains(s->process.job) || s->process.job == JOB_EVAL ? o->batch : 0;
-}
-
 static void trainer_measure(const Trainer* t, const Session* s, const Options* o, MemoryTable* table) {
     size_t bytes[NUM_MEM];
+    const ModelUse use = session_use(s, o);
     (void)t;
-    llama_measure(&s->spec.config, s->process.ranks, batch_of(s, o), o->seq, job_trains(s->process.job), session_context(s),
-                  bytes);
+    llama_measure(&s->spec.config, &use, bytes);
     for (int i = 0; i < NUM_MEM; i++) { memory_add(table, memory_names[i], bytes[i]); }
 }
 
@@ -555,9 +548,9 @@ static uint64_t trainer_memory_used(const void* model) {
 
 static void* trainer_create(const Trainer* t, Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
+    const ModelUse use = session_use(s, &s->chosen);
     (void)t;
-    *m = llama_create(&s->spec.config, s->process.ranks, batch_of(s, &s->chosen), s->chosen.seq, job_trains(s->process.job),
-                      session_context(s));
+    *m = llama_create(&s->spec.config, &use);
     return m;
 }
 

@@ -12,10 +12,10 @@
  */
 #include "llmc/base/utils.h"  // defines: Error, die, must, xcalloc, round_up, size_min, size_max
 #include "llmc/config.h"  // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
-#include "llmc/run/session/session.h"  // defines: Session, session_close, session_context
+#include "llmc/run/session/session.h"  // defines: Session, session_close, session_use
 #include "llmc/run/session/open.h"     // defines: session_open
 #include "llmc/train/activations.h"    // defines: BLOCK_ACTIVATIONS
-#include "llmc/train/step.h"           // defines: Recipe, Metrics, BatchSource, DECODE_ROWS
+#include "llmc/train/step.h"           // defines: ModelUse, Recipe, Metrics, BatchSource, DECODE_ROWS
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/run/jobs/dispatch.h"    // defines: run_job
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
@@ -33,7 +33,7 @@
 #include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradients_zero
 #include "llmc/gpu/shard_reader.cuh"    // defines: ShardReader, shard_reader_source
 #include "llmc/cuda/arena.cuh"          // defines: Arena, take
-#include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, rope, swiglu, crossentropy
+#include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, crossentropy
 #include "llmc/gpu/fp8.cuh"             // defines: Fp8, fp8_check, fp8_lay_out, fp8_copies_of, fp8_begin, fp8_refresh
 #include "llmc/gpu/linear.cuh"          // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
 #include "llmc/gpu/feedforward.cuh"     // defines: gate_up_swiglu, down_dx_swiglu
@@ -103,24 +103,19 @@ typedef enum { BATCH, DECODE } Pass;
 enum { HEAD_ROWS = 4096 };  // tokens whose logits exist at one time; 8192 and 16384 take more memory and gain no time
 enum { NO_FILL = -1 };      // see llama_create()
 
-/* The buffers that a model needs. */
-typedef struct {
-    int rank, ranks;     // ranks that share the optimizer's state, and this one
-    Zero zero;           // what else they share
-    Links links;         // links of several ranks that train
+/* The buffers that a model needs. T is the length of a part of a row. */
+struct Layout : ModelUse {
+    Zero zero;           // what ranks share besides the optimizer's state
     int parts, groups;   // parts of a row, one for each rank (<= 1: whole rows); groups of NCCL to which this rank belongs
+    Links links;         // of several ranks that train
     NcclGroup* sharers;  // the ranks with the other parts
-    int B, T;            // shape of the micro-batch, T of a part; B = 0: none
-    bool train;          // with gradients and optimizer
     bool lends;          // gradients lend their memory to activations (gradients.cuh)
-    bool documents;      // rows hold some
     bool fp8, fp8_head;  // the products of the blocks, and of the head, are in 8 bits
-    int cache_len;       // positions of the KV cache; 0: no generation
     Recompute recompute;
     bool fp32_grads, fp32_head;  // gradients of all matrices, or of the head alone, are fp32, otherwise floatX
     MasterKind master;
     bool bf16_moments;
-} Layout;
+};
 
 typedef struct {
     ModelConfig config;
@@ -677,31 +672,23 @@ static double step_busy_ms(const void* model) { return ((const Llama*)model)->ru
 
 /* Returns the buffers that the job needs. The head adds to its gradient chunk by chunk. In ZeRO 2 and 3 a gradient holds one
  * micro-step, and its owner's sums are fp32 in any case. */
-static Layout layout_of(const Session* s, const Options* o) {
-    const SequenceShare share = sequence_share(s->process.rank, s->process.ranks, o->seq_parallel);
-    Layout l;
-    memset(&l, 0, sizeof l);
-    l.train = job_trains(s->process.job);
-    l.rank = s->process.rank;
-    l.ranks = s->process.ranks;
-    l.B = l.train || s->process.job == JOB_EVAL ? o->batch : 0;
-    l.zero = l.train && s->process.ranks > 1 ? (Zero)o->zero : ZERO_1;
+static Layout layout_of(const ModelUse& use, const Options* o, bool lora) {
+    const SequenceShare share = sequence_share(use.rank, use.ranks, o->seq_parallel);
+    Layout l = {use};
+    l.zero = l.train && l.ranks > 1 ? (Zero)o->zero : ZERO_1;
     l.parts = share.row_ranks;
     l.groups = l.train ? (l.ranks > 1) + (l.parts > 1) : 0;
-    l.T = o->seq / share.row_ranks;
-    l.documents = session_documents(s);
-    l.cache_len = session_context(s);
+    l.T = use.T / share.row_ranks;
     l.recompute = o->recompute;
     l.master = master_kind_of((MasterKind)o->master);
     l.bf16_moments = o->moments == MOMENTS_BF16;
     l.fp8 = o->fp8 && l.B > 0;
     l.fp8_head = o->fp8_head && l.fp8;
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
-    const bool ring = l.zero != ZERO_1 && s->spec.config.lora.rank == 0;
+    const bool ring = l.zero != ZERO_1 && !lora, automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
     const int64_t sums = ring ? 1 : step / micro, chunks = (int64_t)ceil_div((size_t)o->batch * l.T, HEAD_ROWS);
-    const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
-    l.lends = l.train && l.ranks == 1 && step == micro && s->spec.config.lora.rank == 0;
-    l.fp32_grads = o->grad_dtype == GRAD_DTYPE_FP32 || gradients_need_fp32(automatic, sums, s->spec.config.lora.rank > 0);
+    l.lends = l.train && l.ranks == 1 && step == micro && !lora;
+    l.fp32_grads = o->grad_dtype == GRAD_DTYPE_FP32 || gradients_need_fp32(automatic, sums, lora);
     l.fp32_head = !l.fp32_grads && automatic && gradients_need_fp32(true, sums * chunks, false);
     return l;
 }
@@ -709,7 +696,7 @@ static Layout layout_of(const Session* s, const Options* o) {
 static const Device* device_of(const Trainer* t) { return (const Device*)t->device; }
 static void trainer_measure(const Trainer* t, const Session* s, const Options* o, MemoryTable* table) {
     size_t bytes[NUM_MEM];
-    const Layout layout = layout_of(s, o);
+    const Layout layout = layout_of(session_use(s, o), o, s->spec.config.lora.rank > 0);
     llama_measure(&s->spec.config, &layout, device_of(t)->matmul, bytes);
     memory_add(table, t->missing ? "context, estimated" : "context", device_of(t)->context);
     for (int i = 0; i < NUM_MEM; i++) {  // the workspace of cuBLAS depends on the card
@@ -734,7 +721,7 @@ static uint64_t trainer_memory_used(const void* model) {
 
 static void* trainer_create(const Trainer* t, Session* s) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
-    Layout layout = layout_of(s, &s->chosen);
+    Layout layout = layout_of(session_use(s, &s->chosen), &s->chosen, s->spec.config.lora.rank > 0);
     if (s->process.team && layout.train) {
         Error e = NO_ERROR;
         const bool joined = exchange_join(&layout.links, s->process.team, &e) &&

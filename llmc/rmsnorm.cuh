@@ -11,7 +11,7 @@
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
 
-#include "llmc/base/matrix.h"  // defines: RowShape; C is at most RMSNORM_MAX_C here
+#include "llmc/base/matrix.h"  // defines: RowShape
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/ptx.cuh"  // defines: barrier_sync
 

@@ -6,7 +6,7 @@
 #define LLMC_RMSNORM_QUANTISED_CUH
 
 #include "llmc/quantise.cuh"  // defines: QuantisedRows, quantise_row, largest_of
-#include "llmc/rmsnorm.cuh"   // defines: RowShape, rmsnorm_block, rmsnorm_forward_rows
+#include "llmc/rmsnorm.cuh"   // defines: rmsnorm_block, rmsnorm_forward_rows
 
 template <int K>
 __global__ void __launch_bounds__(RMSNORM_THREADS)

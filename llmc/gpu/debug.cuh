@@ -8,7 +8,7 @@
 #define LLMC_DEBUG_CUH
 
 #include "llmc/config.h"              // defines: ParamTable
-#include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, Vec, load_stream
+#include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, load_stream
 #include "llmc/gpu/exchange.cuh"      // defines: Exchange
 #include "llmc/gpu/gradients.cuh"     // defines: Gradient, Gradients, gradient_of, gradients_bytes
 #include "llmc/gpu/layers.cuh"        // defines: Queue

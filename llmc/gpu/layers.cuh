@@ -5,7 +5,8 @@
 #ifndef LLMC_LAYERS_CUH
 #define LLMC_LAYERS_CUH
 
-#include "llmc/attention.cuh"         // defines: attention_forward_cuda, attention_backward_cuda, attention_decode_cuda
+#include "llmc/attention.cuh"         // defines: attention_forward_cuda, attention_backward_cuda
+#include "llmc/attention_decode.cuh"  // defines: attention_decode_cuda
 #include "llmc/config.h"              // defines: AttentionShape
 #include "llmc/crossentropy.cuh"      // defines: crossentropy_forward_cuda, crossentropy_fused_cuda
 #include "llmc/embedding.cuh"         // defines: embedding_forward_cuda, embedding_backward_cuda

@@ -13,7 +13,7 @@
 #ifndef LLMC_ACTIVATIONS_H
 #define LLMC_ACTIVATIONS_H
 
-#include "llmc/config.h"  // defines: ModelConfig, q_width, qkv_width
+#include "llmc/config.h"  // defines: q_width, qkv_width
 
 /* PADDED: a GPU pads each row. BY_HEADS: as PADDED; but ranks that share rows hold whole rows of some heads (dist/sequence.h).
  * DENSE: rows follow one another everywhere. */

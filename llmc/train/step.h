@@ -19,6 +19,15 @@
 #include "llmc/files/mix.h"            // defines: Mix, mix_next
 #include "llmc/quantise.h"             // defines: QuantiseCounts, NUM_QUANTISED
 
+/* What a job needs of a model. */
+typedef struct {
+    int rank, ranks;  // of the run
+    int B, T;         // rows of a batch, and tokens of a row; B = 0: no batches
+    bool train;       // with gradients and the optimizer's state
+    bool documents;   // rows hold some
+    int cache_len;    // positions of the KV cache; 0: no generation
+} ModelUse;
+
 // ---------------------------------------------------------------------------------------------------------------------
 // tokens
 

@@ -44,10 +44,14 @@ static MatmulContext* test_matmul(void) {
     return context;
 }
 
+static Layout layout_of_run(const Session* s) {
+    return layout_of(session_use(s, &s->chosen), &s->chosen, s->spec.config.lora.rank > 0);
+}
+
 /* Makes a session's model. fp32_head: only the head's gradient is in fp32, as in a run that has long sums for the head alone.
  * apart: gradients lend no memory to activations. fill: the byte that activations, workspace and gradients hold at first */
 static Llama* model_of(const Session* s, bool fp32_head, bool apart, int fill) {
-    Layout layout = layout_of(s, &s->chosen);
+    Layout layout = layout_of_run(s);
     layout.fp32_head = layout.fp32_head || fp32_head;
     layout.lends = layout.lends && !apart;
     Llama* m = (Llama*)xmalloc(sizeof *m);

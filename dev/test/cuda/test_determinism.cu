@@ -350,7 +350,7 @@ static void a_run_sums_in_fp32_what_gets_more_than_64_additions() {
         Running r;
         const Trial t = {"d2", 1000, run.flags, "--steps 1"};
         trial_session(&r, &t);
-        const Layout l = layout_of(r.s, &r.s->chosen);
+        const Layout l = layout_of_run(r.s);
         CHECK(l.fp32_grads == run.fp32_grads && l.fp32_head == run.fp32_head, "%s: all %d, the head's %d", run.flags,
               l.fp32_grads, l.fp32_head);
         free(r.s);

@@ -23,6 +23,7 @@
 #include "llmc/run/session/plan.h"
 #include "llmc/text/question.h"
 #include "llmc/train/scheduler.h"
+#include "llmc/train/step.h"  // defines: ModelUse
 #include "llmc/run/screen/screen.h"
 #include "llmc/text/tasks.h"
 #include "llmc/run/screen/watched.h"  // defines: Watched, watch
@@ -231,6 +232,14 @@ static inline int session_context(const Session* s) {
     token_list_free(&prompt);
     if (count > INT32_MAX / 2) { die("--%s: is %zu tokens too long", samples ? "sample-tokens" : "tokens", count); }
     return (int)count;
+}
+
+/* Returns what the job needs of a model, with these options: those of the run, or others that are tried. */
+static inline ModelUse session_use(const Session* s, const Options* o) {
+    const bool trains = job_trains(s->process.job), batches = trains || s->process.job == JOB_EVAL;
+    const ModelUse use = {s->process.rank, s->process.ranks,     batches ? o->batch : 0, o->seq,
+                          trains,          session_documents(s), session_context(s)};
+    return use;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
