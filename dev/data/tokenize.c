@@ -331,7 +331,7 @@ int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit then fails a write, which has a message
     parse_args(&args, argc, argv);
 #ifdef _OPENMP
-    if (args.threads) { omp_set_num_threads(args.threads); }
+    if (args.threads) { omp_set_num_threads((int)args.threads); }
 #endif
     const int threads = (int)max_threads();
     if (!args.tokenizer) {

@@ -5,20 +5,7 @@
 #include "llmc/base/utils.h"  // defines: die_usage, xcalloc, LLMC_VERSION
 #include "llmc/base/text.h"   // defines: edit_distance, text_starts
 
-typedef struct {
-    const char* tokenizer;  // NULL: the built-in bytes
-    const char* out;
-    const char* field;    // NULL: "text" in .jsonl files, and stdin is plain text
-    const char* date;     // NULL: the date of the template
-    double val_fraction;  // 0: no validation file
-    uint64_t show;        // document to print, from 1; 0: none
-    size_t train_bpe;     // tokens of the tokenizer to train; 0: none
-    size_t num_specials;  // of them special, with --train-bpe
-    bool specials, bytes, jsonl, decode, chat;
-    int threads;  // 0: OpenMP's default
-    char** files;
-    int num_files;
-} Args;
+#include <inttypes.h>
 
 typedef enum {
     ARG_TOKENIZER,
@@ -39,24 +26,67 @@ typedef enum {
     NUM_ARGS
 } Arg;
 
+typedef struct {
+    bool given[NUM_ARGS];
+    const char* tokenizer;  // NULL: the built-in bytes
+    const char* out;
+    const char* field;      // NULL: "text" in .jsonl files, and stdin is plain text
+    const char* date;       // NULL: the date of the template
+    double val_fraction;    // 0: no validation file
+    uint64_t show;          // document to print, from 1; 0: none
+    uint64_t train_bpe;     // tokens of the tokenizer to train; 0: none
+    uint64_t num_specials;  // of them special, with --train-bpe
+    uint64_t threads;       // 0: OpenMP's default
+    bool specials, bytes, jsonl, decode, chat;
+    char** files;
+    int num_files;
+} Args;
+
+typedef enum { ARG_ACTS, ARG_SWITCH, ARG_TEXT, ARG_FRACTION, ARG_COUNT } ArgKind;  // of the member that a flag sets
+
 // clang-format off
-static const struct { const char *name, *letter, *value, *help; } arg_specs[NUM_ARGS] = {
-    [ARG_TOKENIZER] = {"tokenizer", NULL, "PATH", "tokenizer.json, tiktoken's tokenizer.model or a folder; default: bytes"},
-    [ARG_OUT] = {"out", "o", "OUT.bin", "token file to write, or tokenizer.json of --train-bpe"},
-    [ARG_VAL_FRACTION] = {"val-fraction", NULL, "F", "write OUT_train.bin, and the last F of the tokens to OUT_val.bin"},
-    [ARG_FIELD] = {"field", NULL, "NAME", "text's field in a line of JSON; default: text. With it, - is lines of JSON"},
-    [ARG_CHAT] = {"chat", NULL, NULL, "take conversations, a line of JSON each, in the form of the tokenizer's chat template"},
-    [ARG_DATE] = {"date", NULL, "TEXT", "today's date in Llama 3.1's form; default: 26 Jul 2024"},
-    [ARG_SPECIALS] = {"specials", NULL, NULL, "turn names of special tokens in the text into those tokens"},
-    [ARG_BYTES] = {"bytes", NULL, NULL, "take the input as it is, though it looks like no text or is no UTF-8"},
-    [ARG_JSONL] = {"jsonl", NULL, NULL, "encode {\"text\": ...} lines on stdin to {\"ids\": [...]} lines on stdout; no BOS"},
-    [ARG_DECODE] = {"decode", NULL, NULL, "decode {\"ids\": [...]} lines on stdin to {\"text\": ...} lines on stdout"},
-    [ARG_SHOW] = {"show", NULL, "N", "print document N of a token file, with [[ ]] around what is trained"},
-    [ARG_TRAIN_BPE] = {"train-bpe", NULL, "N", "train a tokenizer of N tokens on the text; --chat adds Llama 3's chat tokens"},
-    [ARG_THREADS] = {"threads", NULL, "N", "number of threads; default: all"},
-    [ARG_HELP] = {"help", "h", NULL, "show this text"},
-    [ARG_VERSION] = {"version", NULL, NULL, "print the version"},
+#define TEXT(member) ARG_TEXT, offsetof(Args, member), 0, 0, NULL
+#define SWITCH(member) ARG_SWITCH, offsetof(Args, member), 0, 0, NULL
+#define COUNT(member) ARG_COUNT, offsetof(Args, member)
+#define FRACTION(member) ARG_FRACTION, offsetof(Args, member)
+#define ACTS ARG_ACTS, 0, 0, 0, NULL
+static const struct {
+    const char *name, *letter, *value, *help;
+    ArgKind kind;
+    size_t member;
+    double min, max;     // of a number,
+    const char* wanted;  // and its range in words
+} arg_specs[NUM_ARGS] = {
+    [ARG_TOKENIZER] = {"tokenizer", NULL, "PATH", "tokenizer.json, tiktoken's tokenizer.model or a folder; default: bytes",
+        TEXT(tokenizer)},
+    [ARG_OUT] = {"out", "o", "OUT.bin", "token file to write, or tokenizer.json of --train-bpe", TEXT(out)},
+    [ARG_VAL_FRACTION] = {"val-fraction", NULL, "F", "write OUT_train.bin, and the last F of the tokens to OUT_val.bin",
+        FRACTION(val_fraction), 1e-9, 1 - 1e-9, "a fraction above 0 and below 1"},
+    [ARG_FIELD] = {"field", NULL, "NAME", "text's field in a line of JSON; default: text. With it, - is lines of JSON",
+        TEXT(field)},
+    [ARG_CHAT] = {"chat", NULL, NULL, "take conversations, a line of JSON each, in the form of the tokenizer's chat template",
+        SWITCH(chat)},
+    [ARG_DATE] = {"date", NULL, "TEXT", "today's date in Llama 3.1's form; default: 26 Jul 2024", TEXT(date)},
+    [ARG_SPECIALS] = {"specials", NULL, NULL, "turn names of special tokens in the text into those tokens", SWITCH(specials)},
+    [ARG_BYTES] = {"bytes", NULL, NULL, "take the input as it is, though it looks like no text or is no UTF-8", SWITCH(bytes)},
+    [ARG_JSONL] = {"jsonl", NULL, NULL, "encode {\"text\": ...} lines on stdin to {\"ids\": [...]} lines on stdout; no BOS",
+        SWITCH(jsonl)},
+    [ARG_DECODE] = {"decode", NULL, NULL, "decode {\"ids\": [...]} lines on stdin to {\"text\": ...} lines on stdout",
+        SWITCH(decode)},
+    [ARG_SHOW] = {"show", NULL, "N", "print document N of a token file, with [[ ]] around what is trained",
+        COUNT(show), 1, 1e15, "the number of a document, from 1"},
+    [ARG_TRAIN_BPE] = {"train-bpe", NULL, "N", "train a tokenizer of N tokens on the text; --chat adds Llama 3's chat tokens",
+        COUNT(train_bpe), 1, 1 << 30, "a number of tokens, at most 1073741824"},
+    [ARG_THREADS] = {"threads", NULL, "N", "number of threads; default: all",
+        COUNT(threads), 1, 4096, "a number of threads from 1 to 4096"},
+    [ARG_HELP] = {"help", "h", NULL, "show this text", ACTS},
+    [ARG_VERSION] = {"version", NULL, NULL, "print the version", ACTS},
 };
+#undef TEXT
+#undef SWITCH
+#undef COUNT
+#undef FRACTION
+#undef ACTS
 // clang-format on
 
 static inline void print_help(void) {
@@ -128,7 +158,7 @@ static inline const char* reading_command(char* out, size_t cap, const Args* a, 
     char fraction[48] = "", train[48] = "";
     if (a->val_fraction > 0) { snprintf(fraction, sizeof fraction, " --val-fraction %g", a->val_fraction); }
     if (a->train_bpe) {
-        snprintf(train, sizeof train, " --train-bpe %zu%s", a->train_bpe, a->num_specials > 2 ? " --chat" : "");
+        snprintf(train, sizeof train, " --train-bpe %" PRIu64 "%s", a->train_bpe, a->num_specials > 2 ? " --chat" : "");
     }
     snprintf(out, cap, "./tokenize%s%s%s%s%s%s -o %s -", train, a->tokenizer ? " --tokenizer " : "",
              a->tokenizer ? a->tokenizer : "",
@@ -157,50 +187,76 @@ static inline void check_inputs(const Args* a) {
     }
 }
 
+// the jobs, of which a command line has one; a later one counts if several are asked for
+enum { JOB_OUT = 1, JOB_CHAT = 2, JOB_TRAIN_BPE = 4, JOB_SHOW = 8, JOB_DECODE = 16, JOB_JSONL = 32 };
+
+// the jobs that take a flag, in the order in which flags are checked
+static const struct {
+    Arg arg;
+    int jobs;
+} arg_jobs[] = {
+    {ARG_DECODE, JOB_DECODE},
+    {ARG_SHOW, JOB_SHOW},
+    {ARG_CHAT, JOB_OUT | JOB_CHAT | JOB_TRAIN_BPE},
+    {ARG_TRAIN_BPE, JOB_TRAIN_BPE},
+    {ARG_OUT, JOB_OUT | JOB_CHAT | JOB_TRAIN_BPE},
+    {ARG_TOKENIZER, ~JOB_TRAIN_BPE},
+    {ARG_VAL_FRACTION, JOB_OUT | JOB_CHAT},
+    {ARG_FIELD, JOB_OUT | JOB_TRAIN_BPE | JOB_JSONL},
+    {ARG_SPECIALS, JOB_OUT | JOB_DECODE | JOB_JSONL},
+    {ARG_BYTES, JOB_OUT},
+};
+
 /* Checks that all flags belong to one job. */
 static inline void check_jobs(const Args* a) {
-    const char* text_job = a->train_bpe ? "train-bpe" : a->chat ? "chat" : "out";
-    const char* job = a->jsonl ? "jsonl" : a->decode ? "decode" : a->show ? "show" : text_job;
-    const bool lines = a->jsonl || a->decode, reads_text = !a->decode && !a->show, trains = a->train_bpe > 0;
-    // which flags are given, and whether the job takes them
-    const struct {
-        const char* name;
-        bool given, fits;
-    } flags[] = {
-        {"decode", a->decode, a->decode && !a->jsonl},
-        {"show", a->show > 0, !lines},
-        {"chat", a->chat, !lines && !a->show},
-        {"train-bpe", trains, !lines && !a->show},
-        {"out", a->out != NULL, !lines && !a->show},
-        {"tokenizer", a->tokenizer != NULL, !trains},
-        {"val-fraction", a->val_fraction > 0, !lines && !a->show && !trains},
-        {"field", a->field != NULL, reads_text && (!a->chat || trains)},
-        {"specials", a->specials, !a->chat && !a->show && !trains},
-        {"bytes", a->bytes, reads_text && !lines && !a->chat && !trains},
-    };
-    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
-        if (flags[i].given && !flags[i].fits) { die_usage("--%s goes without --%s", job, flags[i].name); }
+    static const Arg names[] = {ARG_OUT, ARG_CHAT, ARG_TRAIN_BPE, ARG_SHOW, ARG_DECODE, ARG_JSONL};
+    int job = 5;
+    while (job > 0 && !a->given[names[job]]) { job--; }
+    const char* name = arg_specs[names[job]].name;
+    for (size_t i = 0; i < sizeof arg_jobs / sizeof *arg_jobs; i++) {
+        const Arg arg = arg_jobs[i].arg;
+        if (a->given[arg] && !(arg_jobs[i].jobs & 1 << job)) { die_usage("--%s goes without --%s", name, arg_specs[arg].name); }
     }
-    if (a->date && (!a->chat || trains)) { die_usage("--date goes with --chat, wanted both or none"); }
+    const bool lines = a->jsonl || a->decode;
+    if (a->date && 1 << job != JOB_CHAT) { die_usage("--date goes with --chat, wanted both or none"); }
     if (a->field && !*a->field) { die_usage("--field is \"\", wanted the name of a field"); }
-    if (lines && a->num_files) { die_usage("--%s reads stdin, but a file is given: %s", job, a->files[0]); }
+    if (lines && a->num_files) { die_usage("--%s reads stdin, but a file is given: %s", name, a->files[0]); }
     if (a->show && a->num_files != 1) { die_usage("--show reads one token file, but %d are given", a->num_files); }
 }
 
-static inline double parse_number(const char* flag, const char* text, double min, double max, const char* wanted) {
-    char* end;
-    double value = strtod(text, &end);
-    if (end == text || *end || !(value >= min && value <= max)) {
-        die_usage("--%s is \"%.100s\", wanted %s", flag, text, wanted);
+/* Checks what a job that writes a file needs. */
+static inline void check_out(const Args* a) {
+    if (!a->out || !*a->out) {
+        die_usage("--out is missing, wanted -o %s\n  hint: --help shows the usage",
+                  a->train_bpe ? "tokenizer.json" : "OUT.bin, --jsonl, --decode or --show");
     }
-    return value;
+    if (strcmp(a->out, "-") == 0) { die_usage("--out is -, wanted the name of a file: it is no stream"); }
+    if (!a->num_files) { die_usage("no input file, wanted at least one text or .jsonl file, or -, after -o %s", a->out); }
+    check_inputs(a);
 }
 
-/* The same of a number without a fraction. */
-static inline uint64_t parse_integer(const char* flag, const char* text, double min, double max, const char* wanted) {
-    const double value = parse_number(flag, text, min, max, wanted);
-    if (value != (double)(uint64_t)value) { die_usage("--%s is \"%.100s\", wanted %s", flag, text, wanted); }
-    return (uint64_t)value;
+/* Does what a flag asks for; `value`: NULL for a flag that takes none. */
+static inline void set_arg(Args* a, Arg arg, const char* value) {
+    void* member = (char*)a + arg_specs[arg].member;
+    const ArgKind kind = arg_specs[arg].kind;
+    char* end;
+    if (arg == ARG_HELP) { print_help(); }
+    if (arg == ARG_VERSION) { printf("tokenize (llama3.c) %s\n", LLMC_VERSION); }
+    if (kind == ARG_ACTS) { exit(0); }
+    a->given[arg] = true;
+    if (kind == ARG_SWITCH) { *(bool*)member = true; }
+    if (kind == ARG_TEXT) { *(const char**)member = value; }
+    if (kind != ARG_FRACTION && kind != ARG_COUNT) { return; }
+    const double number = strtod(value, &end);
+    const bool fits = end > value && !*end && number >= arg_specs[arg].min && number <= arg_specs[arg].max;
+    if (!fits || (kind == ARG_COUNT && number != (double)(uint64_t)number)) {
+        die_usage("--%s is \"%.100s\", wanted %s", arg_specs[arg].name, value, arg_specs[arg].wanted);
+    }
+    if (kind == ARG_FRACTION) {
+        *(double*)member = number;
+    } else {
+        *(uint64_t*)member = (uint64_t)number;
+    }
 }
 
 static inline void parse_args(Args* a, int argc, char** argv) {
@@ -212,61 +268,24 @@ static inline void parse_args(Args* a, int argc, char** argv) {
             a->files[a->num_files++] = argv[i];
             continue;
         }
-        if (strcmp(argv[i], "--") == 0) {
-            flags_over = true;
-            continue;
-        }
+        flags_over = strcmp(argv[i], "--") == 0;
+        if (flags_over) { continue; }
         const Arg arg = find_arg(argv[i]);
-        const char* name = arg_specs[arg].name;
-        const char* value = strchr(argv[i], '=');
-        value = value ? value + 1 : NULL;
-        if (!arg_specs[arg].value && value) { die_usage("--%s takes no value", name); }
-        if (arg_specs[arg].value && !value) {
-            if (i + 1 == argc) { die_usage("--%s needs a value: %s", name, arg_specs[arg].value); }
-            value = argv[++i];
-        }
-        switch (arg) {
-            case ARG_TOKENIZER: a->tokenizer = value; break;
-            case ARG_OUT: a->out = value; break;
-            case ARG_VAL_FRACTION:
-                a->val_fraction = parse_number(name, value, 1e-9, 1 - 1e-9, "a fraction above 0 and below 1");
-                break;
-            case ARG_FIELD: a->field = value; break;
-            case ARG_CHAT: a->chat = true; break;
-            case ARG_DATE: a->date = value; break;
-            case ARG_SPECIALS: a->specials = true; break;
-            case ARG_BYTES: a->bytes = true; break;
-            case ARG_JSONL: a->jsonl = true; break;
-            case ARG_DECODE: a->decode = true; break;
-            case ARG_SHOW: a->show = parse_integer(name, value, 1, 1e15, "the number of a document, from 1"); break;
-            case ARG_TRAIN_BPE:
-                a->train_bpe = parse_integer(name, value, 1, 1 << 30, "a number of tokens, at most 1073741824");
-                break;
-            case ARG_THREADS:
-                a->threads = (int)parse_integer(name, value, 1, 4096, "a number of threads from 1 to 4096");
-                break;
-            case ARG_HELP: print_help(); exit(0);
-            case ARG_VERSION: printf("tokenize (llama3.c) %s\n", LLMC_VERSION); exit(0);
-            case NUM_ARGS: break;
-        }
+        const char *name = arg_specs[arg].name, *wanted = arg_specs[arg].value, *equals = strchr(argv[i], '=');
+        if (!wanted && equals) { die_usage("--%s takes no value", name); }
+        if (wanted && !equals && i + 1 == argc) { die_usage("--%s needs a value: %s", name, wanted); }
+        set_arg(a, arg, equals ? equals + 1 : wanted ? argv[++i] : NULL);
     }
     check_jobs(a);
     if (a->train_bpe) {
         a->num_specials = a->chat ? 8 : 2;
         a->chat = false;  // the inputs are texts
         if (a->train_bpe < 256 + a->num_specials) {
-            die_usage("--train-bpe is %zu, wanted at least %zu: 256 bytes and %zu special tokens", a->train_bpe,
-                      256 + a->num_specials, a->num_specials);
+            die_usage("--train-bpe is %" PRIu64 ", wanted at least %" PRIu64 ": 256 bytes and %" PRIu64 " special tokens",
+                      a->train_bpe, 256 + a->num_specials, a->num_specials);
         }
     }
-    if (a->jsonl || a->decode || a->show) { return; }
-    if (!a->out || !*a->out) {
-        die_usage("--out is missing, wanted -o %s\n  hint: --help shows the usage",
-                  a->train_bpe ? "tokenizer.json" : "OUT.bin, --jsonl, --decode or --show");
-    }
-    if (strcmp(a->out, "-") == 0) { die_usage("--out is -, wanted the name of a file: it is no stream"); }
-    if (!a->num_files) { die_usage("no input file, wanted at least one text or .jsonl file, or -, after -o %s", a->out); }
-    check_inputs(a);
+    if (!a->jsonl && !a->decode && !a->show) { check_out(a); }
 }
 
 #endif

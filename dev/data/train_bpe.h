@@ -67,12 +67,13 @@ static inline bool write_trained(TokenFile out[2], const Args* a, PieceCounts* p
     write_tokenizer_json(out->f, &t);
     const bool ok = close_output(out->f, out->tmp, e) && token_files_publish(out, out + 1, e);
     if (ok) {
-        print_names(stdout, "%s: %s tokens (%zu special) from %s distinct pieces, %.1f s\n", out->path,
+        print_names(stdout, "%s: %s tokens (%" PRIu64 " special) from %s distinct pieces, %.1f s\n", out->path,
                     text_count((uint64_t)t.vocab_size, text[1], sizeof text[1]), a->num_specials, text[0],
                     now_seconds() - start);
     }
-    if (ok && (size_t)t.vocab_size < a->train_bpe) {
-        printf("  the text has no more pairs to merge: %zu tokens fewer than asked for\n", a->train_bpe - (size_t)t.vocab_size);
+    if (ok && (uint64_t)t.vocab_size < a->train_bpe) {
+        printf("  the text has no more pairs to merge: %" PRIu64 " tokens fewer than asked for\n",
+               a->train_bpe - (uint64_t)t.vocab_size);
     }
     tokenizer_free(&t);
     return ok;
