@@ -16,6 +16,7 @@
 #ifndef LLMC_CROSSENTROPY_CUH
 #define LLMC_CROSSENTROPY_CUH
 
+#include "llmc/base/matrix.h"  // defines: RowShape
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/ptx.cuh"
 
@@ -410,15 +411,15 @@ __global__ void __launch_bounds__(CE_FORWARD_THREADS, 1024 / CE_FORWARD_THREADS)
 // ---------------------------------------------------------------------------------------------------------------------
 // launchers
 
-/* Writes losses (N) from logits (N, V), pitch, and targets (N). */
-static inline void crossentropy_forward_cuda(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V,
-                                             size_t pitch, cudaStream_t stream) {
-    if (N == 0) { return; }
+/* Writes losses (N) from logits (rows, of C = V elements) and targets (N). */
+static inline void crossentropy_forward_cuda(float* losses, const floatX* logits, const int32_t* targets, RowShape rows,
+                                             cudaStream_t stream) {
+    if (rows.N == 0) { return; }
     // take as many threads as have work in every round
-    const size_t packs = ceil_div((size_t)V, VECTOR<floatX>), rounds = ceil_div(packs, CE_FORWARD_THREADS * CE_UNROLL);
+    const size_t packs = ceil_div((size_t)rows.C, VECTOR<floatX>), rounds = ceil_div(packs, CE_FORWARD_THREADS * CE_UNROLL);
     const int threads = (int)round_up(ceil_div(packs, rounds * CE_UNROLL), 32);
-    const unsigned blocks = (unsigned)size_min(N, blocks_at_once(crossentropy_forward_kernel, threads, 0));
-    crossentropy_forward_kernel<<<blocks, threads, 0, stream>>>(losses, logits, targets, (unsigned)N, V, pitch);
+    const unsigned blocks = (unsigned)size_min(rows.N, blocks_at_once(crossentropy_forward_kernel, threads, 0));
+    crossentropy_forward_kernel<<<blocks, threads, 0, stream>>>(losses, logits, targets, (unsigned)rows.N, rows.C, rows.pitch);
     CUDA_CHECK_LAUNCH("crossentropy_forward_kernel");
 }
 
@@ -455,15 +456,17 @@ static inline CrossentropyPlan crossentropy_plan(CrossentropyWay way, size_t N, 
 }
 
 static inline void crossentropy_run(const CrossentropyPlan* p, float* losses, floatX* logits, const int32_t* targets,
-                                    float dloss, const float* loss_scale, size_t N, int V, size_t pitch, cudaStream_t stream) {
+                                    float dloss, const float* loss_scale, RowShape rows, cudaStream_t stream) {
     const unsigned blocks = (unsigned)p->blocks;
+    const int V = rows.C;
+    const size_t pitch = rows.pitch;
     switch (p->way) {
         case CE_HELD:
             crossentropy_held_kernel<<<blocks, p->threads, 0, stream>>>(losses, logits, targets, dloss, loss_scale, V, pitch);
             break;
         case CE_ROW:
             crossentropy_row_kernel<<<blocks, p->threads, p->shared, stream>>>(losses, logits, targets, dloss, loss_scale,
-                                                                               (unsigned)N, V, pitch);
+                                                                               (unsigned)rows.N, V, pitch);
             break;
         default:
             crossentropy_looped_kernel<<<blocks, p->threads, 0, stream>>>(losses, logits, targets, dloss, loss_scale, V, pitch);
@@ -471,15 +474,15 @@ static inline void crossentropy_run(const CrossentropyPlan* p, float* losses, fl
     CUDA_CHECK_LAUNCH("crossentropy kernel");
 }
 
-/* Writes losses (N) and overwrites logits (N, V), pitch, with dlogits = (softmax - onehot) * dloss * *loss_scale.
+/* Writes losses (N) and overwrites logits (rows, of C = V elements) with dlogits = (softmax - onehot) * dloss * *loss_scale.
  * targets: (N)   loss_scale: on the device, or NULL for 1 */
 static inline void crossentropy_fused_cuda(float* losses, floatX* logits, const int32_t* targets, float dloss,
-                                           const float* loss_scale, size_t N, int V, size_t pitch, cudaStream_t stream) {
-    if (N == 0) { return; }
-    CrossentropyPlan plan = crossentropy_plan(CE_HELD, N, V);
-    if (plan.blocks == 0) { plan = crossentropy_plan(CE_ROW, N, V); }
-    if (plan.blocks == 0) { plan = crossentropy_plan(CE_LOOPED, N, V); }
-    crossentropy_run(&plan, losses, logits, targets, dloss, loss_scale, N, V, pitch, stream);
+                                           const float* loss_scale, RowShape rows, cudaStream_t stream) {
+    if (rows.N == 0) { return; }
+    CrossentropyPlan plan = crossentropy_plan(CE_HELD, rows.N, rows.C);
+    if (plan.blocks == 0) { plan = crossentropy_plan(CE_ROW, rows.N, rows.C); }
+    if (plan.blocks == 0) { plan = crossentropy_plan(CE_LOOPED, rows.N, rows.C); }
+    crossentropy_run(&plan, losses, logits, targets, dloss, loss_scale, rows, stream);
 }
 
 #endif

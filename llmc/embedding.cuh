@@ -12,6 +12,7 @@
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
 
+#include "llmc/base/matrix.h"  // defines: RowShape
 #include "llmc/cuda/cuda_common.cuh"
 
 /* A block of (x, y) threads copies x vectors of columns of ROWS * y rows. A thread copies ROWS of them: it issues that many
@@ -44,21 +45,18 @@ static inline void embedding_columns(size_t vectors, size_t most, unsigned* thre
     *threads = (unsigned)round_up(ceil_div(vectors, *blocks), 32);
 }
 
-/* Writes out (N, C), pitch, from table (V, C) and tokens (N). */
-static inline void embedding_forward_cuda(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C,
-                                          size_t pitch, cudaStream_t stream) {
-    if (N == 0) { return; }
+/* Writes out (rows) from table (V, C) and tokens (N). */
+static inline void embedding_forward_cuda(floatX* out, const floatX* table, const int32_t* tokens, RowShape rows,
+                                          cudaStream_t stream) {
+    if (rows.N == 0) { return; }
     enum { ROWS = 4 };
     constexpr int WIDE = VECTOR<floatX>;
-    const bool wide = C % WIDE == 0;
+    const bool wide = rows.C % WIDE == 0;
     unsigned x, columns;
-    embedding_columns(wide ? C / WIDE : C, 256, &x, &columns);
-    const dim3 block(x, 256 / x), grid((unsigned)ceil_div(N, (size_t)block.y * ROWS), columns);
-    if (wide) {
-        embedding_forward_kernel<WIDE, ROWS><<<grid, block, 0, stream>>>(out, table, tokens, N, C, pitch);
-    } else {
-        embedding_forward_kernel<1, ROWS><<<grid, block, 0, stream>>>(out, table, tokens, N, C, pitch);
-    }
+    embedding_columns(wide ? rows.C / WIDE : rows.C, 256, &x, &columns);
+    const dim3 block(x, 256 / x), grid((unsigned)ceil_div(rows.N, (size_t)block.y * ROWS), columns);
+    auto* const kernel = wide ? embedding_forward_kernel<WIDE, ROWS> : embedding_forward_kernel<1, ROWS>;
+    kernel<<<grid, block, 0, stream>>>(out, table, tokens, rows.N, rows.C, rows.pitch);
     CUDA_CHECK_LAUNCH("embedding_forward_kernel");
 }
 
@@ -116,28 +114,35 @@ __global__ void __launch_bounds__(SORT_THREADS)
     sort_count(shared, counts, num_runs, tokens, N, tile_keys, digits);
 }
 
-/* Loads pairs from `at` on, 32 apart; those at `end` and beyond are never used. If pairs is NULL, pair i is (tokens[i], i). */
-__device__ __forceinline__ void sort_load(int2 (&pair)[SORT_EACH], const int2* pairs, const int32_t* tokens, int at, int end) {
+/* A list of N pairs, cut into tiles. If pairs is NULL, pair i is (tokens[i], i). */
+struct SortList {
+    const int2* pairs;
+    const int32_t* tokens;
+    int N, tile_keys;
+
+    /* Loads pairs from `at` on, 32 apart; those at `end` and beyond are never used. */
+    __device__ __forceinline__ void load(int2 (&pair)[SORT_EACH], int at, int end) const {
 #pragma unroll
-    for (int k = 0; k < SORT_EACH; k++) {
-        const int i = at + k * 32;
-        pair[k] = make_int2(0, 0);
-        if (i < end) { pair[k] = pairs ? pairs[i] : make_int2(tokens[i], i); }
+        for (int k = 0; k < SORT_EACH; k++) {
+            const int i = at + k * 32;
+            pair[k] = make_int2(0, 0);
+            if (i < end) { pair[k] = pairs ? pairs[i] : make_int2(tokens[i], i); }
+        }
     }
-}
+};
 
 /* Puts each pair where the counts of this digit say, and counts the next digit in the tiles of the new order (next_counts, NULL
  * for the last digit). In each round a warp has 32 * SORT_EACH consecutive keys. Lanes with equal digits find each other and
  * keep the order of lanes: the sort is stable. */
-__device__ __forceinline__ void sort_scatter(SortShared& shared, int2* out, int* next_counts, const int2* pairs,
-                                             const int32_t* tokens, const int* counts, int N, int tile_keys, int shift) {
+__device__ __forceinline__ void sort_scatter(SortShared& shared, int2* out, int* next_counts, const SortList& list,
+                                             const int* counts, int shift) {
     int(*histogram)[SORT_DIGITS] = shared.count;
     int* sums = shared.sums;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, tile = blockIdx.x, tiles = gridDim.x;
-    const int first = tile * tile_keys, end = min(N, first + tile_keys);
+    const int first = tile * list.tile_keys, end = min(list.N, first + list.tile_keys);
     int at = first + warp * 32 * SORT_EACH + lane;
     int2 pair[SORT_EACH];
-    sort_load(pair, pairs, tokens, at, end);
+    list.load(pair, at, end);
 
     // this tile's first key with digit `thread` comes after all smaller digits and after the same digit in earlier tiles
     int total = 0, earlier = 0;
@@ -191,10 +196,10 @@ __device__ __forceinline__ void sort_scatter(SortShared& shared, int2* out, int*
             out[to] = pair[k];
             if (next_counts) {
                 const int next_digit = (pair[k].x >> shift >> SORT_BITS) & (SORT_DIGITS - 1);
-                atomicAdd(&next_counts[to / tile_keys * SORT_DIGITS + next_digit], 1);
+                atomicAdd(&next_counts[to / list.tile_keys * SORT_DIGITS + next_digit], 1);
             }
         }
-        sort_load(pair, pairs, tokens, at + SORT_KEYS, end);
+        list.load(pair, at + SORT_KEYS, end);
         __syncthreads();
     }
 }
@@ -203,7 +208,7 @@ __global__ void __launch_bounds__(SORT_THREADS)
     sort_scatter_kernel(int2* out, int* next_counts, const int2* pairs, const int32_t* tokens, const int* counts, int N,
                         int tile_keys, int shift) {
     __shared__ SortShared shared;
-    sort_scatter(shared, out, next_counts, pairs, tokens, counts, N, tile_keys, shift);
+    sort_scatter(shared, out, next_counts, {pairs, tokens, N, tile_keys}, counts, shift);
 }
 
 /* Sorts a list of one tile by all digits. The block that sorts by a digit reads the result after the barrier. */
@@ -215,7 +220,7 @@ __global__ void __launch_bounds__(SORT_THREADS)
         __syncthreads();
         int2 *out = digit % 2 ? odd : even, *pairs = digit == 0 ? NULL : digit % 2 ? even : odd;
         int* next = digit + 1 < digits ? counts + (digit + 1) * SORT_DIGITS : NULL;
-        sort_scatter(shared, out, next, pairs, tokens, counts + digit * SORT_DIGITS, N, SORT_KEYS, digit * SORT_BITS);
+        sort_scatter(shared, out, next, {pairs, tokens, N, SORT_KEYS}, counts + digit * SORT_DIGITS, digit * SORT_BITS);
     }
 }
 
@@ -265,10 +270,11 @@ struct TableRow {
  *   - a run that begins here is followed to the end of the next chunk. If it continues past that, the sum so far goes to
  *     partial[chunk + 1], which that chunk leaves free, and chunk + 1 goes into the list `runs` (runs[0]: their number).
  * partial: (chunks, C). Every warp works this out for itself, with one pair for each lane. */
-template <int W, int ROWS, typename Grad>
-__global__ void __launch_bounds__(EMBEDDING_COLUMNS, ROWS > 4 ? 3 : 6)
+template <int W, typename Grad>
+__global__ void __launch_bounds__(EMBEDDING_COLUMNS, 6)
     embedding_chunk_kernel(Grad* dtable, float* partial, int* runs, const floatX* dout, const int2* pairs, int N, int C,
                            size_t pitch) {
+    constexpr int ROWS = EMBEDDING_ROWS;
     __shared__ int2 sorted[EMBEDDING_COLUMNS / 32][2 * EMBEDDING_CHUNK];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunk = blockIdx.x, first = chunk * EMBEDDING_CHUNK;
     const int2 none = make_int2(-1, 0);
@@ -446,43 +452,29 @@ static inline const int2* embedding_sort_cuda(const EmbeddingScratch* s, const i
     return pairs;
 }
 
-/* Does embedding_backward_cuda() with ROWS rows in flight in each thread. */
-template <int ROWS, typename Grad>
-static void embedding_backward_launch(Grad* dtable, void* scratch, const floatX* dout, const int32_t* tokens, size_t N, int C,
-                                      int V, size_t pitch, cudaStream_t stream) {
-    if (N == 0) { return; }
-    assert(N < (size_t)1 << 30);
-    const int n = (int)N;
-    const EmbeddingScratch s = embedding_scratch(scratch, N, C);
-    const int2* pairs = embedding_sort_cuda(&s, tokens, N, V, stream);
+/* Adds to dtable (V, C) from dout (rows) and tokens (N). scratch: bytes as above. N < 2^30. */
+template <typename Grad>
+static void embedding_backward_cuda(Grad* dtable, void* scratch, const floatX* dout, const int32_t* tokens, int V,
+                                    RowShape rows, cudaStream_t stream) {
+    if (rows.N == 0) { return; }
+    assert(rows.N < (size_t)1 << 30);
+    const int n = (int)rows.N, C = rows.C;
+    const EmbeddingScratch room = embedding_scratch(scratch, rows.N, C);
+    const int2* pairs = embedding_sort_cuda(&room, tokens, rows.N, V, stream);
 
     constexpr int WIDE = VECTOR<floatX>, RUN_WIDE = VECTOR<float>;
     const bool wide = C % WIDE == 0;
     unsigned threads, columns;
     embedding_columns(wide ? C / WIDE : C, EMBEDDING_COLUMNS, &threads, &columns);
-    const dim3 grid(s.chunks, columns);
-    if (wide) {
-        embedding_chunk_kernel<WIDE, ROWS><<<grid, threads, 0, stream>>>(dtable, s.partial, s.runs, dout, pairs, n, C, pitch);
-    } else {
-        embedding_chunk_kernel<1, ROWS><<<grid, threads, 0, stream>>>(dtable, s.partial, s.runs, dout, pairs, n, C, pitch);
-    }
+    auto* const chunk = wide ? embedding_chunk_kernel<WIDE, Grad> : embedding_chunk_kernel<1, Grad>;
+    chunk<<<dim3(room.chunks, columns), threads, 0, stream>>>(dtable, room.partial, room.runs, dout, pairs, n, C, rows.pitch);
     CUDA_CHECK_LAUNCH("embedding_chunk_kernel");
-    if (s.chunks <= 2) { return; }  // one block follows any run to its end
+    if (room.chunks <= 2) { return; }  // one block follows any run to its end
     const size_t groups = ceil_div(wide ? C / RUN_WIDE : C, 32);
-    const dim3 run_grid((unsigned)size_min(s.chunks, size_max(1, 2048 / groups)), (unsigned)groups);
-    if (wide) {
-        embedding_run_kernel<RUN_WIDE><<<run_grid, 32 * RUN_WARPS, 0, stream>>>(dtable, s.partial, s.runs, pairs, n, C);
-    } else {
-        embedding_run_kernel<1><<<run_grid, 32 * RUN_WARPS, 0, stream>>>(dtable, s.partial, s.runs, pairs, n, C);
-    }
+    const dim3 grid((unsigned)size_min(room.chunks, size_max(1, 2048 / groups)), (unsigned)groups);
+    auto* const run = wide ? embedding_run_kernel<RUN_WIDE, Grad> : embedding_run_kernel<1, Grad>;
+    run<<<grid, 32 * RUN_WARPS, 0, stream>>>(dtable, room.partial, room.runs, pairs, n, C);
     CUDA_CHECK_LAUNCH("embedding_run_kernel");
-}
-
-/* Adds to dtable (V, C) from dout (N, C), pitch, and tokens (N). scratch: bytes as above. N < 2^30. */
-template <typename Grad>
-static void embedding_backward_cuda(Grad* dtable, void* scratch, const floatX* dout, const int32_t* tokens, size_t N, int C,
-                                    int V, size_t pitch, cudaStream_t stream) {
-    embedding_backward_launch<EMBEDDING_ROWS>(dtable, scratch, dout, tokens, N, C, V, pitch, stream);
 }
 
 #endif

@@ -45,8 +45,9 @@
 #include <cublasLt.h>
 #include <cuda_fp8.h>
 
-#include "llmc/cuda/cuda_common.cuh"
+#include "llmc/base/matrix.h"    // defines: ProductShape
 #include "llmc/matmul_choice.h"  // defines: MatmulKey, MatmulChoice
+#include "llmc/cuda/cuda_common.cuh"
 
 static inline void cublas_check(cublasStatus_t status, const char* what, const char* file, int line) {
     if (status == CUBLAS_STATUS_SUCCESS) { return; }
@@ -130,10 +131,11 @@ typedef struct {
     FactorSide side;
 } Factor;
 
-/* D (M, N) = op(A) (M, K) op(B) (K, N) */
+/* A layer's product: N rows, of C elements in and OC out. */
 typedef struct {
-    size_t M, N, K;
-} ProductShape;
+    size_t N;
+    int C, OC;
+} LayerShape;
 
 typedef struct {
     MatmulKey key;
@@ -372,51 +374,53 @@ static inline Operand operand_from(Operand o, size_t row, size_t col) {
     return o;
 }
 
-/* Writes out (N, OC), out_pitch: `scale` times the product of x (N, C) and w (OC, C), and adds residual (N, OC), out_pitch,
- * unless it is NULL; residual may be out. */
-template <typename Out>
-static void matmul_forward_cuda(MatmulContext* ctx, Out* out, Operand x, Operand w, const Out* residual, size_t N, int C,
-                                int OC, size_t out_pitch, cudaStream_t stream, float scale = 1.0f) {
-    const size_t even = (size_t)matmul_even(OC, w), rest = (size_t)OC - even;
-    matmul_product(ctx, output(out, out_pitch), {x, AS_IS}, {w, TRANSPOSED}, residual, {N, even, (size_t)C}, stream, scale);
-    if (rest == 0) { return; }
-    matmul_product(ctx, output(out + even, out_pitch), {x, AS_IS}, {operand_from(w, even, 0), TRANSPOSED},
-                   residual ? residual + even : NULL, {N, rest, (size_t)C}, stream, scale);
+/* Returns the part of an output from column `col` on. */
+static inline Output output_from(Output o, size_t col) {
+    o.data = (char*)o.data + col * matmul_type_bytes(o.type);
+    return o;
 }
 
-/* Writes dx (N, C), dx_pitch, from dout (N, OC) and w (OC, C). */
-template <typename Out>
-static void matmul_backward_input_cuda(MatmulContext* ctx, Out* dx, Operand dout, Operand w, size_t N, int C, int OC,
-                                       size_t dx_pitch, cudaStream_t stream) {
-    const size_t even = (size_t)matmul_even(OC, w), rest = (size_t)OC - even;
-    const Output to = output(dx, dx_pitch);
+/* Writes out (N, OC): `scale` times the product of x (N, C) and w (OC, C), and adds residual (N, OC) unless it is NULL. residual
+ * has out's type and pitch, and may be out. */
+static inline void matmul_forward_cuda(MatmulContext* ctx, Output out, Operand x, Operand w, const void* residual, LayerShape s,
+                                       cudaStream_t stream, float scale = 1.0f) {
+    const size_t even = (size_t)matmul_even(s.OC, w), rest = (size_t)s.OC - even, C = (size_t)s.C;
+    matmul_product(ctx, out, {x, AS_IS}, {w, TRANSPOSED}, residual, {s.N, even, C}, stream, scale);
+    if (rest == 0) { return; }
+    const void* behind = residual ? (const char*)residual + even * matmul_type_bytes(out.type) : NULL;
+    matmul_product(ctx, output_from(out, even), {x, AS_IS}, {operand_from(w, even, 0), TRANSPOSED}, behind, {s.N, rest, C},
+                   stream, scale);
+}
+
+/* Writes dx (N, C) from dout (N, OC) and w (OC, C). */
+static inline void matmul_backward_input_cuda(MatmulContext* ctx, Output dx, Operand dout, Operand w, LayerShape s,
+                                              cudaStream_t stream) {
+    const size_t even = (size_t)matmul_even(s.OC, w), rest = (size_t)s.OC - even, C = (size_t)s.C;
     // the small product first: its sum is the smaller one, so rounding it costs less precision
     if (rest > 0) {
-        matmul_product(ctx, to, {operand_from(dout, 0, even), AS_IS}, {operand_from(w, even, 0), AS_IS}, NULL,
-                       {N, (size_t)C, rest}, stream);
+        matmul_product(ctx, dx, {operand_from(dout, 0, even), AS_IS}, {operand_from(w, even, 0), AS_IS}, NULL, {s.N, C, rest},
+                       stream);
     }
-    matmul_product(ctx, to, {dout, AS_IS}, {w, AS_IS}, rest > 0 ? dx : NULL, {N, (size_t)C, even}, stream);
+    matmul_product(ctx, dx, {dout, AS_IS}, {w, AS_IS}, rest > 0 ? dx.data : NULL, {s.N, C, even}, stream);
 }
 
 /* Overwrites dw (OC, C), or with `accumulate` adds to it, from dout (N, OC) and x (N, C). */
-template <typename Out>
-static void matmul_backward_weight_cuda(MatmulContext* ctx, Out* dw, Operand dout, Operand x, size_t N, int C, int OC,
-                                        bool accumulate, cudaStream_t stream) {
-    const size_t width = (size_t)C, even = (size_t)matmul_even(OC, dout), rest = (size_t)OC - even;
-    matmul_product(ctx, output(dw, width), {dout, TRANSPOSED}, {x, AS_IS}, accumulate ? dw : NULL, {even, width, N}, stream);
+static inline void matmul_backward_weight_cuda(MatmulContext* ctx, Output dw, Operand dout, Operand x, LayerShape s,
+                                               bool accumulate, cudaStream_t stream) {
+    const size_t C = (size_t)s.C, even = (size_t)matmul_even(s.OC, dout), rest = (size_t)s.OC - even;
+    matmul_product(ctx, dw, {dout, TRANSPOSED}, {x, AS_IS}, accumulate ? dw.data : NULL, {even, C, s.N}, stream);
     if (rest == 0) { return; }
-    dw += even * width;
-    matmul_product(ctx, output(dw, width), {operand_from(dout, 0, even), TRANSPOSED}, {x, AS_IS}, accumulate ? dw : NULL,
-                   {rest, width, N}, stream);
+    dw = output_from(dw, even * C);
+    matmul_product(ctx, dw, {operand_from(dout, 0, even), TRANSPOSED}, {x, AS_IS}, accumulate ? dw.data : NULL, {rest, C, s.N},
+                   stream);
 }
 
 /* Does the same with `scale` times the product of the transposes dout_t (OC, N) and x_t (C, N) in 8 bits. N, C and OC are
  * multiples of 16. */
-template <typename Out>
-static void matmul_backward_weight_transposed_cuda(MatmulContext* ctx, Out* dw, Operand dout_t, Operand x_t, size_t N, int C,
-                                                   int OC, bool accumulate, cudaStream_t stream, float scale = 1.0f) {
-    const size_t width = (size_t)C;
-    matmul_product(ctx, output(dw, width), {dout_t, AS_IS}, {x_t, TRANSPOSED}, accumulate ? dw : NULL, {(size_t)OC, width, N},
+static inline void matmul_backward_weight_transposed_cuda(MatmulContext* ctx, Output dw, Operand dout_t, Operand x_t,
+                                                          LayerShape s, bool accumulate, cudaStream_t stream,
+                                                          float scale = 1.0f) {
+    matmul_product(ctx, dw, {dout_t, AS_IS}, {x_t, TRANSPOSED}, accumulate ? dw.data : NULL, {(size_t)s.OC, (size_t)s.C, s.N},
                    stream, scale);
 }
 

@@ -45,6 +45,7 @@
 #define LLMC_MATMUL_SM90_CUH
 
 #include "llmc/config.h"             // defines: AttentionShape
+#include "llmc/base/matrix.h"        // defines: ProductShape
 #include "llmc/cuda/warpgroups.cuh"  // defines: Ring, WarpgroupSplit, tensor_map
 #include "llmc/rope.cuh"             // defines: rope_vectors
 #include "llmc/swiglu.cuh"           // defines: swiglu_vector, swiglu_gradient
@@ -442,12 +443,13 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
 // Measured in dev/results/nvidia-h100.md.
 constexpr size_t MATMUL_GROUP = 8;
 
-/* Computes M x N sums over K and what the epilogue makes of them, from the packed matrices a (M, K) and b (N, K), or (K, N) if
+/* Computes M x N sums over K (p) and what the epilogue makes of them, from the packed matrices a (M, K) and b (N, K), or (K, N) if
  * B_COLUMNS. Writes out; with SwiGLU and its gradient also act, unless act is NULL. The gradient reads gate_up. */
 template <typename Tiles>
-static inline void matmul_tiles_launch(floatX* out, const floatX* a, const floatX* b, size_t M, size_t N, size_t K,
-                                       cudaStream_t stream, floatX* act = NULL, const floatX* gate_up = NULL,
+static inline void matmul_tiles_launch(floatX* out, const floatX* a, const floatX* b, ProductShape p, cudaStream_t stream,
+                                       floatX* act = NULL, const floatX* gate_up = NULL,
                                        const MatmulRope& rope = MatmulRope()) {
+    const size_t M = p.M, N = p.N, K = p.K;
     constexpr int BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK;
     const size_t cluster_rows = (size_t)BM * CLUSTER_BLOCKS, F = Tiles::GRADIENT ? N : N / 2,
                  width = Tiles::GRADIENT ? 2 * N : N;
@@ -489,27 +491,25 @@ static inline MatmulSplit matmul_swiglu_split(size_t C, int l2) {
     return l2 < SMALL_L2 && C > TURNS_MOST_C_SMALL_L2 ? SPLIT_ROWS : SPLIT_TILES;
 }
 
-/* Writes gate_up (N, 2F) = x (N, C) w^T, w: (2F, C), and its SwiGLU act (N, F) unless act is NULL. */
+/* Writes gate_up (M, N) = x (M, K) w^T, w: (N, K), and its SwiGLU act (M, N / 2) unless act is NULL. */
 template <MatmulSplit SPLIT>
-static inline void matmul_swiglu_split_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
-                                            size_t F, cudaStream_t stream) {
-    matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, N, 2 * F, C, stream, act);
+static inline void matmul_swiglu_split_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, ProductShape p,
+                                            cudaStream_t stream) {
+    matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, p, stream, act);
 }
 
 /* Does so with the split for this card, which changes no bit. */
-static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, size_t N, size_t C,
-                                      size_t F, cudaStream_t stream) {
-    const bool turns = matmul_swiglu_split(C, device_attribute(cudaDevAttrL2CacheSize)) == SPLIT_TILES;
-    auto* product = turns ? matmul_swiglu_split_cuda<SPLIT_TILES> : matmul_swiglu_split_cuda<SPLIT_ROWS>;
-    product(gate_up, act, x, w, N, C, F, stream);
+static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, ProductShape p,
+                                      cudaStream_t stream) {
+    const bool turns = matmul_swiglu_split(p.K, device_attribute(cudaDevAttrL2CacheSize)) == SPLIT_TILES;
+    (turns ? matmul_swiglu_split_cuda<SPLIT_TILES> : matmul_swiglu_split_cuda<SPLIT_ROWS>)(gate_up, act, x, w, p, stream);
 }
 
-/* Writes dgate_up (N, 2F), which may be gate_up, from gate_up (N, 2F) and dact = dout (N, C) w, w: (C, F). Writes act (N, F)
+/* Writes dgate_up (M, 2 N), which may be gate_up, from gate_up (M, 2 N) and dact = dout (M, K) w, w: (K, N). Writes act (M, N)
  * again unless it is NULL. */
 static inline void matmul_swiglu_backward_cuda(floatX* dgate_up, floatX* act, const floatX* dout, const floatX* w,
-                                               const floatX* gate_up, size_t N, size_t F, size_t C, cudaStream_t stream) {
-    typedef MatmulTiles<SPLIT_ROWS, 1, EPILOGUE_SWIGLU_BACKWARD> Tiles;
-    matmul_tiles_launch<Tiles>(dgate_up, dout, w, N, F, C, stream, act, gate_up);
+                                               const floatX* gate_up, ProductShape p, cudaStream_t stream) {
+    matmul_tiles_launch<MatmulTiles<SPLIT_ROWS, 1, EPILOGUE_SWIGLU_BACKWARD>>(dgate_up, dout, w, p, stream, act, gate_up);
 }
 
 /* Whether the function below takes these sizes. */
@@ -524,15 +524,15 @@ static inline void matmul_rope_cuda(floatX* qkv, const floatX* x, const floatX* 
     const MatmulRope rope = {cos_sin, starts, s.T, (s.NH + s.NKV) * s.HD};
     auto* launch = s.HD == 64 ? matmul_tiles_launch<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_ROPE, 64>>
                               : matmul_tiles_launch<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_ROPE, 128>>;
-    launch(qkv, x, w, N, QKV, C, stream, NULL, NULL, rope);
+    launch(qkv, x, w, {N, QKV, C}, stream, NULL, NULL, rope);
 }
 
 #else  // there are none in FP32
 
 static inline bool matmul_takes_swiglu(size_t, size_t, size_t) { return false; }
-static inline void matmul_swiglu_cuda(floatX*, floatX*, const floatX*, const floatX*, size_t, size_t, size_t, cudaStream_t) {}
-static inline void matmul_swiglu_backward_cuda(floatX*, floatX*, const floatX*, const floatX*, const floatX*, size_t, size_t,
-                                               size_t, cudaStream_t) {}
+static inline void matmul_swiglu_cuda(floatX*, floatX*, const floatX*, const floatX*, ProductShape, cudaStream_t) {}
+static inline void matmul_swiglu_backward_cuda(floatX*, floatX*, const floatX*, const floatX*, const floatX*, ProductShape,
+                                               cudaStream_t) {}
 static inline bool matmul_takes_rope(AttentionShape, size_t) { return false; }
 static inline void matmul_rope_cuda(floatX*, const floatX*, const floatX*, const int32_t*, const float*, AttentionShape, size_t,
                                     cudaStream_t) {}

@@ -3,7 +3,7 @@
  *
  * Rows: a block takes a row and reads it twice: once for the largest value, once, from the cache, to convert it. 3 bytes an
  * element of memory (BF16). A kernel that writes a row can end with quantise_row() and saves the first read:
- * rmsnorm_quantised.cuh, swiglu_quantised.cuh.
+ * rmsnorm.cuh, swiglu.cuh.
  * Transposes, for the products that sum over the rows: a block takes a tile, 16 elements of 4 rows a thread. A column's 4 bytes
  * are one word of its line in shared memory, `tile` (column, rows / 4). Groups of 4 words of a line change places by the
  * column's part of the tile, so neither the writes by columns nor the reads by lines meet in a bank. A transpose has one scale,
@@ -22,6 +22,7 @@
 
 #include <cuda_fp8.h>
 
+#include "llmc/base/matrix.h"  // defines: RowShape
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/quantise.h"  // defines: QuantiseCounts, Fp8Format, quantise_scale, quantise_factor, QUANTISE_WIDTH
 
@@ -172,15 +173,13 @@ __global__ void __launch_bounds__(QUANTISE_ROW_THREADS)
     quantise_row<F>(q, blockIdx.x, row, C, largest, counts);
 }
 
-/* Writes q (N, C) from x (N, C), x_pitch. counts: NULL, or a sample's counts are added to it. C is a multiple of
- * QUANTISE_WIDTH. */
+/* Writes q (N, C) from x (rows). counts: NULL, or a sample's counts are added to it. C is a multiple of QUANTISE_WIDTH. */
 template <typename T>
-static void quantise_rows_cuda(QuantisedRows q, const T* x, size_t N, int C, size_t x_pitch, QuantiseCounts* counts,
-                               cudaStream_t stream) {
-    if (N == 0) { return; }
-    assert(C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
+static void quantise_rows_cuda(QuantisedRows q, const T* x, RowShape rows, QuantiseCounts* counts, cudaStream_t stream) {
+    if (rows.N == 0) { return; }
+    assert(rows.C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
     auto* const kernel = q.format == E4M3 ? quantise_rows_kernel<E4M3, T> : quantise_rows_kernel<E5M2, T>;
-    kernel<<<(unsigned)N, quantise_threads((size_t)C), 0, stream>>>(q, x, C, x_pitch, counts);
+    kernel<<<(unsigned)rows.N, quantise_threads((size_t)rows.C), 0, stream>>>(q, x, rows.C, rows.pitch, counts);
     CUDA_CHECK_LAUNCH("quantise_rows_kernel");
 }
 
@@ -241,33 +240,32 @@ static_assert(QUANTISE_THREADS * TRANSPOSE_ROWS * (int)QUANTISE_WIDTH == TRANSPO
               "each thread has 16 columns of 4 rows");
 
 template <Fp8Format F, typename T>
-static void quantise_transpose_launch(QuantisedTranspose q, const T* x, const float* scales, const uint32_t* largest, size_t N,
-                                      int C, size_t x_pitch, QuantiseCounts* counts, cudaStream_t stream) {
-    if (N == 0) { return; }
-    assert(N % QUANTISE_WIDTH == 0 && C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
-    const dim3 grid = quantise_grid(N, C, TRANSPOSE_TILE, TRANSPOSE_TILE);
-    quantise_transpose_kernel<F><<<grid, QUANTISE_THREADS, 0, stream>>>(q, x, scales, largest, N, C, x_pitch, counts);
+static void quantise_transpose_launch(QuantisedTranspose q, const T* x, const float* scales, const uint32_t* largest,
+                                      RowShape rows, QuantiseCounts* counts, cudaStream_t stream) {
+    if (rows.N == 0) { return; }
+    assert(rows.N % QUANTISE_WIDTH == 0 && rows.C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
+    const dim3 grid = quantise_grid(rows.N, rows.C, TRANSPOSE_TILE, TRANSPOSE_TILE);
+    quantise_transpose_kernel<F>
+        <<<grid, QUANTISE_THREADS, 0, stream>>>(q, x, scales, largest, rows.N, rows.C, rows.pitch, counts);
     CUDA_CHECK_LAUNCH("quantise_transpose_kernel");
 }
 
-/* Writes the transpose q (C, N), in e4m3, of x (N, C), x_pitch. largest: the largest magnitude of x, on the device. counts
- * as above. N and C are multiples of QUANTISE_WIDTH. */
+/* Writes the transpose q (C, N), in e4m3, of x (rows). largest: the largest magnitude of x, on the device. counts as above. N
+ * and C are multiples of QUANTISE_WIDTH. */
 template <typename T>
-static void quantise_transposed_cuda(QuantisedTranspose q, const T* x, const uint32_t* largest, size_t N, int C, size_t x_pitch,
+static void quantise_transposed_cuda(QuantisedTranspose q, const T* x, const uint32_t* largest, RowShape rows,
                                      QuantiseCounts* counts, cudaStream_t stream) {
-    quantise_transpose_launch<E4M3>(q, x, NULL, largest, N, C, x_pitch, counts, stream);
+    quantise_transpose_launch<E4M3>(q, x, NULL, largest, rows, counts, stream);
 }
 
-/* Writes the transpose q (C, N) of `rows` (N, C), in their format, shifted from their scales to the one scale that
- * rows.largest gives. */
-static inline void quantise_shifted_cuda(QuantisedTranspose q, QuantisedRows rows, size_t N, int C, QuantiseCounts* counts,
+/* Writes the transpose q (C, N) of x (N, C), in its format, shifted from its scales to the one scale that x.largest gives. */
+static inline void quantise_shifted_cuda(QuantisedTranspose q, QuantisedRows x, size_t N, int C, QuantiseCounts* counts,
                                          cudaStream_t stream) {
-    if (rows.format == E4M3) {
-        const __nv_fp8_e4m3* data = (const __nv_fp8_e4m3*)rows.data;
-        quantise_transpose_launch<E4M3>(q, data, rows.scale, rows.largest, N, C, rows.pitch, counts, stream);
+    const RowShape rows = {N, C, x.pitch};
+    if (x.format == E4M3) {
+        quantise_transpose_launch<E4M3>(q, (const __nv_fp8_e4m3*)x.data, x.scale, x.largest, rows, counts, stream);
     } else {
-        const __nv_fp8_e5m2* data = (const __nv_fp8_e5m2*)rows.data;
-        quantise_transpose_launch<E5M2>(q, data, rows.scale, rows.largest, N, C, rows.pitch, counts, stream);
+        quantise_transpose_launch<E5M2>(q, (const __nv_fp8_e5m2*)x.data, x.scale, x.largest, rows, counts, stream);
     }
 }
 

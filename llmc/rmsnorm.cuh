@@ -11,6 +11,7 @@
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
 
+#include "llmc/quantise.cuh"   // defines: QuantisedRows, quantise_row, largest_of
 #include "llmc/base/matrix.h"  // defines: RowShape
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/ptx.cuh"  // defines: barrier_sync
@@ -49,8 +50,10 @@ static_assert(RMSNORM_THREADS / (2 * 32) <= 15, "a block has 15 barriers for row
 
 /* Does the rows of a block; calls each() with every vector that this thread has written. */
 template <int W, int K, typename Each>
-__device__ __forceinline__ void rmsnorm_forward_rows(floatX* out, float* rstd, const floatX* x, const floatX* weight, size_t N,
-                                                     int C, float eps, size_t pitch, const Each& each) {
+__device__ __forceinline__ void rmsnorm_forward_rows(floatX* out, float* rstd, const floatX* x, const floatX* weight,
+                                                     RowShape rows, float eps, const Each& each) {
+    const size_t N = rows.N, pitch = rows.pitch;
+    const int C = rows.C;
     __shared__ float shared[RMSNORM_THREADS / 32];
     const size_t n = (size_t)blockIdx.x * blockDim.z + threadIdx.z;
     const bool active = n < N;  // the others only meet the barrier
@@ -94,7 +97,7 @@ template <int W, int K>
 __global__ void __launch_bounds__(RMSNORM_THREADS)
     rmsnorm_forward_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, size_t N, int C, float eps,
                            size_t pitch) {
-    rmsnorm_forward_rows<W, K>(out, rstd, x, weight, N, C, eps, pitch, [](const Vec<floatX, W>&) {});
+    rmsnorm_forward_rows<W, K>(out, rstd, x, weight, {N, C, pitch}, eps, [](const Vec<floatX, W>&) {});
 }
 
 /* Writes partial (gridDim.x, C): the weight gradient of each block's rows. */
@@ -238,6 +241,41 @@ static inline void rmsnorm_forward_cuda(floatX* out, float* rstd, const floatX* 
     rmsnorm_forward_launch(out, rstd, x, weight, rows, eps, RMSNORM_FORWARD_THREADS, stream);
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// forward for products in 8 bits: it writes its output once more, quantised, with the bits of quantise_rows_cuda(). A block takes
+// a row, with the same warps and so with the same sums. It converts the row once it is complete, from the cache. Bytes a row: 5C
+// (BF16)
+
+template <int K>
+__global__ void __launch_bounds__(RMSNORM_THREADS)
+    rmsnorm_forward_quantised_kernel(QuantisedRows q, floatX* out, float* rstd, const floatX* x, const floatX* weight,
+                                     RowShape rows, float eps, QuantiseCounts* counts) {
+    constexpr int W = VECTOR<floatX>;
+    uint32_t largest = 0;
+    rmsnorm_forward_rows<W, K>(out, rstd, x, weight, rows, eps,
+                               [&](const Vec<floatX, W>& o) { largest = largest_of(o, largest); });
+    quantise_row(q, blockIdx.x, out + blockIdx.x * rows.pitch, rows.C, largest, counts);
+}
+
+/* Writes out (rows) and rstd (N) as rmsnorm_forward_cuda(), and q (rows) from out. C is a multiple of QUANTISE_WIDTH. */
+static inline void rmsnorm_forward_quantised_cuda(QuantisedRows q, floatX* out, float* rstd, const floatX* x,
+                                                  const floatX* weight, RowShape rows, float eps, QuantiseCounts* counts,
+                                                  cudaStream_t stream) {
+    if (rows.N == 0) { return; }
+    assert(rows.C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
+    void (*const kernels[])(QuantisedRows, floatX*, float*, const floatX*, const floatX*, RowShape, float, QuantiseCounts*) = {
+        rmsnorm_forward_quantised_kernel<1>, rmsnorm_forward_quantised_kernel<2>, rmsnorm_forward_quantised_kernel<3>,
+        rmsnorm_forward_quantised_kernel<4>};
+    static_assert(sizeof kernels / sizeof *kernels == RMSNORM_PACKS, "a kernel for each number of vectors");
+    RmsnormBlock b = rmsnorm_block(rows.C, 32);
+    b.block.z = 1;
+    kernels[b.packs - 1]<<<(unsigned)rows.N, b.block, 0, stream>>>(q, out, rstd, x, weight, rows, eps, counts);
+    CUDA_CHECK_LAUNCH("rmsnorm_forward_quantised_kernel");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// backward
+
 typedef void RmsnormBackwardKernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* weight,
                                    const float* rstd, size_t N, int C, size_t pitch);
 
@@ -247,6 +285,12 @@ typedef struct {
     size_t shared;
     size_t blocks;  // as many as run at a time: each sums many rows before it writes its partial row
 } RmsnormBackwardPlan;
+
+/* What the forward pass read and kept. */
+typedef struct {
+    const floatX *x, *weight;  // (rows), (C)
+    const float* rstd;         // (N)
+} RmsnormInput;
 
 /* Plans backward. threads: of a block; fewer if shared memory is small, more if a row needs them */
 static inline RmsnormBackwardPlan rmsnorm_backward_plan(size_t N, int C, int threads) {
@@ -272,27 +316,20 @@ static inline size_t rmsnorm_backward_scratch_cuda(size_t N, int C) {
     return size_min(N, RMSNORM_BACKWARD_BLOCKS) * (size_t)C * sizeof(float);
 }
 
-/* Launches both kernels of a plan. scratch: (plan->blocks, C) floats */
-static inline void rmsnorm_backward_launch(const RmsnormBackwardPlan* plan, floatX* dx, float* dweight, void* scratch,
-                                           const floatX* dout, const floatX* x, const floatX* weight, const float* rstd,
-                                           RowShape rows, cudaStream_t stream) {
-    float* partial = (float*)scratch;
-    plan->kernel<<<(unsigned)plan->blocks, plan->rows.block, plan->shared, stream>>>(dx, partial, dout, x, weight, rstd, rows.N,
-                                                                                     rows.C, rows.pitch);
+/* Adds to dx (rows) and dweight (C, fp32; NULL: not wanted) from dout and what the forward pass read and kept.
+ * scratch: bytes as above   threads: of a block, as the plan takes them */
+static inline void rmsnorm_backward_cuda(floatX* dx, float* dweight, void* scratch, const floatX* dout, RmsnormInput f,
+                                         RowShape rows, cudaStream_t stream, int threads = RMSNORM_BACKWARD_THREADS) {
+    if (rows.N == 0) { return; }
+    const RmsnormBackwardPlan plan = rmsnorm_backward_plan(rows.N, rows.C, threads);
+    float* partial = (float*)scratch;  // (plan.blocks, C)
+    plan.kernel<<<(unsigned)plan.blocks, plan.rows.block, plan.shared, stream>>>(dx, partial, dout, f.x, f.weight, f.rstd,
+                                                                                 rows.N, rows.C, rows.pitch);
     CUDA_CHECK_LAUNCH("rmsnorm_backward_kernel");
     if (!dweight) { return; }
     rmsnorm_dweight_kernel<<<(unsigned)ceil_div((size_t)rows.C, RMSNORM_SUM_COLUMNS), 1024, 0, stream>>>(
-        dweight, partial, (int)plan->blocks, rows.C);
+        dweight, partial, (int)plan.blocks, rows.C);
     CUDA_CHECK_LAUNCH("rmsnorm_dweight_kernel");
-}
-
-/* Adds to dx (rows) and dweight (C, fp32; NULL: not wanted) from dout, x (rows), weight (C) and the forward pass's rstd (N).
- * scratch: bytes as above */
-static inline void rmsnorm_backward_cuda(floatX* dx, float* dweight, void* scratch, const floatX* dout, const floatX* x,
-                                         const floatX* weight, const float* rstd, RowShape rows, cudaStream_t stream) {
-    if (rows.N == 0) { return; }
-    const RmsnormBackwardPlan plan = rmsnorm_backward_plan(rows.N, rows.C, RMSNORM_BACKWARD_THREADS);
-    rmsnorm_backward_launch(&plan, dx, dweight, scratch, dout, x, weight, rstd, rows, stream);
 }
 
 #endif

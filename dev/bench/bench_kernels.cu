@@ -102,12 +102,8 @@ static void bench_embedding() {
         void* scratch = take<char>(embedding_backward_scratch_cuda(N, (int)C));
         const double bytes = X * C * (N + 2.0 * rows);
         const std::string what = "embedding backward" + shape;
-        measure((what + ", 2 rows").c_str(), bytes,
-                [&] { embedding_backward_launch<2>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
-        measure((what + ", 4 rows").c_str(), bytes,
-                [&] { embedding_backward_launch<4>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
-        measure((what + ", 8 rows").c_str(), bytes,
-                [&] { embedding_backward_launch<8>(table, scratch, dout, tokens, N, (int)C, (int)V, C, 0); });
+        measure(what.c_str(), bytes,
+                [&] { embedding_backward_cuda(table, scratch, dout, tokens, (int)V, {N, (int)C, (size_t)C}, 0); });
     }
 }
 
@@ -126,7 +122,7 @@ static void bench_variants() {
             void* scratch = take<char>(plan.blocks * C * sizeof(float));
             snprintf(name, sizeof name, "rmsnorm backward C=%d, %zu x %d threads", C, plan.blocks, threads);
             measure(name, 4 * X * N * C, [&] {
-                rmsnorm_backward_launch(&plan, y, dw, scratch, out, x, w, rstd, {N, C, (size_t)C}, 0);
+                rmsnorm_backward_cuda(y, dw, scratch, out, {x, w, rstd}, {N, C, (size_t)C}, 0, threads);
             });
         }
         for (int threads : {64, 128, 256, 512}) {
@@ -148,7 +144,7 @@ static void bench_variants() {
             const CrossentropyPlan plan = crossentropy_plan((CrossentropyWay)way, N, V);
             if (plan.blocks == 0) { continue; }
             snprintf(name, sizeof name, "cross-entropy V=%d, %s, %zu x %d", V, ways[way], plan.blocks, plan.threads);
-            measure(name, 2 * X * N * V, [&] { crossentropy_run(&plan, losses, logits, targets, 1.0f, NULL, N, V, pitch, 0); });
+            measure(name, 2 * X * N * V, [&] { crossentropy_run(&plan, losses, logits, targets, 1.0f, NULL, {N, V, pitch}, 0); });
         }
     }
     bench_embedding();
@@ -192,12 +188,12 @@ static void bench_matmul() {
                        *y = take_random<floatX>(l.N * l.OC);
                 const int before = ctx->num_plans;
                 if (pass == 0) {
-                    matmul_forward_cuda(ctx, y, operand(x, l.C), operand(w, l.C), l.residual ? y : (floatX*)NULL, l.N, l.C,
-                                        l.OC, l.OC, 0);
+                    matmul_forward_cuda(ctx, output(y, l.OC), operand(x, l.C), operand(w, l.C), l.residual ? y : NULL,
+                                        {l.N, l.C, l.OC}, 0);
                 } else if (pass == 1) {
-                    matmul_backward_input_cuda(ctx, x, operand(y, l.OC), operand(w, l.C), l.N, l.C, l.OC, l.C, 0);
+                    matmul_backward_input_cuda(ctx, output(x, l.C), operand(y, l.OC), operand(w, l.C), {l.N, l.C, l.OC}, 0);
                 } else {
-                    matmul_backward_weight_cuda(ctx, w, operand(y, l.OC), operand(x, l.C), l.N, l.C, l.OC, true, 0);
+                    matmul_backward_weight_cuda(ctx, output(w, l.C), operand(y, l.OC), operand(x, l.C), {l.N, l.C, l.OC}, true, 0);
                 }
                 MatmulPlan* p = &ctx->plans[before];
                 arena_used = used;

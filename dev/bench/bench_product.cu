@@ -90,18 +90,18 @@ template <MatmulSplit SPLIT>
 static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
     auto* launch = s.pass == DOWN_DX ? matmul_tiles_launch<MatmulTiles<SPLIT, 1, EPILOGUE_STORE>>
                                      : matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_STORE>>;
-    launch(out, b.x, b.w, s.N, s.width(), s.K, 0, NULL, NULL, MatmulRope());
+    launch(out, b.x, b.w, {s.N, s.width(), s.K}, 0, NULL, NULL, MatmulRope());
 }
 
 /* out: gate_up, its gradient (backward), or qkv; gate_up: read by backward */
 template <MatmulSplit SPLIT>
 static void launch_fused(const Shape& s, const Buffers& b, floatX* out, const floatX* gate_up, floatX* act) {
     if (s.pass == GATE_UP) {
-        matmul_swiglu_split_cuda<SPLIT>(out, act, b.x, b.w, s.N, s.K, s.F, 0);
+        matmul_swiglu_split_cuda<SPLIT>(out, act, b.x, b.w, {s.N, 2 * s.F, s.K}, 0);
     } else if (s.pass == QKV) {
         matmul_rope_cuda(out, b.x, b.w, NULL, b.table, s.heads, s.K, 0);
     } else {
-        matmul_swiglu_backward_cuda(out, act, b.x, b.w, gate_up, s.N, s.F, s.K, 0);
+        matmul_swiglu_backward_cuda(out, act, b.x, b.w, gate_up, {s.N, s.F, s.K}, 0);
     }
 }
 
@@ -233,7 +233,7 @@ static void check(MatmulContext* ctx, const Shape& s, const Kind& k, const Buffe
         poison(gate_up, wide);
         poison(act, narrow);
         k.fused(s, b, gate_up, NULL, act);
-        swiglu_forward_cuda(want, ours, s.N, (int)s.F, 2 * s.F, s.F, 0);
+        swiglu_forward_cuda(want, ours, {s.N, (int)s.F, 2 * s.F, s.F}, 0);
         compare("gate and up of SwiGLU", s, k, gate_up, ours, wide, true);
         compare("SwiGLU", s, k, act, want, narrow, true);
     } else if (s.pass == QKV) {
@@ -250,7 +250,7 @@ static void check(MatmulContext* ctx, const Shape& s, const Kind& k, const Buffe
             poison(act, narrow);
             poison(act_want, narrow);
             k.fused(s, b, gate_up, gate_up, with_act ? act : NULL);
-            swiglu_backward_cuda(want, with_act ? act_want : NULL, ours, want, s.N, (int)s.F, 2 * s.F, s.F, 0);
+            swiglu_backward_cuda(want, with_act ? act_want : NULL, ours, want, {s.N, (int)s.F, 2 * s.F, s.F}, 0);
             compare(with_act ? "SwiGLU's gradient, with act" : "SwiGLU's gradient", s, k, gate_up, want, wide, true);
             if (with_act) { compare("act again", s, k, act, act_want, narrow, true); }
         }
@@ -308,11 +308,11 @@ static void time_shape(MatmulContext* ctx, const Shape& s, const Buffers& b, dou
     const auto apart = [&] {
         theirs();
         if (s.pass == GATE_UP) {
-            swiglu_forward_cuda(act, gate_up, s.N, (int)s.F, 2 * s.F, s.F, 0);
+            swiglu_forward_cuda(act, gate_up, {s.N, (int)s.F, 2 * s.F, s.F}, 0);
         } else if (s.pass == QKV) {
             rope_forward_cuda(sums, NULL, b.table, 0, s.heads, s.F, 0);
         } else {
-            swiglu_backward_cuda(to, NULL, sums, gate_up, s.N, (int)s.F, 2 * s.F, s.F, 0);
+            swiglu_backward_cuda(to, NULL, sums, gate_up, {s.N, (int)s.F, 2 * s.F, s.F}, 0);
         }
     };
     const std::string layer = s.pass == QKV ? "RoPE" : "SwiGLU";

@@ -116,8 +116,8 @@ static void as_many(floatX* out, const floatX* x, size_t x_pitch, const floatX* 
                     cudaStream_t stream) {
     for (size_t rows = (size_t)s.B * s.T * halves / 2, now; rows > 0; rows -= now) {
         now = size_min(rows, (size_t)s.B * s.T);
-        matmul_forward_cuda(product_context(), out, operand(x, x_pitch), operand(w, w_pitch), (const floatX*)NULL, now,
-                            (int)out_width(s), s.T, (size_t)s.T, stream);
+        matmul_forward_cuda(product_context(), output(out, (size_t)s.T), operand(x, x_pitch), operand(w, w_pitch), NULL,
+                            {now, (int)out_width(s), s.T}, stream);
     }
 }
 

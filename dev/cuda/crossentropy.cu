@@ -234,6 +234,15 @@ enum { X, W, HTARGETS, HDLOSSES, DX, DW, HLOSSES, HLOGITS };  // sizes N, V, C a
 typedef void Fused(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale, size_t N, int V,
                    size_t pitch, cudaStream_t);
 
+static void forward_trainer(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch,
+                            cudaStream_t stream) {
+    crossentropy_forward_cuda(losses, logits, targets, {N, V, pitch}, stream);
+}
+static void fused_trainer(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale, size_t N,
+                          int V, size_t pitch, cudaStream_t stream) {
+    crossentropy_fused_cuda(losses, logits, targets, dloss, loss_scale, {N, V, pitch}, stream);
+}
+
 template <Fused* LAUNCH, bool CHUNKS = false>
 static void head(const Case& c, cudaStream_t stream) {
     const size_t N = c.n[0], C = c.n[2], chunk = CHUNKS ? c.n[3] : N, pitch = c.pitch(c.n[1]);
@@ -243,13 +252,13 @@ static void head(const Case& c, cudaStream_t stream) {
     for (size_t n = 0; n < N; n += chunk) {
         const size_t rows = size_min(chunk, N - n);
         const Operand x = operand(c.at<floatX>(X) + n * C, C);
-        matmul_forward_cuda(product_context(), logits, x, w, (const floatX*)NULL, rows, width, V, pitch, stream);
+        matmul_forward_cuda(product_context(), output(logits, pitch), x, w, NULL, {rows, width, V}, stream);
         if (LAUNCH) {
             LAUNCH(c.at<float>(HLOSSES) + n, logits, c.at<int32_t>(HTARGETS) + n, 1, c.at<float>(HDLOSSES), rows, V, pitch,
                    stream);
         }
-        matmul_backward_input_cuda(product_context(), c.at<floatX>(DX) + n * C, d, w, rows, width, V, C, stream);
-        matmul_backward_weight_cuda(product_context(), c.at<float>(DW), d, x, rows, width, V, n > 0, stream);
+        matmul_backward_input_cuda(product_context(), output(c.at<floatX>(DX) + n * C, C), d, w, {rows, width, V}, stream);
+        matmul_backward_weight_cuda(product_context(), output(c.at<float>(DW), C), d, x, {rows, width, V}, n > 0, stream);
     }
 }
 
@@ -351,18 +360,17 @@ int main(int argc, char** argv) {
     const Ladder f("forward", "N,V", make_forward, values, oracle_forward, {odd, tail, padded_rows}, {classic}, {large},
                    {{1, "a block a row, two passes", 0, forward<forward1>, predict_forward1},
                     {2, "online: one pass, 16 bytes", 0, forward<forward2>, predict_forward2},
-                    {3, "one wave, next loads in flight", BOLD, forward<crossentropy_forward_cuda>, predict_forward3}});
+                    {3, "one wave, next loads in flight", BOLD, forward<forward_trainer>, predict_forward3}});
     const Ladder b("backward", "N,V", make_backward, values, oracle_backward, {odd, tail, padded_rows}, {classic}, {large},
                    {{1, "softmax, loss, gradient apart", 0, backward1, predict_backward1},
                     {2, "fused, in place", 0, backward<backward2>, predict_backward2},
                     {3, "online, 16 bytes", 0, backward<backward3>, predict_backward3},
-                    {4, "row in registers and shared memory", BOLD, backward<crossentropy_fused_cuda>, predict_backward4}});
-    const Ladder h(
-        "head", "N,V,C,chunk", make_head, values_head, oracle_head,
-        {{{33, 97, 24, 16}}, {{40, 200, 32, 24}}, {{64, 256, 64, 32}}}, {{{4096, 8192, 768, 1024}}},
-        {{{8192, 128256, 2048, 4096}}},
-        {{0, "cuBLASLt, the three products alone", REFERENCE, head<nullptr>, predict_product},
-         {3, "all logits in memory, version 3", 0, head<backward3>, predict_head},
-         {4, "a chunk of rows at a time, version 4", BOLD, head<crossentropy_fused_cuda, true>, predict_head_chunks}});
+                    {4, "row in registers and shared memory", BOLD, backward<fused_trainer>, predict_backward4}});
+    const Ladder h("head", "N,V,C,chunk", make_head, values_head, oracle_head,
+                   {{{33, 97, 24, 16}}, {{40, 200, 32, 24}}, {{64, 256, 64, 32}}}, {{{4096, 8192, 768, 1024}}},
+                   {{{8192, 128256, 2048, 4096}}},
+                   {{0, "cuBLASLt, the three products alone", REFERENCE, head<nullptr>, predict_product},
+                    {3, "all logits in memory, version 3", 0, head<backward3>, predict_head},
+                    {4, "a chunk of rows at a time, version 4", BOLD, head<fused_trainer, true>, predict_head_chunks}});
     return zoo(argc, argv, "crossentropy", {f, b, h});
 }

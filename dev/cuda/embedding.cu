@@ -114,6 +114,15 @@ static Work predict_backward3(const Case& c) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+static void forward2(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C, size_t pitch,
+                     cudaStream_t stream) {
+    embedding_forward_cuda(out, table, tokens, {N, C, pitch}, stream);
+}
+static void backward3(float* dtable, void* scratch, const floatX* dout, const int32_t* tokens, size_t N, int C, int V,
+                      size_t pitch, cudaStream_t stream) {
+    embedding_backward_cuda(dtable, scratch, dout, tokens, V, {N, C, pitch}, stream);
+}
+
 template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<floatX>(OUT), c.at<floatX>(TABLE), c.at<int32_t>(TOKENS), c.n[0], (int)c.n[1], c.pitch(c.n[1]), stream);
@@ -149,10 +158,10 @@ static const Shape odd = {{33, 13, 5}}, tail = {{300, 40, 3}}, wide = {{130, 64,
 int main(int argc, char** argv) {
     const Ladder f("forward", "N,C,V", make_forward, NULL, oracle_forward, {odd, tail, wide}, {words}, {large},
                    {{1, "an element a thread", 0, forward<forward1>, predict_forward1},
-                    {2, "16 bytes a thread, four rows in flight", BOLD, forward<embedding_forward_cuda>, predict_forward2}});
+                    {2, "16 bytes a thread, four rows in flight", BOLD, forward<forward2>, predict_forward2}});
     const Ladder b("backward", "N,C,V", make_backward, NULL, oracle_backward, {odd, tail, wide}, {words, bytes}, {large},
                    {{1, "atomic additions", ATOMICS, backward<backward1>, predict_backward1},
                     {2, "tokens sorted, a run a warp", 0, backward<backward2>, predict_backward2},
-                    {3, "sorted, chunks of 32", BOLD, backward<embedding_backward_cuda<float>>, predict_backward3}});
+                    {3, "sorted, chunks of 32", BOLD, backward<backward3>, predict_backward3}});
     return zoo(argc, argv, "embedding", {f, b});
 }

@@ -377,7 +377,7 @@ static Work predict_forward7(const Case& c) { return {c.bytes / 32, c.flops / (0
 
 static void forward8(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
     typedef MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_STORE> Tiles;
-    matmul_tiles_launch<Tiles>(out, x, w, (size_t)s.N, (size_t)s.OC, (size_t)s.C, stream);
+    matmul_tiles_launch<Tiles>(out, x, w, {(size_t)s.N, (size_t)s.OC, (size_t)s.C}, stream);
 }
 #else
 static void forward6(float*, const float*, const float*, Sizes, cudaStream_t) {}

@@ -21,7 +21,7 @@ static MatmulContext* product_context() {
 /* Writes out (N, OC) = x (N, C) w^T, w: (OC, C): tensors of a case, without padding. */
 static void product_cuda(const Case& c, int out, int x, int w, size_t N, size_t C, size_t OC, cudaStream_t stream) {
     const Operand a = operand(c.at<floatX>(x), C), b = operand(c.at<floatX>(w), C);
-    matmul_forward_cuda(product_context(), c.at<floatX>(out), a, b, (const floatX*)NULL, N, (int)C, (int)OC, OC, stream);
+    matmul_forward_cuda(product_context(), output(c.at<floatX>(out), OC), a, b, NULL, {N, (int)C, (int)OC}, stream);
 }
 
 /* Hopper's mma has 62 % of the rate of wgmma, which cuBLASLt uses there. */

@@ -251,6 +251,11 @@ static Work predict_backward4(const Case& c) { return {4 * sectors(c), 0, 0, 0, 
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+static void backward4(floatX* dx, float* dweight, void* scratch, const floatX* dout, const floatX* x, const floatX* weight,
+                      const float* rstd, RowShape rows, cudaStream_t stream) {
+    rmsnorm_backward_cuda(dx, dweight, scratch, dout, {x, weight, rstd}, rows, stream);
+}
+
 template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<floatX>(OUT), c.at<float>(RSTD), c.at<floatX>(X), c.at<floatX>(WEIGHT), rows_of(c), EPS, stream);
@@ -320,6 +325,6 @@ int main(int argc, char** argv) {
         {{1, "atomic additions of each row", ATOMICS, backward<backward1>, predict_backward1},
          {2, "sums in shared memory, then atomics", ATOMICS, backward<backward2>, predict_backward2, correct_backward2},
          {3, "partial rows, ordered sum", 0, backward<backward3>, predict_backward3, correct_backward3},
-         {4, "one wave, row and dweight in registers", BOLD, backward<rmsnorm_backward_cuda>, predict_backward4}});
+         {4, "one wave, row and dweight in registers", BOLD, backward<backward4>, predict_backward4}});
     return zoo(argc, argv, "rmsnorm", {f, b});
 }

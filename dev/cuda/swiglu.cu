@@ -145,12 +145,12 @@ static void product(const Case& c, cudaStream_t stream) {
 
 static void product_and_swiglu(const Case& c, cudaStream_t stream) {
     product(c, stream);
-    swiglu_forward_cuda(c.at<floatX>(ACT), c.at<floatX>(SUMS), c.n[0], (int)c.n[2], 2 * c.n[2], c.n[2], stream);
+    swiglu_forward_cuda(c.at<floatX>(ACT), c.at<floatX>(SUMS), {c.n[0], (int)c.n[2], 2 * c.n[2], c.n[2]}, stream);
 }
 
 static void product_with_swiglu(const Case& c, cudaStream_t stream) {
-    matmul_swiglu_cuda(c.at<floatX>(SUMS), c.at<floatX>(ACT), c.at<floatX>(X), c.at<floatX>(W_GATE_UP), c.n[0], c.n[1], c.n[2],
-                       stream);
+    matmul_swiglu_cuda(c.at<floatX>(SUMS), c.at<floatX>(ACT), c.at<floatX>(X), c.at<floatX>(W_GATE_UP),
+                       {c.n[0], 2 * c.n[2], c.n[1]}, stream);
 }
 
 static Work predict_product_and_swiglu(const Case& c) {
@@ -158,6 +158,15 @@ static Work predict_product_and_swiglu(const Case& c) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+static void forward_trainer(floatX* out, const floatX* gate_up, size_t N, int F, size_t gate_up_pitch, size_t out_pitch,
+                            cudaStream_t stream) {
+    swiglu_forward_cuda(out, gate_up, {N, F, gate_up_pitch, out_pitch}, stream);
+}
+static void backward_trainer(floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up, size_t N, int F,
+                             size_t gate_up_pitch, size_t out_pitch, cudaStream_t stream) {
+    swiglu_backward_cuda(dgate_up, out, dout, gate_up, {N, F, gate_up_pitch, out_pitch}, stream);
+}
 
 template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
@@ -235,14 +244,14 @@ int main(int argc, char** argv) {
                    {{1, "an element a thread, two tensors", 0, forward1, predict_forward1},
                     {2, "16 bytes a thread", 0, forward2, predict_forward2},
                     {3, "gate and up packed in a row", 0, forward<forward3>, predict_forward2},
-                    {4, "two rows in flight", BOLD, forward<swiglu_forward_cuda>, predict_forward2}});
+                    {4, "two rows in flight", BOLD, forward<forward_trainer>, predict_forward2}});
     const Ladder b("backward", "N,F", make_backward, NULL, oracle_backward, {odd, tail, wide}, {classic}, {large},
                    {{1, "an element a thread", 0, backward<backward1>, predict_backward1},
                     {2, "16 bytes a thread", 0, backward<backward2>, predict_backward2},
-                    {3, "two rows in flight", BOLD, backward<swiglu_backward_cuda>, predict_backward2}});
+                    {3, "two rows in flight", BOLD, backward<backward_trainer>, predict_backward2}});
     const Ladder r("recompute", "N,F", make_recompute, NULL, oracle_recompute, {odd, tail, wide}, {classic}, {large},
                    {{2, "forward again, then backward", 0, recompute<recompute2>, predict_recompute2},
-                    {3, "in one pass, in place", BOLD, recompute<swiglu_backward_cuda>, predict_recompute3}});
+                    {3, "in one pass, in place", BOLD, recompute<backward_trainer>, predict_recompute3}});
     const Ladder p("product", "N,C,F", make_product, values_product, oracle_product,
                    {{{256, 64, 256}}, {{512, 192, 512}}, {{256, 64, 1024}}}, {{{8192, 768, 2048}}}, {{{65536, 2048, 8192}}},
                    {{0, "cuBLASLt, the product alone", REFERENCE, product, predict_product},

@@ -1,4 +1,4 @@
-/* matrix.h -- a view of a matrix in memory, given by two strides, and the shape of rows of activations. Products take their
+/* matrix.h -- a view of a matrix in memory, given by two strides, and the shapes of products and of rows of activations. Products take their
  * factors as views: the transpose of x, or a part of it, is the same memory with other strides, and nothing is copied.
  */
 #ifndef LLMC_MATRIX_H
@@ -28,6 +28,11 @@ static inline MatrixView view_from(MatrixView v, size_t i, size_t j) {
     v.data += i * v.row + j * v.col;
     return v;
 }
+
+/* D (M, N) = A (M, K) B (K, N) */
+typedef struct {
+    size_t M, N, K;
+} ProductShape;
 
 /* Rows of activations. */
 typedef struct {

@@ -7,10 +7,10 @@
 #ifndef LLMC_FEEDFORWARD_CUH
 #define LLMC_FEEDFORWARD_CUH
 
-#include "llmc/gpu/layers.cuh"        // defines: swiglu, swiglu_backward
-#include "llmc/gpu/linear.cuh"        // defines: Linear, linear, linear_backward_input
-#include "llmc/matmul_sm90.cuh"       // defines: matmul_takes_swiglu, matmul_swiglu_cuda, matmul_swiglu_backward_cuda
-#include "llmc/swiglu_quantised.cuh"  // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
+#include "llmc/gpu/layers.cuh"   // defines: swiglu, swiglu_backward
+#include "llmc/gpu/linear.cuh"   // defines: Linear, linear, linear_backward_input
+#include "llmc/matmul_sm90.cuh"  // defines: matmul_takes_swiglu, matmul_swiglu_cuda, matmul_swiglu_backward_cuda
+#include "llmc/swiglu.cuh"       // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
 
 /* Returns whether one kernel computes SwiGLU of width F and the product beside it, whose other width is C. */
 static inline bool swiglu_is_joined(const Linear* l, size_t N, int C, int F) {
@@ -21,17 +21,16 @@ static inline bool swiglu_is_joined(const Linear* l, size_t N, int C, int F) {
 static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, const Linear* l, const floatX* x, size_t N,
                                   const Linear* reader) {
     const int C = l->C, F = l->OC / 2;
-    const size_t pitch = pitch_of(F), pitch2 = pitch_of(2 * (size_t)F);
     if (swiglu_is_joined(l, N, C, F)) {
         const double moved = (double)N * C + 2.0 * F * C + (act ? 3.0 : 2.0) * N * F;
         Op op(q->profiler, q->stream, "gate up swiglu", product_flops(N, C, 2 * (size_t)F), bytes_x(moved));
-        matmul_swiglu_cuda(gate_up, act, x, l->w, N, C, F, q->stream);
+        matmul_swiglu_cuda(gate_up, act, x, l->w, {N, 2 * (size_t)F, (size_t)C}, q->stream);
         return;
     }
     linear(q, gate_up, l, x, NULL, N);
     if (act && reader->fp8.rows.data) {
         Op op(q->profiler, q->stream, "swiglu", 0, 7.0 * N * F);
-        swiglu_forward_quantised_cuda(fp8_x(q, reader), act, gate_up, N, F, pitch2, pitch,
+        swiglu_forward_quantised_cuda(fp8_x(q, reader), act, gate_up, swiglu_shape(N, F),
                                       fp8_counts(q, linear_specs[reader->kind].x), q->stream);
     } else if (act) {
         swiglu(q, act, gate_up, N, F);
@@ -43,18 +42,17 @@ static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, 
 static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, const Linear* l, const floatX* dy, size_t N,
                                   const Linear* reader) {
     const int F = l->C, C = l->OC;
-    const size_t pitch = pitch_of(F), pitch2 = pitch_of(2 * (size_t)F);
     floatX* dact = (floatX*)q->scratch;
     if (swiglu_is_joined(l, N, C, F)) {
         const double moved = (double)N * C + (double)F * C + (act ? 5.0 : 4.0) * N * F;
         Op op(q->profiler, q->stream, "down dx swiglu", product_flops(N, C, F), bytes_x(moved));
-        matmul_swiglu_backward_cuda(gate_up, act, dy, l->w, gate_up, N, F, C, q->stream);
+        matmul_swiglu_backward_cuda(gate_up, act, dy, l->w, gate_up, {N, (size_t)F, (size_t)C}, q->stream);
         return;
     }
     linear_backward_input(q, dact, l, dy, N);
     if (reader->fp8.columns.data) {
         Op op(q->profiler, q->stream, "swiglu backward", 0, (act ? 14.0 : 12.0) * N * F);
-        swiglu_backward_quantised_cuda(fp8_dy(q, reader), gate_up, act, dact, gate_up, N, F, pitch2, pitch,
+        swiglu_backward_quantised_cuda(fp8_dy(q, reader), gate_up, act, dact, gate_up, swiglu_shape(N, F),
                                        fp8_counts(q, linear_specs[reader->kind].dy), q->stream);
     } else {
         swiglu_backward(q, gate_up, act, dact, gate_up, N, F);

@@ -56,17 +56,18 @@ static inline double product_flops(size_t N, size_t C, size_t OC) { return 2.0 *
 
 static inline void embedding(const Queue* q, floatX* out, const floatX* w, const int32_t* tokens, size_t N, int C) {
     Op op(q->profiler, q->stream, "embedding", 0, bytes_x(2.0 * N * C));
-    embedding_forward_cuda(out, w, tokens, N, C, pitch_of(C), q->stream);
+    embedding_forward_cuda(out, w, tokens, {N, C, pitch_of(C)}, q->stream);
 }
 
 static inline void embedding_backward(const Queue* q, Gradient dw, const floatX* dout, const int32_t* tokens, size_t N, int C,
                                       int V) {
     if (!dw.data) { return; }
     Op op(q->profiler, q->stream, "embedding backward", 0, bytes_x(3.0 * N * C));
+    const RowShape rows = {N, C, pitch_of(C)};
     if (dw.fp32) {
-        embedding_backward_cuda((float*)dw.data, q->scratch, dout, tokens, N, C, V, pitch_of(C), q->stream);
+        embedding_backward_cuda((float*)dw.data, q->scratch, dout, tokens, V, rows, q->stream);
     } else {
-        embedding_backward_cuda((floatX*)dw.data, q->scratch, dout, tokens, N, C, V, pitch_of(C), q->stream);
+        embedding_backward_cuda((floatX*)dw.data, q->scratch, dout, tokens, V, rows, q->stream);
     }
 }
 
@@ -105,16 +106,18 @@ static inline void attention_backward(const Queue* q, floatX* dqkv, const floatX
                             q->stream);
 }
 
+static inline SwigluShape swiglu_shape(size_t N, int F) { return {N, F, pitch_of(2 * (size_t)F), pitch_of(F)}; }
+
 static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, size_t N, int F) {
     Op op(q->profiler, q->stream, "swiglu", 0, bytes_x(3.0 * N * F));
-    swiglu_forward_cuda(out, gate_up, N, F, pitch_of(2 * (size_t)F), pitch_of(F), q->stream);
+    swiglu_forward_cuda(out, gate_up, swiglu_shape(N, F), q->stream);
 }
 
 /* dgate_up may be gate_up. Computes out again unless it is NULL. */
 static inline void swiglu_backward(const Queue* q, floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up,
                                    size_t N, int F) {
     Op op(q->profiler, q->stream, "swiglu backward", 0, bytes_x((out ? 6.0 : 5.0) * N * F));
-    swiglu_backward_cuda(dgate_up, out, dout, gate_up, N, F, pitch_of(2 * (size_t)F), pitch_of(F), q->stream);
+    swiglu_backward_cuda(dgate_up, out, dout, gate_up, swiglu_shape(N, F), q->stream);
 }
 
 /* Writes the losses of `rows` tokens; unless dloss is 0, also overwrites the logits with their gradients. */
@@ -122,9 +125,9 @@ static inline void crossentropy(const Queue* q, float* losses, floatX* logits, c
                                 const float* loss_scale, size_t rows, int V) {
     Op op(q->profiler, q->stream, "cross-entropy", 0, bytes_x((dloss == 0.0f ? 1.0 : 2.0) * rows * V));
     if (dloss == 0.0f) {
-        crossentropy_forward_cuda(losses, logits, targets, rows, V, pitch_of(V), q->stream);
+        crossentropy_forward_cuda(losses, logits, targets, {rows, V, pitch_of(V)}, q->stream);
     } else {
-        crossentropy_fused_cuda(losses, logits, targets, dloss, loss_scale, rows, V, pitch_of(V), q->stream);
+        crossentropy_fused_cuda(losses, logits, targets, dloss, loss_scale, {rows, V, pitch_of(V)}, q->stream);
     }
 }
 

@@ -27,14 +27,13 @@
 #ifndef LLMC_GPU_LINEAR_CUH
 #define LLMC_GPU_LINEAR_CUH
 
-#include "llmc/gpu/fp8.cuh"            // defines: Fp8Copies
-#include "llmc/gpu/gradients.cuh"      // defines: Gradient
-#include "llmc/gpu/layers.cuh"         // defines: Queue, pitch_of, bytes_x
-#include "llmc/lora.cuh"               // defines: lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
-#include "llmc/matmul.cuh"             // defines: operand, matmul_forward_cuda, matmul_backward_input_cuda
-#include "llmc/quantise.cuh"           // defines: QuantisedRows, QuantisedTranspose, quantise_rows_cuda
-#include "llmc/rmsnorm.cuh"            // defines: rmsnorm_forward_cuda, rmsnorm_backward_cuda
-#include "llmc/rmsnorm_quantised.cuh"  // defines: rmsnorm_forward_quantised_cuda
+#include "llmc/gpu/fp8.cuh"        // defines: Fp8Copies
+#include "llmc/gpu/gradients.cuh"  // defines: Gradient
+#include "llmc/gpu/layers.cuh"     // defines: Queue, pitch_of, bytes_x
+#include "llmc/lora.cuh"           // defines: lora_forward_cuda, lora_backward_input_cuda, lora_backward_weight_cuda
+#include "llmc/matmul.cuh"         // defines: operand, matmul_forward_cuda, matmul_backward_input_cuda
+#include "llmc/quantise.cuh"       // defines: QuantisedRows, QuantisedTranspose, quantise_rows_cuda
+#include "llmc/rmsnorm.cuh"        // defines: rmsnorm_forward_cuda, rmsnorm_forward_quantised_cuda, rmsnorm_backward_cuda
 
 constexpr bool FP8_FAST_FORWARD = true, FP8_FAST_DX = false, FP8_FAST_DW = false;
 
@@ -120,7 +119,7 @@ static inline float fp8_factor_behind(const Linear* head, float dloss) {
 /* Quantises x (N, C) into rows `to` of the shared buffer. */
 static inline void fp8_quantise(const Queue* q, QuantisedRows to, QuantisedKind kind, const floatX* x, size_t N, int C) {
     Op op(q->profiler, q->stream, "quantise", 0, 3.0 * (double)N * C);
-    quantise_rows_cuda(to, x, N, C, pitch_of(C), fp8_counts(q, kind), q->stream);
+    quantise_rows_cuda(to, x, {N, C, pitch_of(C)}, fp8_counts(q, kind), q->stream);
 }
 
 /* The products in 8 bits. A profile counts these operations at FP8's rate. */
@@ -132,7 +131,7 @@ static inline void linear_forward_fp8(const Queue* q, floatX* y, const Linear* l
     const Operand x8 = fp8_operand(rows, FP8_FAST_FORWARD), w8 = fp8_operand(l->fp8.rows, FP8_FAST_FORWARD);
     const double moved = (double)N * l->C + (double)l->OC * l->C + bytes_x((double)N * l->OC * (residual ? 2 : 1));
     Op op(q->profiler, q->stream, spec->name, product_flops(N, l->C, l->OC), moved, FP8_RATE);
-    matmul_forward_cuda(q->matmul, y, x8, w8, residual, N, l->C, l->OC, pitch_of(l->OC), q->stream);
+    matmul_forward_cuda(q->matmul, output(y, pitch_of(l->OC)), x8, w8, residual, {N, l->C, l->OC}, q->stream);
 }
 
 /* dx (N, C) = dy (N, OC) w is the forward product of dy with the transpose of w, (C, OC). Leaves the transpose of dy for dW. */
@@ -147,7 +146,7 @@ static inline void linear_dx_fp8(const Queue* q, floatX* dx, const Linear* l, co
     const Operand dy8 = fp8_operand(rows, FP8_FAST_DX), w8 = fp8_operand(l->fp8.columns, FP8_FAST_DX);
     const double moved = (double)N * l->OC + (double)l->OC * l->C + bytes_x((double)N * l->C);
     Op op(q->profiler, q->stream, spec->dx, product_flops(N, l->C, l->OC), moved, FP8_RATE);
-    matmul_forward_cuda(q->matmul, dx, dy8, w8, (const floatX*)NULL, N, l->OC, l->C, pitch_of(l->C), q->stream, factor);
+    matmul_forward_cuda(q->matmul, output(dx, pitch_of(l->C)), dy8, w8, NULL, {N, l->OC, l->C}, q->stream, factor);
 }
 
 /* linear_dx_fp8() of this product has left the transpose of dy. */
@@ -157,14 +156,15 @@ static void linear_dw_fp8(const Queue* q, const Linear* l, const floatX* x, size
     const QuantisedTranspose x_t = fp8_x_t(q, N, l->OC);
     {
         Op op(q->profiler, q->stream, "transpose", 0, 3.0 * (double)N * l->C);
-        quantise_transposed_cuda(x_t, x, l->fp8.x_largest, N, l->C, pitch_of(l->C), fp8_counts(q, quantised_transpose(spec->x)),
-                                 q->stream);
+        quantise_transposed_cuda(x_t, x, l->fp8.x_largest, {N, l->C, pitch_of(l->C)},
+                                 fp8_counts(q, quantised_transpose(spec->x)), q->stream);
     }
     const double grad = (double)l->OC * l->C * sizeof(Grad) * (add ? 2 : 1);
     Op op(q->profiler, q->stream, spec->dw, product_flops(N, l->C, l->OC), (double)N * l->C + (double)N * l->OC + grad,
           FP8_RATE);
     const Operand dy8 = fp8_operand(fp8_dy_t(q, N), spec->dy), x8 = fp8_operand(x_t, spec->x);
-    matmul_backward_weight_transposed_cuda(q->matmul, (Grad*)l->dw.data, dy8, x8, N, l->C, l->OC, add, q->stream, factor);
+    const Output dw = output((Grad*)l->dw.data, l->C);
+    matmul_backward_weight_transposed_cuda(q->matmul, dw, dy8, x8, {N, l->C, l->OC}, add, q->stream, factor);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -174,15 +174,15 @@ static inline void linear_forward_x(const Queue* q, floatX* y, const Linear* l, 
                                     size_t N) {
     const double moved = (double)N * l->C + (double)l->OC * l->C + (double)N * l->OC * (residual ? 2 : 1);
     Op op(q->profiler, q->stream, linear_specs[l->kind].name, product_flops(N, l->C, l->OC), bytes_x(moved));
-    matmul_forward_cuda(q->matmul, y, operand(x, pitch_of(l->C)), operand(l->w, l->C), residual, N, l->C, l->OC,
-                        pitch_of(l->OC), q->stream);
+    matmul_forward_cuda(q->matmul, output(y, pitch_of(l->OC)), operand(x, pitch_of(l->C)), operand(l->w, l->C), residual,
+                        {N, l->C, l->OC}, q->stream);
 }
 
 static inline void linear_dx_x(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N) {
     const double moved = (double)N * l->C + (double)l->OC * l->C + (double)N * l->OC;
     Op op(q->profiler, q->stream, linear_specs[l->kind].dx, product_flops(N, l->C, l->OC), bytes_x(moved));
-    matmul_backward_input_cuda(q->matmul, dx, operand(dy, pitch_of(l->OC)), operand(l->w, l->C), N, l->C, l->OC, pitch_of(l->C),
-                               q->stream);
+    matmul_backward_input_cuda(q->matmul, output(dx, pitch_of(l->C)), operand(dy, pitch_of(l->OC)), operand(l->w, l->C),
+                               {N, l->C, l->OC}, q->stream);
 }
 
 template <typename Grad>
@@ -190,8 +190,8 @@ static void linear_dw_x(const Queue* q, const Linear* l, const floatX* dy, const
     const double grad = (double)l->OC * l->C * sizeof(Grad) * (add ? 2 : 1);
     Op op(q->profiler, q->stream, linear_specs[l->kind].dw, product_flops(N, l->C, l->OC),
           bytes_x((double)N * l->C + (double)N * l->OC) + grad);
-    matmul_backward_weight_cuda(q->matmul, (Grad*)l->dw.data, operand(dy, pitch_of(l->OC)), operand(x, pitch_of(l->C)), N, l->C,
-                                l->OC, add, q->stream);
+    matmul_backward_weight_cuda(q->matmul, output((Grad*)l->dw.data, l->C), operand(dy, pitch_of(l->OC)),
+                                operand(x, pitch_of(l->C)), {N, l->C, l->OC}, add, q->stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ static inline void norm(const Queue* q, floatX* y, float* rstd, const Norm* n, c
 static inline void norm_backward(const Queue* q, floatX* dx, const Norm* n, const floatX* dy, const floatX* x,
                                  const float* rstd, size_t N) {
     Op op(q->profiler, q->stream, "rmsnorm backward", 0, bytes_x(4.0 * N * n->C));
-    rmsnorm_backward_cuda(dx, (float*)n->dw.data, q->scratch, dy, x, n->w, rstd, {N, n->C, pitch_of(n->C)}, q->stream);
+    rmsnorm_backward_cuda(dx, (float*)n->dw.data, q->scratch, dy, {x, n->w, rstd}, {N, n->C, pitch_of(n->C)}, q->stream);
 }
 
 #endif

@@ -57,7 +57,7 @@ static void crossentropy_agrees_for_all_vocabularies() {
                                  [&] {
                                      d = upload_rows<floatX>(logits, N, V, pitch);
                                      d_losses = device_alloc<float>(N);
-                                     crossentropy_forward_cuda(d_losses, d, d_targets, N, (int)V, pitch, 0);
+                                     crossentropy_forward_cuda(d_losses, d, d_targets, {N, (int)V, pitch}, 0);
                                      return download(d_losses, N);
                                  }),
                            losses);
@@ -67,7 +67,7 @@ static void crossentropy_agrees_for_all_vocabularies() {
                           [&] {
                               d = upload_rows<floatX>(logits, N, V, pitch);
                               d_losses = device_alloc<float>(N);
-                              crossentropy_fused_cuda(d_losses, d, d_targets, dloss, d_scale, N, (int)V, pitch, 0);
+                              crossentropy_fused_cuda(d_losses, d, d_targets, dloss, d_scale, {N, (int)V, pitch}, 0);
                               return download_rows(d, N, V, pitch);
                           }),
                     dlogits, 2 * ulp, large ? 1e-4f : 1e-6f, FLT_EPSILON * dloss * scale);  // p - 1, p near 1
@@ -108,7 +108,7 @@ static void crossentropy_plans_agree() {
                 const Floats got = twice(what, [&] {
                     floatX* d = upload_rows<floatX>(logits, N, V, pitch);
                     d_losses = device_alloc<float>(N);
-                    crossentropy_run(&plan, d_losses, d, d_targets, dloss, d_scale, N, (int)V, pitch, 0);
+                    crossentropy_run(&plan, d_losses, d, d_targets, dloss, d_scale, {N, (int)V, pitch}, 0);
                     return download_rows(d, N, V, pitch);
                 });
                 compare(what, got, dlogits, 2 * ulp, 1e-6f);
@@ -144,13 +144,13 @@ static void crossentropy_shows_what_is_not_finite() {
         }
         CHECK(wrong == 0, "crossentropy, %s: %zu of %zu rows are finite and should not be, or the reverse", name, wrong, N);
     };
-    check("forward", [&](float* losses, floatX* d) { crossentropy_forward_cuda(losses, d, d_targets, N, (int)V, pitch, 0); });
+    check("forward", [&](float* losses, floatX* d) { crossentropy_forward_cuda(losses, d, d_targets, {N, (int)V, pitch}, 0); });
     for (int way = 0; way < NUM_CE_WAYS; way++) {
         CrossentropyPlan plan = crossentropy_plan((CrossentropyWay)way, N, (int)V);
         if (plan.blocks == 0) { continue; }
         if (way == CE_ROW) { plan.blocks = 7; }
         check(crossentropy_names[way], [&](float* losses, floatX* d) {
-            crossentropy_run(&plan, losses, d, d_targets, 1.0f, NULL, N, (int)V, pitch, 0);
+            crossentropy_run(&plan, losses, d, d_targets, 1.0f, NULL, {N, (int)V, pitch}, 0);
         });
     }
     device_free_all();

@@ -28,14 +28,14 @@ static void embedding_copies_and_sums_rows() {
                 twice(what,
                       [&] {
                           floatX* d_out = device_alloc<floatX>(N * pitch);
-                          embedding_forward_cuda(d_out, d_table, d_tokens, N, (int)C, pitch, 0);
+                          embedding_forward_cuda(d_out, d_table, d_tokens, {N, (int)C, pitch}, 0);
                           return download_rows(d_out, N, C, pitch);
                       }),
                 out, 0, 0);
         // gradients of two types; a sum of n numbers in another order may differ by a few n ulp of fp32
         auto backward = [&](auto* d_dtable) {
             void* scratch = device_alloc<char>(embedding_backward_scratch_cuda(N, (int)C));
-            embedding_backward_cuda(d_dtable, scratch, d_dout, d_tokens, N, (int)C, (int)V, pitch, 0);
+            embedding_backward_cuda(d_dtable, scratch, d_dout, d_tokens, (int)V, {N, (int)C, pitch}, 0);
             return download_rows(d_dtable, V, C, C);
         };
         compare(what, twice(what, [&] { return backward(upload_rows<floatX>(table, V, C, C)); }), dtable, ulp, 1e-5f);
@@ -130,7 +130,7 @@ static void embedding_gradient_misses_no_row() {
             floatX* d_dout = upload_rows<floatX>(dout, N, C, pitch);
             auto backward = [&](auto* d_dtable) {
                 void* scratch = device_alloc<char>(embedding_backward_scratch_cuda(N, (int)C));
-                embedding_backward_cuda(d_dtable, scratch, d_dout, d_tokens, N, (int)C, (int)V, pitch, 0);
+                embedding_backward_cuda(d_dtable, scratch, d_dout, d_tokens, (int)V, {N, (int)C, pitch}, 0);
                 return download_rows(d_dtable, V, C, C);
             };
             compare(what, twice(what, [&] { return backward(upload_rows<float>(table, V, C, C)); }), want, 0, 0);

@@ -3,8 +3,8 @@
 #define TEST_KERNELS_FP8_CUH
 
 #include "llmc/quantise.cuh"
-#include "llmc/rmsnorm_quantised.cuh"
-#include "llmc/swiglu_quantised.cuh"
+#include "llmc/rmsnorm.cuh"
+#include "llmc/swiglu.cuh"
 #include "matmul.cuh"
 
 /* Returns (R, C) random values whose rows and columns are of very different sizes; some are zero. The last rows hold an
@@ -78,7 +78,7 @@ static void quantised_rows_are_the_oracle_s() {
             QuantisedRows to = {device_alloc<uint8_t>(N * pitch), device_alloc<float>(N), pitch, NULL, format};
             if (turn == 0) { to.largest = upload(std::vector<uint32_t>(1)); }
             QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
-            quantise_rows_cuda(to, d_x, N, (int)C, pitch_x, turn == 0 ? d_counts : NULL, 0);
+            quantise_rows_cuda(to, d_x, {N, (int)C, pitch_x}, turn == 0 ? d_counts : NULL, 0);
             const std::vector<uint8_t> rows = download(to.data, N * pitch);
             std::vector<uint8_t> q;
             bool padding = true;
@@ -105,7 +105,7 @@ static void compare_fused(const char* what, QuantisedRows q, const QuantiseCount
                           size_t C, size_t pitch) {
     const QuantisedRows want = rows_to_fill(N, q.pitch);
     QuantiseCounts* want_counts = upload(std::vector<QuantiseCounts>(1));
-    quantise_rows_cuda(want, w, N, (int)C, pitch, want_counts, 0);
+    quantise_rows_cuda(want, w, {N, (int)C, pitch}, want_counts, 0);
     compare_quantised(what, download(q.data, N * q.pitch), download(want.data, N * q.pitch), download(q.scale, N),
                       download(want.scale, N));
     const QuantiseCounts got = download(d_counts, 1)[0], wanted = download(want_counts, 1)[0];
@@ -147,8 +147,8 @@ static void swiglu_quantises_what_it_writes() {
         floatX *plain = device_alloc<floatX>(N * pitch), *out = device_alloc<floatX>(N * pitch);
         QuantisedRows q = rows_to_fill(N, quantised_pitch(F));
         QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
-        swiglu_forward_cuda(plain, d_gate_up, N, (int)F, pitch2, pitch, 0);
-        swiglu_forward_quantised_cuda(q, out, d_gate_up, N, (int)F, pitch2, pitch, counts, 0);
+        swiglu_forward_cuda(plain, d_gate_up, {N, (int)F, pitch2, pitch}, 0);
+        swiglu_forward_quantised_cuda(q, out, d_gate_up, {N, (int)F, pitch2, pitch}, counts, 0);
         snprintf(what, sizeof what, "swiglu (%zu, %zu)", N, F);
         CHECK(same_bytes(plain, out, N * pitch), "%s: the output differs", what);
         compare_fused(what, q, counts, out, N, F, pitch);
@@ -158,8 +158,8 @@ static void swiglu_quantises_what_it_writes() {
             q = rows_to_fill(N, quantised_pitch(2 * F));
             counts = upload(std::vector<QuantiseCounts>(1));
             floatX *y = device_alloc<floatX>(N * pitch), *want_y = device_alloc<floatX>(N * pitch);
-            swiglu_backward_cuda(apart, again ? want_y : NULL, d_dout, d_gate_up, N, (int)F, pitch2, pitch, 0);
-            swiglu_backward_quantised_cuda(q, in_place, again ? y : NULL, d_dout, in_place, N, (int)F, pitch2, pitch, counts,
+            swiglu_backward_cuda(apart, again ? want_y : NULL, d_dout, d_gate_up, {N, (int)F, pitch2, pitch}, 0);
+            swiglu_backward_quantised_cuda(q, in_place, again ? y : NULL, d_dout, in_place, {N, (int)F, pitch2, pitch}, counts,
                                            0);
             snprintf(what, sizeof what, "swiglu backward (%zu, %zu)", N, F);
             CHECK(same_bytes(apart, in_place, N * pitch2) && same_bytes(y, want_y, N * pitch), "%s: the rows differ", what);
@@ -282,7 +282,7 @@ static void transposes_are_the_oracle_s() {
                 const QuantisedRows d_rows = rows_to_fill(N, quantised_pitch(C), format);
                 const QuantisedTranspose q = room();
                 QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
-                quantise_rows_cuda(d_rows, d_x, N, (int)C, pitch_x, NULL, 0);
+                quantise_rows_cuda(d_rows, d_x, {N, (int)C, pitch_x}, NULL, 0);
                 quantise_shifted_cuda(q, d_rows, N, (int)C, d_counts, 0);
                 snprintf(what, sizeof what, "%s, shifted (%zu, %zu)%s", format_name(format), N, C, nan ? ", NaN" : "");
                 compare_transpose(what, q, d_counts, want, scale, shifted_from, N, C, format);
@@ -292,7 +292,7 @@ static void transposes_are_the_oracle_s() {
             const uint32_t* largest = upload(std::vector<uint32_t>(1, quantise_largest(x.data(), N * C, 1)));
             const QuantisedTranspose q = room();
             QuantiseCounts* d_counts = upload(std::vector<QuantiseCounts>(1));
-            quantise_transposed_cuda(q, d_x, largest, N, (int)C, pitch_x, d_counts, 0);
+            quantise_transposed_cuda(q, d_x, largest, {N, (int)C, pitch_x}, d_counts, 0);
             snprintf(what, sizeof what, "transposed (%zu, %zu)%s", N, C, nan ? ", NaN" : "");
             compare_transpose(what, q, d_counts, want, scale, x, N, C, E4M3);
         }
@@ -417,7 +417,7 @@ static void products_of_quantised_rows_agree() {
         for (Fp8Format format : {E4M3, E5M2}) {
             compare_products(quantised_rows_of(N, C, 9, format), quantised_rows_of(OC, C, 7, E4M3),
                              [&](auto* out, Operand x, Operand w, bool add) {
-                                 matmul_forward_cuda(ctx, out, x, w, add ? out : NULL, N, (int)C, (int)OC, OC, 0);
+                                 matmul_forward_cuda(ctx, output(out, OC), x, w, add ? out : NULL, {N, (int)C, (int)OC}, 0);
                              });
         }
     }
@@ -450,10 +450,10 @@ static void weights_gradients_of_transposes_agree() {
         const size_t N = s[0], C = s[1], OC = s[2];
         const HostRows x = quantised_transpose_of(N, C, 2, E4M3);
         for (Fp8Format format : {E4M3, E5M2}) {
-            compare_products(quantised_transpose_of(N, OC, -5, format), x,
-                             [&](auto* dw, Operand dout_t, Operand x_t, bool add) {
-                                 matmul_backward_weight_transposed_cuda(ctx, dw, dout_t, x_t, N, (int)C, (int)OC, add, 0);
-                             });
+            compare_products(
+                quantised_transpose_of(N, OC, -5, format), x, [&](auto* dw, Operand dout_t, Operand x_t, bool add) {
+                    matmul_backward_weight_transposed_cuda(ctx, output(dw, C), dout_t, x_t, {N, (int)C, (int)OC}, add, 0);
+                });
         }
     }
     CHECK(ctx->num_plans == 2 * 4 * 2 * 3, "%d plans: the keys of products with scales", ctx->num_plans);

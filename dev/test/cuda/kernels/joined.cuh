@@ -66,24 +66,24 @@ static void swiglu_joins_its_product() {
                *dact = device_alloc<floatX>(N * F), *want = device_alloc<floatX>(N * 2 * F),
                *want_grad = device_alloc<floatX>(N * 2 * F), *want_act = device_alloc<floatX>(N * F),
                *alone = device_alloc<floatX>(N * 2 * F);
-        matmul_forward_cuda(ctx, want, operand(x, C), operand(w, C), (const floatX*)NULL, N, (int)C, (int)(2 * F), 2 * F, 0);
-        swiglu_forward_cuda(want_act, want, N, (int)F, 2 * F, F, 0);
-        matmul_backward_input_cuda(ctx, dact, operand(x, C), operand(down, F), N, (int)F, (int)C, F, 0);
-        swiglu_backward_cuda(want_grad, NULL, dact, want, N, (int)F, 2 * F, F, 0);
+        matmul_forward_cuda(ctx, output(want, 2 * F), operand(x, C), operand(w, C), NULL, {N, (int)C, (int)(2 * F)}, 0);
+        swiglu_forward_cuda(want_act, want, {N, (int)F, 2 * F, F}, 0);
+        matmul_backward_input_cuda(ctx, output(dact, F), operand(x, C), operand(down, F), {N, (int)F, (int)C}, 0);
+        swiglu_backward_cuda(want_grad, NULL, dact, want, {N, (int)F, 2 * F, F}, 0);
         for (const bool turns : {false, true}) {  // the consumers of a block share each tile, or take tiles in turns
             const auto product = turns ? matmul_swiglu_split_cuda<SPLIT_TILES> : matmul_swiglu_split_cuda<SPLIT_ROWS>;
             const char* way = turns ? "in turns" : "together";
             for (floatX* p : {gate_up, alone}) { CUDA_CHECK(cudaMemset(p, 0xff, N * 2 * F * sizeof *p)); }
             CUDA_CHECK(cudaMemset(act, 0xff, N * F * sizeof *act));
-            product(gate_up, act, x, w, N, C, F, 0);
-            product(alone, NULL, x, w, N, C, F, 0);
+            product(gate_up, act, x, w, {N, 2 * F, C}, 0);
+            product(alone, NULL, x, w, {N, 2 * F, C}, 0);
             CHECK(same_bytes(gate_up, want, N * 2 * F) && same_bytes(alone, want, N * 2 * F), "%s, %s: gate and up differ",
                   what, way);
             CHECK(same_bytes(act, want_act, N * F), "%s, %s: SwiGLU differs", what, way);
         }
         CUDA_CHECK(cudaMemset(act, 0xff, N * F * sizeof *act));
-        matmul_swiglu_backward_cuda(alone, act, x, down, gate_up, N, F, C, 0);
-        matmul_swiglu_backward_cuda(gate_up, NULL, x, down, gate_up, N, F, C, 0);
+        matmul_swiglu_backward_cuda(alone, act, x, down, gate_up, {N, F, C}, 0);
+        matmul_swiglu_backward_cuda(gate_up, NULL, x, down, gate_up, {N, F, C}, 0);
         CHECK(same_bytes(alone, want_grad, N * 2 * F), "%s: the gradient differs", what);
         CHECK(same_bytes(gate_up, want_grad, N * 2 * F), "%s: in place differs from apart", what);
         CHECK(same_bytes(act, want_act, N * F), "%s: the output that backward repeats differs", what);
@@ -112,7 +112,7 @@ static void rope_joins_its_product() {
         const floatX *x = upload_rows<floatX>(sixteenths(N * C, 12), N, C, C),
                      *w = upload_rows<floatX>(sixteenths(QKV * C, 6), QKV, C, C);
         floatX *qkv = device_alloc<floatX>(N * QKV), *want = device_alloc<floatX>(N * QKV);
-        matmul_forward_cuda(ctx, want, operand(x, C), operand(w, C), (const floatX*)NULL, N, (int)C, (int)QKV, QKV, 0);
+        matmul_forward_cuda(ctx, output(want, QKV), operand(x, C), operand(w, C), NULL, {N, (int)C, (int)QKV}, 0);
         rope_forward_cuda(want, d_starts, d_table, 0, s, QKV, 0);
         CUDA_CHECK(cudaMemset(qkv, 0xff, N * QKV * sizeof *qkv));
         matmul_rope_cuda(qkv, x, w, d_starts, d_table, s, C, 0);

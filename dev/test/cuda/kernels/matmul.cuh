@@ -76,47 +76,49 @@ static void matmul_agrees_in_all_directions() {
                                   (int)(OC - even));
         }
         name("backward input", false);
-        compare_product<floatX>(what,
-                                twice(what,
-                                      [&] {
-                                          floatX* d_dx = device_alloc<floatX>(N * pitch_c);
-                                          matmul_backward_input_cuda(ctx, d_dx, odout, ow, N, (int)C, (int)OC, pitch_c, 0);
-                                          return download_rows(d_dx, N, C, pitch_c);
-                                      }),
-                                dx, NULL, OC, even < OC ? &few : NULL);
+        compare_product<floatX>(
+            what,
+            twice(what,
+                  [&] {
+                      floatX* d_dx = device_alloc<floatX>(N * pitch_c);
+                      matmul_backward_input_cuda(ctx, output(d_dx, pitch_c), odout, ow, {N, (int)C, (int)OC}, 0);
+                      return download_rows(d_dx, N, C, pitch_c);
+                  }),
+            dx, NULL, OC, even < OC ? &few : NULL);
         for (int add = 0; add < 2; add++) {
             Floats out(N * OC), dw = add ? dw0 : Floats(OC * C, 0.0f);
             matmul_forward(out.data(), scratch.data(), x.data(), w.data(), add ? r.data() : NULL, N, (int)C, (int)OC);
             matmul_backward_weight(dw.data(), scratch.data(), dout.data(), x.data(), N, (int)C, (int)OC);
             name("forward", add);
-            compare_product<floatX>(what,
-                                    twice(what,
-                                          [&] {
-                                              floatX* d_out = device_alloc<floatX>(N * pitch_oc);
-                                              matmul_forward_cuda(ctx, d_out, ox, ow, add ? d_r : NULL, N, (int)C, (int)OC,
-                                                                  pitch_oc, 0);
-                                              return download_rows(d_out, N, OC, pitch_oc);
-                                          }),
-                                    out, add ? &r : NULL, C);
+            compare_product<floatX>(
+                what,
+                twice(what,
+                      [&] {
+                          floatX* d_out = device_alloc<floatX>(N * pitch_oc);
+                          matmul_forward_cuda(ctx, output(d_out, pitch_oc), ox, ow, add ? d_r : NULL, {N, (int)C, (int)OC}, 0);
+                          return download_rows(d_out, N, OC, pitch_oc);
+                      }),
+                out, add ? &r : NULL, C);
             name("backward weight", add);
-            compare_product<floatX>(what,
-                                    twice(what,
-                                          [&] {
-                                              floatX* d_dw =
-                                                  add ? upload_rows<floatX>(dw0, OC, C, C) : device_alloc<floatX>(OC * C);
-                                              matmul_backward_weight_cuda(ctx, d_dw, odout, ox, N, (int)C, (int)OC, add, 0);
-                                              return download_rows(d_dw, OC, C, C);
-                                          }),
-                                    dw, add ? &dw0 : NULL, N);
+            compare_product<floatX>(
+                what,
+                twice(what,
+                      [&] {
+                          floatX* d_dw = add ? upload_rows<floatX>(dw0, OC, C, C) : device_alloc<floatX>(OC * C);
+                          matmul_backward_weight_cuda(ctx, output(d_dw, C), odout, ox, {N, (int)C, (int)OC}, add, 0);
+                          return download_rows(d_dw, OC, C, C);
+                      }),
+                dw, add ? &dw0 : NULL, N);
             name("backward weight in fp32", add);
-            compare_product<float>(what,
-                                   twice(what,
-                                         [&] {
-                                             float* d_dw = add ? upload(dw0) : device_alloc<float>(OC * C);
-                                             matmul_backward_weight_cuda(ctx, d_dw, odout, ox, N, (int)C, (int)OC, add, 0);
-                                             return download(d_dw, OC * C);
-                                         }),
-                                   dw, add ? &dw0 : NULL, N);
+            compare_product<float>(
+                what,
+                twice(what,
+                      [&] {
+                          float* d_dw = add ? upload(dw0) : device_alloc<float>(OC * C);
+                          matmul_backward_weight_cuda(ctx, output(d_dw, C), odout, ox, {N, (int)C, (int)OC}, add, 0);
+                          return download(d_dw, OC * C);
+                      }),
+                dw, add ? &dw0 : NULL, N);
         }
     }
     matmul_destroy(ctx);
@@ -163,10 +165,11 @@ struct ThreeProducts {
         dw = device_alloc<floatX>(OC * C);
     }
     void run(MatmulContext* ctx) {
-        matmul_forward_cuda(ctx, out, operand(x, C), operand(w, C), residual, N, (int)C, (int)OC, OC, 0);
-        matmul_backward_input_cuda(ctx, dx, operand(dout, OC), operand(w, C), N, (int)C, (int)OC, C, 0);
-        matmul_backward_weight_cuda(ctx, dw, operand(dout, OC), operand(x, C), N, (int)C, (int)OC, false, 0);
-        matmul_backward_weight_cuda(ctx, dw, operand(dout, OC), operand(x, C), N, (int)C, (int)OC, true, 0);
+        const LayerShape s = {N, (int)C, (int)OC};
+        matmul_forward_cuda(ctx, output(out, OC), operand(x, C), operand(w, C), residual, s, 0);
+        matmul_backward_input_cuda(ctx, output(dx, C), operand(dout, OC), operand(w, C), s, 0);
+        matmul_backward_weight_cuda(ctx, output(dw, C), operand(dout, OC), operand(x, C), s, false, 0);
+        matmul_backward_weight_cuda(ctx, output(dw, C), operand(dout, OC), operand(x, C), s, true, 0);
     }
     std::vector<Floats> results() const {
         return {download_rows(out, N, OC, OC), download_rows(dx, N, C, C), download_rows(dw, OC, C, C)};
@@ -206,7 +209,7 @@ static void matmul_plans_survive_a_file() {
     floatX *d_x = upload_rows<floatX>(x, N, C, C), *d_w = upload_rows<floatX>(w, OC, C, C);
     auto product = [&](MatmulContext* ctx) {
         floatX* d_out = device_alloc<floatX>(N * OC);
-        matmul_forward_cuda(ctx, d_out, operand(d_x, C), operand(d_w, C), (floatX*)NULL, N, (int)C, (int)OC, OC, 0);
+        matmul_forward_cuda(ctx, output(d_out, OC), operand(d_x, C), operand(d_w, C), NULL, {N, (int)C, (int)OC}, 0);
         return download_rows(d_out, N, OC, OC);
     };
     char folder[PATH_CAP], path[PATH_CAP];

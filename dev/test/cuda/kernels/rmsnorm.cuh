@@ -55,14 +55,8 @@ static void rmsnorm_backward_adds_to_both_gradients() {
             const auto launch = [&] {  // dx, then dw
                 floatX* d_dx = upload_rows<floatX>(dx0, N, C, pitch);
                 float* d_dw = upload(dw0);
-                if (threads == RMSNORM_BACKWARD_THREADS) {
-                    void* d_scratch = device_alloc<char>(rmsnorm_backward_scratch_cuda(N, (int)C));
-                    rmsnorm_backward_cuda(d_dx, d_dw, d_scratch, d_dout, d_x, d_w, d_rstd, rows, 0);
-                } else {
-                    const RmsnormBackwardPlan plan = rmsnorm_backward_plan(N, (int)C, threads);
-                    rmsnorm_backward_launch(&plan, d_dx, d_dw, device_alloc<float>(plan.blocks * C), d_dout, d_x, d_w, d_rstd,
-                                            rows, 0);
-                }
+                void* d_scratch = device_alloc<char>(rmsnorm_backward_scratch_cuda(N, (int)C));
+                rmsnorm_backward_cuda(d_dx, d_dw, d_scratch, d_dout, {d_x, d_w, d_rstd}, rows, 0, threads);
                 Floats both = download_rows(d_dx, N, C, pitch);
                 const Floats dweight = download(d_dw, C);
                 both.insert(both.end(), dweight.begin(), dweight.end());

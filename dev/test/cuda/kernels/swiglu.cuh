@@ -20,7 +20,7 @@ static void swiglu_agrees_in_place_and_apart() {
         floatX *d_in = upload_rows<floatX>(gate_up, N, 2 * F, wide), *d_dout = upload_rows<floatX>(dout, N, F, pitch);
         const Floats forward = twice(what, [&] {
             floatX* d_out = device_alloc<floatX>(N * pitch);
-            swiglu_forward_cuda(d_out, d_in, N, (int)F, wide, pitch, 0);
+            swiglu_forward_cuda(d_out, d_in, {N, (int)F, wide, pitch}, 0);
             return download_rows(d_out, N, F, pitch);
         });
         compare(what, forward, out);
@@ -28,12 +28,12 @@ static void swiglu_agrees_in_place_and_apart() {
         const Floats apart = twice(what, [&] {
             floatX* d_grad = device_alloc<floatX>(N * wide);
             d_again = device_alloc<floatX>(N * pitch);
-            swiglu_backward_cuda(d_grad, d_again, d_dout, d_in, N, (int)F, wide, pitch, 0);
+            swiglu_backward_cuda(d_grad, d_again, d_dout, d_in, {N, (int)F, wide, pitch}, 0);
             return download_rows(d_grad, N, 2 * F, wide);
         });
         compare(what, apart, dgate_up);
         CHECK(download_rows(d_again, N, F, pitch) == forward, "%s: the output that backward repeats differs", what);
-        swiglu_backward_cuda(d_in, NULL, d_dout, d_in, N, (int)F, wide, pitch, 0);
+        swiglu_backward_cuda(d_in, NULL, d_dout, d_in, {N, (int)F, wide, pitch}, 0);
         CHECK(download_rows(d_in, N, 2 * F, wide) == apart, "%s: in place differs from apart", what);
         device_free_all();
     }
