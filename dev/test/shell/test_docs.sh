@@ -35,7 +35,7 @@ is_flag() {
         grep -rqF -e "\"--$(echo "$field" | tr _ -)\"" dev --include='*.py' --include='*.[ch]' --include='*.cuh'
 }
 is_function() { grep -rqE "\b$(echo "$1" | tr -d '`()')\(" llmc dev -- *.c *.cu *.py; }
-is_target() { grep -qE "^([^#=]* )?${1#*make }( [^=]*)?:( |\$)" Makefile; }
+is_target() { grep -qE "^([^#=]* )?${1#*make }( [^=]*)?:( |\$)" Makefile dev/make/*.mk; }
 
 # anchors PAGE: prints the anchors of its headings as GitHub makes them
 anchors() { sed -n 's/^##* //p' "$1" | tr "[:upper:]" "[:lower:]" | sed 's/[^a-z0-9 _-]//g; s/ /-/g'; }
@@ -64,7 +64,7 @@ none "every flag of a command is one of the trainers"
 every is_function '`[a-z0-9_]+\(\)`' >"$tmp/found"
 none "every function is in the source"
 every is_target '(`|^)make [a-z][a-z_0-9-]*' >"$tmp/found"
-none "every target is in the Makefile"
+none "every target is in the Makefile or in dev/make"
 for page in $pages; do
     awk -v page="$page" '/^```/ { inside = !inside; plain = $0 == "```" }
         inside && plain && /^(\.\/|make |python3? |sh )/ { print page ": " $0 }' "$page"

@@ -1,0 +1,67 @@
+# emulated.mk -- the GPU's programs for a card that the CPU emulates, for tests.
+#
+# EMULATED_ARCH (75, 80 or 90) and PRECISION say for which card, see dev/test/emulator/device.h. make emulated puts them into
+# build/emulated/PRECISION_ARCH; it needs g++, x86-64, the CUDA toolkit and nccl.h.
+
+EMULATOR = dev/test/emulator
+EMULATED_ARCH ?= 90
+# -O2 takes longer than it saves, except in trainers_cu, which runs most, and in the card's own code
+EMULATED_OPT ?= -O1
+EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)
+EMULATED_SOURCES = $(CUDA_HEADERS) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
+EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) -isystem $(CUDA_HOME)/include
+EMULATED_FLAGS = -std=c++17 $(EMULATED_OPT) $(MARCH) $(if $(filter 1,$(OPENMP)),-fopenmp) -fno-strict-aliasing -ffp-contract=fast \
+                 -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(EMULATED_INCLUDES)
+EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o)
+EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_determinism_cu test_kernels_cu test_attention_cu
+
+.PHONY: emulated
+emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/emulated/libnccl.so.2
+
+# launches and PTX are rewritten in copies of the sources
+REWRITE = sed -z -E -f $(EMULATOR)/launches.sed
+build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)/ptx.h | $(EMULATED) require-nvcc
+	@for f in $(EMULATED_SOURCES); do mkdir -p $@.tmp/$$(dirname $$f) && $(REWRITE) $$f > $@.tmp/$$f || exit 1; done
+	@cp $(EMULATOR)/ptx.h $@.tmp/$(wildcard llmc/*/ptx.cuh) && rm -rf $@ && mv $@.tmp $@
+
+$(EMULATED)/trainers_cu $(EMULATED)/%.o: private EMULATED_OPT = -O2
+$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh | $(EMULATED) require-nvcc
+	$(CXX) $(EMULATED_FLAGS) -I. -Wall -Wextra -c $< -o $@
+build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED) require-nvcc
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared $(EMULATED_INCLUDES) $< -o $@
+# device.h and the toolkit's headers are compiled once for the programs of a variant; g++ fails if another -O reads them
+$(EMULATED)/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h | $(EMULATED) require-nvcc
+	$(CXX) $(EMULATED_FLAGS) -x c++-header $< -o $@
+DEVICE = $(EMULATED)/device.h
+$(EMULATED)/trainers_cu: private DEVICE = device.h
+LINK_EMULATED = -x none $(filter %.o,$^) -no-pie -rdynamic -o $@ -ldl -lpthread
+$(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD) $(EMULATED)/device.h.gch
+	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include $(DEVICE) $</dev/test/cuda/$*.cu $(LINK_EMULATED)
+# one program, which each of its names runs
+$(EMULATED)/trainers_cu: build/test_llama3_cpu.o
+$(addprefix $(EMULATED)/,train_llama3cu test_llama3cu test_determinism_cu): $(EMULATED)/trainers_cu
+	ln -f $< $@
+
+# files of the kernel zoo
+build/emulated/zoo/%: dev/cuda/% $(EMULATOR)/launches.sed $(MINE) build/zoo/flags
+	@mkdir -p $(@D) && $(REWRITE) $< > $@
+	@$(if $(MINE),$(REWRITE) $(MINE) > $(@D)/mine.cuh)
+$(EMULATED)/zoo/%: EMULATED_ZOO = 1
+$(EMULATED)/zoo/%: build/emulated/zoo/%.cu build/emulated/sources $(EMULATED_CARD) $(EMULATED)/device.h.gch
+	@mkdir -p $(@D)
+	$(CXX) $(EMULATED_FLAGS) $(ZOO_FLAGS) -Ibuild/emulated/sources -Ibuild/emulated/zoo -x c++ -include $(DEVICE) $< $(LINK_EMULATED)
+
+# several variants, each by a make of its own
+VARIANTS_BUILT = $(addprefix emulated-,FP32_90 BF16_90 BF16_80 FP16_75)
+.PHONY: $(VARIANTS_BUILT) test-emulated test-cards
+$(VARIANTS_BUILT): build/emulated/libnccl.so.2 build/test_llama3_cpu.o
+$(VARIANTS_BUILT): emulated-%:
+	@$(MAKE) -s emulated PRECISION=$(firstword $(subst _, ,$*)) EMULATED_ARCH=$(lastword $(subst _, ,$*)) $(OF_VARIANT)
+emulated-BF16_80: OF_VARIANT = EMULATED_PROGRAMS=test_attention_cu
+emulated-FP16_75: OF_VARIANT = EMULATED_PROGRAMS="test_kernels_cu test_attention_cu"
+# test-cards is test-no-gpu and test-emulated in one queue
+test-cards: train_llama3cu
+test-emulated test-cards: train_llama3 build/random_model $(VARIANTS_BUILT)
+	@FULL=$(FULL) dev/test/run.sh $(if $(filter %cards,$@),dev/test/gpu/test_no_gpu.sh) \
+	    $(addprefix dev/test/emulator/test_emulated_layers.sh:,kernels passes) \
+	    $(addprefix dev/test/emulator/test_emulated_runs.sh:,one two shared)
