@@ -36,10 +36,7 @@ typedef struct {
 } UnitList;
 
 static inline void unit_add(UnitList* list, const char* text, size_t len, uint64_t line, bool starts_document) {
-    if (list->count == list->cap) {
-        list->cap = list->cap * 2 + 64;
-        list->units = (Unit*)xrealloc(list->units, list->cap * sizeof(Unit));
-    }
+    list->units = (Unit*)xgrow(list->units, list->count, &list->cap, sizeof(Unit));
     const Unit u = {text, len, line, starts_document};
     list->units[list->count++] = u;
 }

@@ -186,6 +186,13 @@ static inline void* xrealloc(void* old, size_t bytes) {
     return p;
 }
 
+/* Makes room for one more element in a list of `count`. */
+static inline void* xgrow(void* items, size_t count, size_t* cap, size_t bytes) {
+    if (count < *cap) { return items; }
+    *cap = 2 * *cap + 64;
+    return xrealloc(items, *cap * bytes);
+}
+
 /* Returns a copy of n bytes and a zero after them. The bytes may be zeros, too. */
 static inline char* xcopy_text(const char* s, size_t n) {
     char* copy = (char*)memcpy(xmalloc(n + 1), s, n);

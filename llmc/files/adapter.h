@@ -105,7 +105,7 @@ static inline bool adapter_parse_config(const Json* j, AdapterConfig* a, Error* 
     if (!adapter_check_plain(j, e) || !adapter_read_targets(j, &a->lora.on, e) ||
         !json_int(j, root, "r", 1, LORA_MOST_RANK, &rank, e) ||
         !json_double(j, root, "lora_alpha", LORA_LEAST_ALPHA, 1e6, &a->lora.alpha, e) ||
-        !json_double_or(j, root, "lora_dropout", 0, 1, 0, &a->dropout, e) ||
+        !json_double_or(j, root, "lora_dropout", 0, 1, &a->dropout, e) ||
         !json_bytes(j, root, "base_model_name_or_path", &base, e)) {
         return false;
     }

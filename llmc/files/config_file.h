@@ -204,8 +204,8 @@ static inline bool config_read_all_rope(ModelConfig* c, const Json* j, Error* e)
 
 /* Reads bos_token_id and eos_token_id; the latter is one id or a list of up to MAX_EOS. */
 static inline bool config_read_ids(ModelConfig* c, const Json* j, Error* e) {
-    int64_t bos = 0;
-    if (!json_int_or(j, json_root(j), "bos_token_id", 0, c->vocab_size - 1, -1, &bos, e)) { return false; }
+    int64_t bos = -1;
+    if (!json_int_or(j, json_root(j), "bos_token_id", 0, c->vocab_size - 1, &bos, e)) { return false; }
     c->bos_id = (int)bos;
     const JsonNode* eos = json_get(j, json_root(j), "eos_token_id");
     if (!eos) { return true; }

@@ -457,7 +457,8 @@ static inline bool json_is_off(const Json* j, const JsonNode* object, const char
 
 // ---------------------------------------------------------------------------------------------------------------------
 // typed fields. Each function reads the member `key` of `object`, or fails with "FILE: FIELD is FOUND, wanted WANTED",
-// where FIELD is the dotted path. Without `_or` the field must be there; with `_or` an absent or null field gives `fallback`.
+// where FIELD is the dotted path. Without `_or` the field must be there; with `_or` an absent or null
+// field leaves *out as it is.
 
 /* Writes a node's value for a message. */
 static inline const char* json_show(char* out, size_t cap, const Json* j, const JsonNode* n) {
@@ -528,15 +529,18 @@ static inline bool json_int(const Json* j, const JsonNode* object, const char* k
     return json_wanted(j, object, key, e, "an integer from %lld to %lld", (long long)min, (long long)max);
 }
 
-static inline bool json_int_or(const Json* j, const JsonNode* object, const char* key, int64_t min, int64_t max,
-                               int64_t fallback, int64_t* out, Error* e) {
-    *out = fallback;
+static inline bool json_int_or(const Json* j, const JsonNode* object, const char* key, int64_t min, int64_t max, int64_t* out,
+                               Error* e) {
     return !json_get(j, object, key) || json_int(j, object, key, min, max, out, e);
 }
 
 static inline bool json_u64(const Json* j, const JsonNode* object, const char* key, uint64_t* out, Error* e) {
     if (json_node_u64(j, json_get(j, object, key), out)) { return true; }
     return json_wanted(j, object, key, e, "an integer from 0 to 2^64 - 1");
+}
+
+static inline bool json_u64_or(const Json* j, const JsonNode* object, const char* key, uint64_t* out, Error* e) {
+    return !json_get(j, object, key) || json_u64(j, object, key, out, e);
 }
 
 static inline bool json_double(const Json* j, const JsonNode* object, const char* key, double min, double max, double* out,
@@ -549,9 +553,8 @@ static inline bool json_double(const Json* j, const JsonNode* object, const char
     return json_wanted(j, object, key, e, "a number from %g to %g", min, max);
 }
 
-static inline bool json_double_or(const Json* j, const JsonNode* object, const char* key, double min, double max,
-                                  double fallback, double* out, Error* e) {
-    *out = fallback;
+static inline bool json_double_or(const Json* j, const JsonNode* object, const char* key, double min, double max, double* out,
+                                  Error* e) {
     return !json_get(j, object, key) || json_double(j, object, key, min, max, out, e);
 }
 
@@ -564,8 +567,7 @@ static inline bool json_bool(const Json* j, const JsonNode* object, const char* 
     return json_wanted(j, object, key, e, "true or false");
 }
 
-static inline bool json_bool_or(const Json* j, const JsonNode* object, const char* key, bool fallback, bool* out, Error* e) {
-    *out = fallback;
+static inline bool json_bool_or(const Json* j, const JsonNode* object, const char* key, bool* out, Error* e) {
     return !json_get(j, object, key) || json_bool(j, object, key, out, e);
 }
 

@@ -223,12 +223,14 @@ static inline void log_bytes(FILE* f, const char* key, const char* text, size_t 
 
 static inline void log_text(FILE* f, const char* key, const char* text) { log_bytes(f, key, text, strlen(text)); }
 
-/* Starts a line. Write its fields to the returned stream with log_int, log_double, log_text or fprintf. */
-static inline FILE* logger_begin(Logger* g, const char* event) {
+/* Starts a line with its event and, unless it is negative, its step. Write its other fields to the returned stream with log_int,
+ * log_double, log_text or fprintf. */
+static inline FILE* logger_begin(Logger* g, const char* event, int64_t step) {
     g->line = open_memstream(&g->text, &g->size);
     if (!g->line) { die("out of memory for a line of the log"); }
     fputs("{\"event\":", g->line);
     json_write_text(g->line, event);
+    if (step >= 0) { log_int(g->line, "step", step); }
     return g->line;
 }
 
@@ -306,7 +308,7 @@ typedef struct {
 /* Logs the first line, which holds all that is needed to repeat the run. tokens: in the training files */
 static inline bool log_config(Logger* g, const TrainerState* s, const LoggedRun* r, const ModelConfig* c, const ParamTable* t,
                               uint64_t tokens, Error* e) {
-    FILE* f = logger_begin(g, "config");
+    FILE* f = logger_begin(g, "config", -1);
     log_text(f, "version", LLMC_VERSION);
     log_time(f);
     log_run(f, s);
@@ -359,8 +361,7 @@ static inline void log_quantised(FILE* f, const QuantiseCounts* counts) {
 static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
                             double seconds, int64_t tokens, int64_t trained, const SourceLosses* sources,
                             const QuantiseCounts quantised[NUM_QUANTISED], const char* skipped, Error* e) {
-    FILE* f = logger_begin(g, "step");
-    log_int(f, "step", step);
+    FILE* f = logger_begin(g, "step", step);
     log_double(f, "loss", loss);
     log_double(f, "gnorm", gnorm);
     log_double(f, "lr", lr);
@@ -375,8 +376,7 @@ static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, 
 
 /* Logs the slowest of several ranks: see run/loop/slowest.h. */
 static inline bool log_slowest(Logger* g, int64_t step, int rank, const char* host, double ms, double others_ms, Error* e) {
-    FILE* f = logger_begin(g, "slowest");
-    log_int(f, "step", step);
+    FILE* f = logger_begin(g, "slowest", step);
     log_int(f, "rank", rank);
     log_text(f, "host", host);
     fprintf(f, ",\"busy_ms\":%.3f,\"others_ms\":%.3f", ms, others_ms);
@@ -385,8 +385,7 @@ static inline bool log_slowest(Logger* g, int64_t step, int rank, const char* ho
 
 /* Logs that the run now ends after `steps` steps, each of which takes `ms`. */
 static inline bool log_plan(Logger* g, int64_t step, int64_t steps, double ms, Error* e) {
-    FILE* f = logger_begin(g, "plan");
-    log_int(f, "step", step);
+    FILE* f = logger_begin(g, "plan", step);
     log_int(f, "steps", steps);
     fprintf(f, ",\"ms\":%.3f", ms);
     return logger_end(g, e);
@@ -394,8 +393,7 @@ static inline bool log_plan(Logger* g, int64_t step, int64_t steps, double ms, E
 
 /* Logs a validation. `bpb`: bits per byte; NaN: unknown, and not logged. */
 static inline bool log_val(Logger* g, int64_t step, double loss, double bpb, Error* e) {
-    FILE* f = logger_begin(g, "val");
-    log_int(f, "step", step);
+    FILE* f = logger_begin(g, "val", step);
     log_double(f, "loss", loss);
     if (!isnan(bpb)) { log_double(f, "bpb", bpb); }
     return logger_end(g, e);
@@ -403,8 +401,7 @@ static inline bool log_val(Logger* g, int64_t step, double loss, double bpb, Err
 
 static inline bool log_task(Logger* g, int64_t step, const char* file, double acc, double acc_norm, size_t questions,
                             Error* e) {
-    FILE* f = logger_begin(g, "task");
-    log_int(f, "step", step);
+    FILE* f = logger_begin(g, "task", step);
     log_text(f, "file", file);
     log_double(f, "acc", acc);
     log_double(f, "acc_norm", acc_norm);
@@ -413,8 +410,7 @@ static inline bool log_task(Logger* g, int64_t step, const char* file, double ac
 }
 
 static inline bool log_sample(Logger* g, int64_t step, const char* text, size_t len, Error* e) {
-    FILE* f = logger_begin(g, "sample");
-    log_int(f, "step", step);
+    FILE* f = logger_begin(g, "sample", step);
     log_bytes(f, "text", text, len);
     return logger_end(g, e);
 }
@@ -422,8 +418,7 @@ static inline bool log_sample(Logger* g, int64_t step, const char* text, size_t 
 /* Logs the checkpoint `path`, whose weights have the checksum `weights`, and flushes the log. Called before the checkpoint is
  * renamed into place. */
 static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, uint32_t weights, Error* e) {
-    FILE* f = logger_begin(g, "checkpoint");
-    log_int(f, "step", step);
+    FILE* f = logger_begin(g, "checkpoint", step);
     log_text(f, "path", path);
     log_int(f, "weights_crc32c", weights);
     return logger_end(g, e) && logger_sync(g, e);
@@ -431,8 +426,7 @@ static inline bool log_checkpoint(Logger* g, int64_t step, const char* path, uin
 
 /* Logs that the run resumes from the checkpoint `path`, and flushes the log: from here on it is the run that wrote last. */
 static inline bool log_resume(Logger* g, const TrainerState* s, const char* path, const LoggedRun* r, Error* e) {
-    FILE* f = logger_begin(g, "resume");
-    log_int(f, "step", (int64_t)s->step);
+    FILE* f = logger_begin(g, "resume", (int64_t)s->step);
     log_time(f);
     log_run(f, s);
     log_text(f, "path", path);
@@ -446,8 +440,7 @@ static inline bool log_resume(Logger* g, const TrainerState* s, const char* path
 /* Logs the run's last line and flushes the log; `reason`: "done", "stop-after", "patience", "signal", "not finite" or
  * "error". */
 static inline bool log_end(Logger* g, int64_t step, const char* reason, double seconds, Error* e) {
-    FILE* f = logger_begin(g, "end");
-    log_int(f, "step", step);
+    FILE* f = logger_begin(g, "end", step);
     log_text(f, "reason", reason);
     fprintf(f, ",\"seconds\":%.3f", seconds);
     return logger_end(g, e) && logger_sync(g, e);

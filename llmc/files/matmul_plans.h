@@ -77,8 +77,7 @@ static inline bool matmul_plans_fit(const Json* j, const MatmulSetup* here, bool
     }
     if (!json_text(j, root, "gpu", &gpu, e) || !json_int(j, root, "cublaslt", 0, INT64_MAX, &cublaslt, e) ||
         !json_int(j, root, "workspace", 0, INT64_MAX, &workspace, e) ||
-        !json_int(j, root, "compute", 0, INT64_MAX, &compute, e) ||
-        (json_get(j, root, "sms") && !json_int(j, root, "sms", 0, INT64_MAX, &sms, e))) {
+        !json_int(j, root, "compute", 0, INT64_MAX, &compute, e) || !json_int_or(j, root, "sms", 0, INT64_MAX, &sms, e)) {
         return false;
     }
     *elsewhere = true;

@@ -23,7 +23,7 @@
 #ifndef LLMC_ROWS_H
 #define LLMC_ROWS_H
 
-#include "llmc/base/utils.h"       // defines: fail, read_at, xmalloc, size_min, now_seconds
+#include "llmc/base/utils.h"       // defines: fail, read_at, xmalloc, xgrow, size_min, now_seconds
 #include "llmc/files/tokenfile.h"  // defines: TokenReader, TokenFileProgress, tokenfile_read, tokenfile_read_ids, tokenfile_bit
 
 typedef enum { DOCUMENTS_AUTO, DOCUMENTS_CROSS, DOCUMENTS_PACK, DOCUMENTS_MASK } Documents;
@@ -110,13 +110,6 @@ typedef struct {
     int num_open, window;
 } RowMaker;
 
-/* Makes room for one more element. */
-static uint64_t* rows_grow(uint64_t* list, size_t count, size_t* cap) {
-    if (count < *cap) { return list; }
-    *cap = *cap ? 2 * *cap : 16;
-    return (uint64_t*)xrealloc(list, *cap * sizeof *list);
-}
-
 /* Ends the open row i: appends its pieces to the index. */
 static void rows_close(RowMaker* m, int i) {
     RowIndex* x = m->index;
@@ -127,7 +120,7 @@ static void rows_close(RowMaker* m, int i) {
         x->steps[n] = x->num_pieces;
     }
     for (size_t k = 0; k < row.count; k++) {
-        x->pieces = rows_grow(x->pieces, x->num_pieces, &m->cap);
+        x->pieces = (uint64_t*)xgrow(x->pieces, x->num_pieces, &m->cap, sizeof *x->pieces);
         x->pieces[x->num_pieces++] = row.pieces[k] | (k == 0);
     }
     x->counts.rows++;
@@ -155,7 +148,7 @@ static void rows_place(RowMaker* m, uint64_t start, size_t length) {
         m->open[i].count = 0;
     }
     OpenRow* row = &m->open[i];
-    row->pieces = rows_grow(row->pieces, row->count, &row->cap);
+    row->pieces = (uint64_t*)xgrow(row->pieces, row->count, &row->cap, sizeof *row->pieces);
     row->pieces[row->count++] = (start << PIECE_LENGTH_BITS | (length - 1)) << 1;
     row->room -= length;
     if (row->room == 0) { rows_close(m, i); }

@@ -246,7 +246,8 @@ static inline bool outlier_read(const Json* j, const char* key, Outlier* o, Erro
 /* Reads the member "validation", which older files lack. */
 static inline bool validations_read(const Json* j, Validations* v, Error* e) {
     const JsonNode* n = json_get(j, json_root(j), "validation");
-    return !n || (json_u64(j, n, "step", &v->step, e) && json_double_or(j, n, "loss", -1e300, 1e300, NAN, &v->loss, e) &&
+    v->loss = n ? NAN : 0;
+    return !n || (json_u64(j, n, "step", &v->step, e) && json_double_or(j, n, "loss", -1e300, 1e300, &v->loss, e) &&
                   json_u64(j, n, "best_step", &v->best_step, e) && json_double(j, n, "best", -1e300, 1e300, &v->best, e) &&
                   json_u64(j, n, "since_best", &v->since_best, e));
 }
@@ -335,11 +336,9 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
         !json_double(j, root, "loss_scale", 1e-30, 1e30, &s->loss_scale, e) || !outlier_read(j, "loss_window", &s->loss, e) ||
         !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !validations_read(j, &s->val, e) ||
         !shortened_read(j, &s->shortened, e) || !trainer_state_files(s, e) ||
-        (json_get(j, root, "base_crc32c") && !json_u64(j, root, "base_crc32c", &s->base, e)) ||
-        (json_get(j, root, "bf16_weights") && !json_bool(j, root, "bf16_weights", &s->bf16_weights, e)) ||
-        (json_get(j, root, "f32_weights") && !json_bool(j, root, "f32_weights", &s->f32_weights, e)) ||
-        (json_get(j, root, "bad_steps") && !json_u64(j, root, "bad_steps", &s->bad_steps, e)) ||
-        (json_get(j, root, "owed") && !json_u64(j, root, "owed", &s->owed, e))) {
+        !json_u64_or(j, root, "base_crc32c", &s->base, e) || !json_bool_or(j, root, "bf16_weights", &s->bf16_weights, e) ||
+        !json_bool_or(j, root, "f32_weights", &s->f32_weights, e) || !json_u64_or(j, root, "bad_steps", &s->bad_steps, e) ||
+        !json_u64_or(j, root, "owed", &s->owed, e)) {
         return false;
     }
     s->world_size = (int)number;

@@ -41,10 +41,7 @@ static inline void chat_messages_free(ChatMessages* m) {
 }
 
 static inline void chat_messages_add(ChatMessages* m, const char* role, char* text, size_t len, bool trained) {
-    if (m->count == m->cap) {
-        m->cap = 2 * m->cap + 8;
-        m->items = (ChatMessage*)xrealloc(m->items, m->cap * sizeof *m->items);
-    }
+    m->items = (ChatMessage*)xgrow(m->items, m->count, &m->cap, sizeof *m->items);
     const ChatMessage message = {role, text, len, trained && strcmp(role, "assistant") == 0};
     m->items[m->count++] = message;
 }
@@ -121,7 +118,7 @@ static inline bool chat_read_message(ChatMessages* m, const Json* j, const JsonN
     double weight = 1;
     for (int i = 0; i < 6 && s->roles[i][0]; i++) { role = json_is_string(j, name, s->roles[i][0]) ? s->roles[i][1] : role; }
     if (!role) { return json_wanted(j, object, s->role, e, "%s", s->wanted); }
-    return chat_check_absent(j, object, refused, e) && json_double_or(j, object, "weight", 0, 1, 1, &weight, e) &&
+    return chat_check_absent(j, object, refused, e) && json_double_or(j, object, "weight", 0, 1, &weight, e) &&
            (weight == 0 || weight == 1 || json_wanted(j, object, "weight", e, "0 or 1")) &&
            chat_read_text(m, j, object, s->text, role, weight > 0, e);
 }

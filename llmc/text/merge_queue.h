@@ -47,10 +47,7 @@ static inline void merge_queue_start(MergeQueue* q, size_t n, uint32_t num_ranks
 }
 
 static inline void merge_heap_push(MergeQueue* q, uint64_t x) {
-    if (q->heap_count == q->heap_cap) {
-        q->heap_cap = q->heap_cap * 2 + 256;
-        q->heap = (uint64_t*)xrealloc(q->heap, q->heap_cap * sizeof(uint64_t));
-    }
+    q->heap = (uint64_t*)xgrow(q->heap, q->heap_count, &q->heap_cap, sizeof(uint64_t));
     size_t i = q->heap_count++;
     for (; i > 0 && q->heap[(i - 1) / 2] > x; i = (i - 1) / 2) { q->heap[i] = q->heap[(i - 1) / 2]; }
     q->heap[i] = x;
@@ -73,10 +70,7 @@ static inline void merge_queue_push(MergeQueue* q, uint32_t rank, uint32_t place
         merge_heap_push(q, (uint64_t)rank << 32 | place);
         return;
     }
-    if (q->entry_count + 1 >= q->entry_cap) {
-        q->entry_cap = q->entry_cap * 2 + 256;
-        q->entries = (MergeEntry*)xrealloc(q->entries, q->entry_cap * sizeof(MergeEntry));
-    }
+    q->entries = (MergeEntry*)xgrow(q->entries, q->entry_count + 1, &q->entry_cap, sizeof(MergeEntry));
     MergeEntry entry = {place, q->lists[rank]};
     q->entries[++q->entry_count] = entry;
     q->lists[rank] = (uint32_t)q->entry_count;
@@ -93,10 +87,7 @@ static inline bool merge_queue_next_run(MergeQueue* q) {
     while (q->next_rank < q->num_ranks && q->run_count == 0) {
         bool sorted = true;
         for (uint32_t i = q->lists[q->next_rank++]; i; i = q->entries[i].next) {
-            if (q->run_count == q->run_cap) {
-                q->run_cap = q->run_cap * 2 + 256;
-                q->run = (uint32_t*)xrealloc(q->run, q->run_cap * sizeof(uint32_t));
-            }
+            q->run = (uint32_t*)xgrow(q->run, q->run_count, &q->run_cap, sizeof(uint32_t));
             const uint32_t place = q->entries[i].place;
             sorted = sorted && (q->run_count == 0 || q->run[q->run_count - 1] <= place);
             q->run[q->run_count++] = place;

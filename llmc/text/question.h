@@ -77,11 +77,10 @@ static inline Asked question_asks(const ModelConfig* c, const Tokenizer* t, cons
 /* Reads how to answer. A member that is missing leaves its value as it is. */
 static inline bool question_read_sampling(Question* q, const Json* j, Error* e) {
     const JsonNode* root = json_root(j);
-    return json_double_or(j, root, "temperature", 0, 100, q->temperature, &q->temperature, e) &&
-           json_double_or(j, root, "top_p", 0, 1, q->top_p, &q->top_p, e) &&
-           json_int_or(j, root, "top_k", 0, INT_MAX, q->top_k, &q->top_k, e) &&
-           json_int_or(j, root, "seed", 0, INT64_MAX, q->seed, &q->seed, e) &&
-           json_int_or(j, root, "max_tokens", 1, INT_MAX, q->max_tokens, &q->max_tokens, e);
+    return json_double_or(j, root, "temperature", 0, 100, &q->temperature, e) &&
+           json_double_or(j, root, "top_p", 0, 1, &q->top_p, e) && json_int_or(j, root, "top_k", 0, INT_MAX, &q->top_k, e) &&
+           json_int_or(j, root, "seed", 0, INT64_MAX, &q->seed, e) &&
+           json_int_or(j, root, "max_tokens", 1, INT_MAX, &q->max_tokens, e);
 }
 
 /* Appends the tokens of the question's messages and the header of the answer. */

@@ -76,13 +76,6 @@ static inline void tasks_free(Tasks* t) {
     memset(t, 0, sizeof *t);
 }
 
-/* Makes room for one more element. */
-static inline void* tasks_room(void* items, size_t count, size_t* cap, size_t bytes) {
-    if (count < *cap) { return items; }
-    *cap = *cap ? 2 * *cap : 64;
-    return xrealloc(items, *cap * bytes);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // encoding
 
@@ -149,7 +142,7 @@ static inline bool tasks_add_choice(Tasks* t, TaskEncoder* c, const char* text, 
     for (size_t i = from; i < c->whole.count; i++) { token_list_add(&t->ids, c->whole.ids[i]); }
     choice.tokens = t->ids.count - choice.at;
     choice.scored = c->whole.count - from;
-    t->choices = (TaskChoice*)tasks_room(t->choices, t->num_choices, &t->choice_cap, sizeof choice);
+    t->choices = (TaskChoice*)xgrow(t->choices, t->num_choices, &t->choice_cap, sizeof choice);
     t->choices[t->num_choices++] = choice;
     return true;
 }
@@ -194,7 +187,7 @@ static inline bool tasks_read_question(Tasks* t, TaskEncoder* c, const Json* j, 
     if (!json_int(j, root, "label", 0, (int64_t)q.count - 1, &label, e)) { return false; }
     q.label = (size_t)label;
     if (!tasks_read_choices(t, c, j, list, ctx, ctx_len, e)) { return false; }
-    t->questions = (TaskQuestion*)tasks_room(t->questions, t->num_questions, &t->question_cap, sizeof q);
+    t->questions = (TaskQuestion*)xgrow(t->questions, t->num_questions, &t->question_cap, sizeof q);
     t->questions[t->num_questions++] = q;
     return true;
 }

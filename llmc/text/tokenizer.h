@@ -22,7 +22,7 @@
 
 #include "llmc/base/hash.h"         // defines: HashSeed, hash_seed, hash_key, hash_place, hash_mix, load8
 #include "llmc/base/utf8.h"         // defines: utf8_decode
-#include "llmc/base/utils.h"        // defines: die, xmalloc, xcalloc, xrealloc, size_max
+#include "llmc/base/utils.h"        // defines: die, xmalloc, xcalloc, xrealloc, xgrow, size_max
 #include "llmc/text/merge_queue.h"  // defines: MergeQueue, merge_queue_push, merge_queue_pop
 #include "llmc/text/pieces.h"       // defines: scan_llama3, scan_gpt2
 #include "llmc/text/unicode.h"      // defines: unicode_is_digit
@@ -251,12 +251,12 @@ static inline void merge_short(TokenEncoder* enc, const uint8_t* s, size_t n) {
     for (size_t i = 0; i < n; i++) {
         if (t->byte_ids[s[i]] >= 0) { id[count++] = t->byte_ids[s[i]]; }
     }
-    for (size_t i = 0; i < count; i++) {
-        const MergeSlot* m = i + 1 < count ? merge_find(t, id[i], id[i + 1]) : NULL;
-        rank[i] = m ? m->rank : UINT32_MAX;
-        merged[i] = m ? m->id : -1;
-    }
-    for (;;) {
+    for (size_t first = 0, last = count - 1; count > 0;) {
+        for (size_t i = first; i <= last; i++) {
+            const MergeSlot* m = i + 1 < count ? merge_find(t, id[i], id[i + 1]) : NULL;
+            rank[i] = m ? m->rank : UINT32_MAX;
+            merged[i] = m ? m->id : -1;
+        }
         size_t best = 0;
         for (size_t i = 1; i < count; i++) { best = rank[i] < rank[best] ? i : best; }
         if (count < 2 || rank[best] == UINT32_MAX) { break; }
@@ -266,11 +266,8 @@ static inline void merge_short(TokenEncoder* enc, const uint8_t* s, size_t n) {
         memmove(merged + best + 1, merged + best + 2, tail * sizeof *merged);
         memmove(rank + best + 1, rank + best + 2, tail * sizeof *rank);
         count--;
-        for (size_t i = best ? best - 1 : 0; i <= best; i++) {
-            const MergeSlot* m = i + 1 < count ? merge_find(t, id[i], id[i + 1]) : NULL;
-            rank[i] = m ? m->rank : UINT32_MAX;
-            merged[i] = m ? m->id : -1;
-        }
+        first = best ? best - 1 : 0;
+        last = best;
     }
     if (count == 0) { return; }  // no byte of the piece has a token; enc->ids may still be NULL
     encoder_reserve(enc, count);
@@ -534,10 +531,7 @@ typedef struct {
 } TokenList;
 
 static inline void token_list_add(TokenList* l, int32_t id) {
-    if (l->count == l->cap) {
-        l->cap = l->cap ? l->cap * 2 : 64;
-        l->ids = (int32_t*)xrealloc(l->ids, l->cap * sizeof(int32_t));
-    }
+    l->ids = (int32_t*)xgrow(l->ids, l->count, &l->cap, sizeof *l->ids);
     l->ids[l->count++] = id;
 }
 

@@ -294,7 +294,7 @@ static inline bool parse_pre_tokenizer_step(Tokenizer* t, const Json* j, const J
         return json_wanted(j, step, "add_prefix_space", e, "false: else decoding would not give the text back");
     }
     bool use_regex = true;  // the default of `tokenizers`
-    if (!json_bool_or(j, step, "use_regex", true, &use_regex, e)) { return false; }
+    if (!json_bool_or(j, step, "use_regex", &use_regex, e)) { return false; }
     if (use_regex && *stage == 2) { return json_wanted(j, step, "use_regex", e, "false after a Split"); }
     if (use_regex) { t->split = SPLIT_GPT2; }
     *stage = 3;
@@ -384,7 +384,7 @@ static inline bool parse_added_token(VocabReader* r, const JsonNode* n, int64_t 
     const Json* j = r->j;
     const JsonNode* content = json_get(j, n, "content");
     int64_t id = 0;
-    bool special = false, normalized = false;
+    bool special = false;
     for (int i = 0; i < 3; i++) {
         if (!json_is_off(j, n, off[i])) { return json_wanted(j, n, off[i], e, "false"); }
     }
@@ -394,10 +394,9 @@ static inline bool parse_added_token(VocabReader* r, const JsonNode* n, int64_t 
     if (content->length > TOKEN_LEN_MAX) {  // a text may compare each of its bytes with this many
         return json_wanted(j, n, "content", e, "at most %d bytes", TOKEN_LEN_MAX);
     }
-    if (!json_int(j, n, "id", 0, most - 1, &id, e) || !json_bool_or(j, n, "special", false, &special, e) ||
-        !json_bool_or(j, n, "normalized", !special, &normalized, e)) {
-        return false;
-    }
+    if (!json_int(j, n, "id", 0, most - 1, &id, e) || !json_bool_or(j, n, "special", &special, e)) { return false; }
+    bool normalized = !special;
+    if (!json_bool_or(j, n, "normalized", &normalized, e)) { return false; }
     const int32_t listed = token_table_find(&r->names, j->text + content->at, content->length);
     const bool fresh = r->name_len[id] == UINT32_MAX;
     if (listed >= 0 ? listed != id : !fresh) {
@@ -577,7 +576,7 @@ static inline bool tokenizer_parse_json(Tokenizer* t, const Json* j, Error* e) {
     if (r.added && r.added->type != JSON_ARRAY) { return json_wanted(j, root, "added_tokens", e, "an array"); }
     if (!parse_pre_tokenizer(t, j, e)) { return false; }
     bool ignore_merges = false;
-    bool ok = json_bool_or(j, r.model, "ignore_merges", false, &ignore_merges, e) && parse_names(&r, e);
+    bool ok = json_bool_or(j, r.model, "ignore_merges", &ignore_merges, e) && parse_names(&r, e);
     if (ok) {
         parse_bytes(&r);
         ok = parse_byte_ids(&r, e) && parse_merges(&r, e);

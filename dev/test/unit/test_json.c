@@ -198,9 +198,11 @@ static void typed_fields_name_path_found_and_wanted(void) {
     CHECK(json_double(&j, r, "n", 0, 8, &d, &error) && d == 7, "an integer is a number");
     CHECK(json_bool(&j, r, "t", &b, &error) && b, "t");
     CHECK(json_text(&j, r, "s", &s, &error) && strcmp(s, "x\ny") == 0, "s");
-    CHECK(json_int_or(&j, r, "z", 0, 1, 5, &i, &error) && i == 5, "null gives the default");
-    CHECK(json_bool_or(&j, r, "absent", true, &b, &error) && b, "default");
-    CHECK(json_double_or(&j, r, "absent", 0, 1, 9, &d, &error) && d == 9, "default");
+    i = 5, b = true, d = 9;
+    CHECK(json_int_or(&j, r, "z", 0, 1, &i, &error) && i == 5, "null leaves the value");
+    CHECK(json_bool_or(&j, r, "absent", &b, &error) && b, "an absent member leaves the value");
+    CHECK(json_double_or(&j, r, "absent", 0, 1, &d, &error) && d == 9, "an absent member leaves the value");
+    CHECK(json_u64_or(&j, r, "absent", &u, &error), "an absent member is no error");
     CHECK(!error.msg[0], "%s", error.msg);
 
 #define REFUSED(call, part)                                                    \
@@ -214,7 +216,7 @@ static void typed_fields_name_path_found_and_wanted(void) {
     REFUSED(json_int(&j, r, "s", 0, 9, &i, &error), "s is \"x?y\", wanted an integer");
     REFUSED(json_int(&j, r, "z", 0, 9, &i, &error), "z is null, wanted");
     REFUSED(json_int(&j, r, "absent", 0, 9, &i, &error), "absent is missing, wanted");
-    REFUSED(json_int_or(&j, r, "t", 0, 9, 1, &i, &error), "t is true, wanted");
+    REFUSED(json_int_or(&j, r, "t", 0, 9, &i, &error), "t is true, wanted");
     REFUSED(json_u64(&j, r, "neg", &u, &error), "neg is -9223372036854775808, wanted");
     REFUSED(json_double(&j, r, "e", 0, 9, &d, &error), "e is 1e999, wanted a number");
     REFUSED(json_bool(&j, r, "n", &b, &error), "n is 7, wanted true or false");

@@ -395,9 +395,9 @@ static inline void session_read_sampling(Session* s) {
     if (!folder_has(dir, "generation_config.json")) { return; }
     must(path_join(path, dir, "generation_config.json", &e) && json_read_file(&j, path, 16 << 20, &e), &e);
     const JsonNode* root = json_root(&j);
-    must(o->given[OPT_temperature] || json_double_or(&j, root, "temperature", 0, 100, temperature, &temperature, &e), &e);
-    must(o->given[OPT_top_k] || json_int_or(&j, root, "top_k", 0, INT_MAX, top_k, &top_k, &e), &e);
-    must(o->given[OPT_top_p] || json_double_or(&j, root, "top_p", 1e-6, 1, top_p, &top_p, &e), &e);
+    must(o->given[OPT_temperature] || json_double_or(&j, root, "temperature", 0, 100, &temperature, &e), &e);
+    must(o->given[OPT_top_k] || json_int_or(&j, root, "top_k", 0, INT_MAX, &top_k, &e), &e);
+    must(o->given[OPT_top_p] || json_double_or(&j, root, "top_p", 1e-6, 1, &top_p, &e), &e);
     o->temperature = temperature;
     o->top_k = (int)top_k;
     o->top_p = top_p;
