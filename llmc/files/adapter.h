@@ -13,7 +13,7 @@
 
 #include "llmc/config.h"              // defines: LoraConfig, lora_pairs, ParamTable
 #include "llmc/files/json.h"          // defines: json_read_file, json_wanted
-#include "llmc/files/model_folder.h"  // defines: ModelFiles, model_open_shard, model_read, model_save_shard
+#include "llmc/files/model_folder.h"  // defines: ModelFiles, model_open_shard, model_match_tensor, model_read, model_save_shard
 
 #define ADAPTER_CONFIG "adapter_config.json"
 #define ADAPTER_WEIGHTS "adapter_model.safetensors"
@@ -159,27 +159,22 @@ static inline bool adapter_write_config(const char* dir, const LoraConfig* l, co
 
 /* Checks that an open file holds exactly the adapters of the table. */
 static inline bool adapter_match(const SafeTensors* file, const ParamTable* t, Error* e) {
-    char found[256];
+    static const char says[] = ADAPTER_CONFIG " and the base model say";
     for (int i = 0; i < t->count; i++) {
         const Param* p = &t->items[i];
         const SafeTensor* s = safetensors_find(file, p->name);
         if (!s) {
-            return fail(e, "%s: tensor \"%s\" is missing, wanted %zu by %zu as " ADAPTER_CONFIG " and the base model say",
-                        file->path, p->name, p->rows, p->cols);
+            return fail(e, "%s: tensor \"%s\" is missing, wanted %zu by %zu as %s", file->path, p->name, p->rows, p->cols,
+                        says);
         }
-        if (s->dtype != SAFE_F32 && s->dtype != SAFE_BF16 && s->dtype != SAFE_F16) {
-            return fail(e, "%s: %s.dtype is %s, wanted F32, BF16 or F16", file->path, s->name, safe_dtypes[s->dtype].name);
-        }
-        if (s->ndim == 2 && s->shape[0] == p->rows && s->shape[1] == p->cols) { continue; }
-        safe_shape(found, sizeof found, s);
-        return fail(e, "%s: %s.shape is %s, wanted [%zu, %zu] as " ADAPTER_CONFIG " and the base model say", file->path,
-                    s->name, found, p->rows, p->cols);
+        if (!model_match_tensor(file, s, p, says, e)) { return false; }
     }
     for (size_t i = 0; i < file->count && file->count > (size_t)t->count; i++) {
         const char* name = file->tensors[i].name;
+        char found[100];
         if (param_find(t, name)) { continue; }
         return fail(e, "%s: tensor \"%s\" is not one of the %d adapters of " ADAPTER_CONFIG, file->path,
-                    show_text(found, 100, name, strlen(name)), t->count);
+                    show_text(found, sizeof found, name, strlen(name)), t->count);
     }
     return true;
 }

@@ -90,11 +90,19 @@ static const char* const config_unsupported[] = {
     "add_cross_attention",
 };
 
+// the numbers of RoPE type llama3
+enum { ROPE_FACTOR, ROPE_LOW, ROPE_HIGH, ROPE_ORIGINAL, NUM_ROPE_NUMBERS };
+static const char* const rope_names[NUM_ROPE_NUMBERS] = {"factor", "low_freq_factor", "high_freq_factor",
+                                                         "original_max_position_embeddings"};
+static const size_t rope_members[NUM_ROPE_NUMBERS] = {offsetof(ModelConfig, rope_factor), offsetof(ModelConfig, rope_low_freq),
+                                                      offsetof(ModelConfig, rope_high_freq),
+                                                      offsetof(ModelConfig, rope_original_len)};
+
 /* One set of RoPE parameters. A file may hold two sets (rope_scaling and rope_parameters) and top-level numbers. */
 typedef struct {
     const char* field;  // for messages
     bool has_theta, has_original, llama3;
-    double theta, factor, low, high, original;
+    double theta, numbers[NUM_ROPE_NUMBERS];
 } RopeFields;
 
 /* Reads a positive number if the field exists; *has says whether it does. */
@@ -129,22 +137,31 @@ static inline bool config_read_rope(const Json* j, const JsonNode* o, RopeFields
     if (has && partial != 1) { return json_wanted(j, o, "partial_rotary_factor", e, "1: every dimension is rotated"); }
     if (!config_positive(j, o, "rope_theta", &r->has_theta, &r->theta, e)) { return false; }
     if (!r->llama3) { return true; }
-    if (!json_double(j, o, "factor", 1, 1e6, &r->factor, e) || !json_double(j, o, "low_freq_factor", 1e-6, 1e6, &r->low, e) ||
-        !json_double(j, o, "high_freq_factor", 1e-6, 1e6, &r->high, e) ||
-        !config_positive(j, o, "original_max_position_embeddings", &r->has_original, &r->original, e)) {
-        return false;
+    for (int i = ROPE_FACTOR; i < ROPE_ORIGINAL; i++) {
+        if (!json_double(j, o, rope_names[i], i == ROPE_FACTOR ? 1 : 1e-6, 1e6, &r->numbers[i], e)) { return false; }
     }
-    return r->high > r->low || json_wanted(j, o, "high_freq_factor", e, "more than low_freq_factor, %g", r->low);
+    const double low = r->numbers[ROPE_LOW];
+    return config_positive(j, o, rope_names[ROPE_ORIGINAL], &r->has_original, &r->numbers[ROPE_ORIGINAL], e) &&
+           (r->numbers[ROPE_HIGH] > low || json_wanted(j, o, rope_names[ROPE_HIGH], e, "more than low_freq_factor, %g", low));
 }
 
-/* Fails with "FILE: a.key is x, but b.key is y" unless x and y are equal. */
-static inline bool config_agree(const Json* j, const char* a, double x, const char* b, double y, const char* key, Error* e) {
-    return x == y || fail(e, "%s: %s.%s is %.17g, but %s.%s is %.17g: wanted one value", j->path, a, key, x, b, key, y);
+/* Fails unless both sets are of one type and have the same numbers. */
+static inline bool config_agree(const Json* j, const RopeFields* a, const RopeFields* b, Error* e) {
+    if (a->llama3 != b->llama3) {
+        return fail(e, "%s: %s.rope_type is \"%s\", but %s.rope_type is \"%s\": wanted one type", j->path, a->field,
+                    a->llama3 ? "llama3" : "default", b->field, b->llama3 ? "llama3" : "default");
+    }
+    for (int i = 0; i < NUM_ROPE_NUMBERS; i++) {
+        if (a->numbers[i] == b->numbers[i]) { continue; }
+        return fail(e, "%s: %s.%s is %.17g, but %s.%s is %.17g: wanted one value", j->path, a->field, rope_names[i],
+                    a->numbers[i], b->field, rope_names[i], b->numbers[i]);
+    }
+    return true;
 }
 
 /* Sets *theta, which an earlier field (`*from`) may have set already; fails if the two differ. */
-static inline bool config_take_theta(const Json* j, double* theta, const char** from, double value, const char* field,
-                                     Error* e) {
+static inline bool config_set_theta(const Json* j, double* theta, const char** from, double value, const char* field,
+                                    Error* e) {
     if (*from && *theta != value) {
         return fail(e, "%s: %s is %.17g, but %s is %.17g: wanted one value", j->path, *from, *theta, field, value);
     }
@@ -169,36 +186,20 @@ static inline bool config_read_all_rope(ModelConfig* c, const Json* j, Error* e)
     if (!config_positive(j, root, "partial_rotary_factor", &has, &theta, e)) { return false; }
     if (has && theta != 1) { return json_wanted(j, root, "partial_rotary_factor", e, "1: every dimension is rotated"); }
     if (!config_positive(j, root, "rope_theta", &has, &theta, e)) { return false; }
-    if (has && !config_take_theta(j, &c->rope_theta, &theta_from, theta, "rope_theta", e)) { return false; }
+    if (has && !config_set_theta(j, &c->rope_theta, &theta_from, theta, "rope_theta", e)) { return false; }
     for (int i = 0; i < 2; i++) {
         RopeFields* r = &both[i];
         const JsonNode* o = json_get(j, root, r->field);
         if (!o || (o->type == JSON_OBJECT && json_length(o) == 0)) { continue; }
         if (!config_read_rope(j, o, r, e)) { return false; }
         const char* field = i == 0 ? "rope_scaling.rope_theta" : "rope_parameters.rope_theta";
-        if (r->has_theta && !config_take_theta(j, &c->rope_theta, &theta_from, r->theta, field, e)) { return false; }
-        if (r->llama3 && !r->has_original) { r->original = c->max_positions; }
-        if (used) {
-            if (used->llama3 != r->llama3) {
-                return fail(e, "%s: rope_scaling.rope_type is \"%s\", but rope_parameters.rope_type is \"%s\": wanted one type",
-                            j->path, used->llama3 ? "llama3" : "default", r->llama3 ? "llama3" : "default");
-            }
-            const char *a = used->field, *b = r->field;
-            if (!config_agree(j, a, used->factor, b, r->factor, "factor", e) ||
-                !config_agree(j, a, used->low, b, r->low, "low_freq_factor", e) ||
-                !config_agree(j, a, used->high, b, r->high, "high_freq_factor", e) ||
-                !config_agree(j, a, used->original, b, r->original, "original_max_position_embeddings", e)) {
-                return false;
-            }
-        }
+        if (r->has_theta && !config_set_theta(j, &c->rope_theta, &theta_from, r->theta, field, e)) { return false; }
+        if (r->llama3 && !r->has_original) { r->numbers[ROPE_ORIGINAL] = c->max_positions; }
+        if (used && !config_agree(j, used, r, e)) { return false; }
         used = r;
     }
-    if (!used || !used->llama3) { return true; }
-    c->rope_llama3 = true;
-    c->rope_factor = used->factor;
-    c->rope_low_freq = used->low;
-    c->rope_high_freq = used->high;
-    c->rope_original_len = used->original;
+    c->rope_llama3 = used && used->llama3;
+    for (int i = 0; c->rope_llama3 && i < NUM_ROPE_NUMBERS; i++) { *(double*)((char*)c + rope_members[i]) = used->numbers[i]; }
     return true;
 }
 
@@ -389,20 +390,18 @@ static inline void config_write_value(FILE* f, const ModelConfig* c, const Confi
     }
 }
 
-/* Writes the llama3 parameters of rope_scaling or rope_parameters, without braces. Floats keep their decimal point:
- * transformers 5 checks the type. */
+/* Writes the llama3 parameters of rope_scaling or rope_parameters, without braces. Floats keep their decimal point, which
+ * transformers 5 wants; the original length is an integer there. */
 static inline void config_write_llama3(FILE* f, const ModelConfig* c) {
-    fputs("\"rope_type\": \"llama3\", \"factor\": ", f);
-    json_write_double(f, c->rope_factor);
-    fputs(", \"low_freq_factor\": ", f);
-    json_write_double(f, c->rope_low_freq);
-    fputs(", \"high_freq_factor\": ", f);
-    json_write_double(f, c->rope_high_freq);
-    fputs(", \"original_max_position_embeddings\": ", f);
-    if (c->rope_original_len == floor(c->rope_original_len)) {  // an integer for transformers
-        fprintf(f, "%.0f", c->rope_original_len);
-    } else {
-        json_write_double(f, c->rope_original_len);
+    fputs("\"rope_type\": \"llama3\"", f);
+    for (int i = 0; i < NUM_ROPE_NUMBERS; i++) {
+        const double value = *(const double*)((const char*)c + rope_members[i]);
+        fprintf(f, ", \"%s\": ", rope_names[i]);
+        if (i == ROPE_ORIGINAL && value == floor(value)) {
+            fprintf(f, "%.0f", value);
+        } else {
+            json_write_double(f, value);
+        }
     }
 }
 
@@ -435,14 +434,9 @@ static inline bool config_write(const ModelConfig* c, const char* path, SafeDtyp
     config_write_ids(f, c);
     fputs("  \"rope_theta\": ", f);
     json_write_double(f, c->rope_theta);
-    fputs(",\n  \"rope_scaling\": ", f);
-    if (c->rope_llama3) {
-        fputs("{", f);
-        config_write_llama3(f, c);
-        fputs("}", f);
-    } else {
-        fputs("null", f);
-    }
+    fputs(c->rope_llama3 ? ",\n  \"rope_scaling\": {" : ",\n  \"rope_scaling\": null", f);
+    if (c->rope_llama3) { config_write_llama3(f, c); }
+    fputs(c->rope_llama3 ? "}" : "", f);
     fputs(",\n  \"rope_parameters\": {\"rope_theta\": ", f);
     json_write_double(f, c->rope_theta);
     fputs(", ", f);

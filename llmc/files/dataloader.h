@@ -43,6 +43,7 @@
 #include "llmc/base/crc.h"         // defines: Crc, crc_begin, crc_add, crc_end
 #include "llmc/base/rand.h"        // defines: philox_below, RAND_ORDER_ROWS, RAND_SHUFFLE_SHARDS
 #include "llmc/base/text.h"        // defines: text_plural
+#include "llmc/files/folder.h"     // defines: file_name
 #include "llmc/files/rows.h"       // defines: RowRule, RowIndex, RowCounts, rows_open, rows_read
 #include "llmc/files/tokenfile.h"  // defines: TokenReader, tokenfile_open, tokenfile_close, tokenfile_scan
 #include <glob.h>
@@ -510,8 +511,7 @@ enum {
 
 /* Adds one shard to the two checksums: name (its name without folders, size, header) and content (its sampled blocks). */
 static bool dataloader_add_print(const DataLoader* d, const DataShard* s, Crc* name, Crc* content, Error* e) {
-    const char* slash = strrchr(s->path, '/');
-    const char* base = slash ? slash + 1 : s->path;
+    const char* base = file_name(s->path);
     unsigned char block[FINGERPRINT_BLOCK];
     uint64_t size = 0;
     FILE* f = open_input(s->path, &size, e);

@@ -26,6 +26,12 @@ static inline bool folder_has(const char* dir, const char* name) {
     return path_join(path, dir, name, &ignored) && lstat(path, &st) == 0;
 }
 
+/* Returns the last part of a path. */
+static inline const char* file_name(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 /* Writes the folder part of a path or pattern to `out`; "." if there is none. */
 static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
     snprintf(out, PATH_CAP, "%s", path);

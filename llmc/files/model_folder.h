@@ -46,12 +46,6 @@ static inline void model_close(ModelFiles* m) {
     memset(m, 0, sizeof *m);
 }
 
-/* Returns the last part of a path. */
-static inline const char* file_name(const char* path) {
-    const char* slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 static inline bool model_open_shard(ModelFiles* m, const char* dir, const char* name, Error* e) {
     char path[PATH_CAP];
     m->shards = (SafeTensors*)xrealloc(m->shards, (m->count + 1) * sizeof(SafeTensors));
@@ -140,20 +134,21 @@ static inline const SafeTensor* model_find(const ModelFiles* m, const char* name
     return NULL;
 }
 
-static inline bool model_match_tensor(const SafeTensors* file, const SafeTensor* t, ParamKind kind, size_t rows, size_t cols,
+/* Checks that a tensor of a file has the shape of a parameter; `says`: what says so. */
+static inline bool model_match_tensor(const SafeTensors* file, const SafeTensor* t, const Param* p, const char* says,
                                       Error* e) {
-    const bool matrix = param_specs[kind].matrix;
+    const bool matrix = param_specs[p->kind].matrix;
     const int ndim = matrix ? 2 : 1;
     char found[256];
     if (t->dtype != SAFE_F32 && t->dtype != SAFE_BF16 && t->dtype != SAFE_F16) {
         return fail(e, "%s: %s.dtype is %s, wanted F32, BF16 or F16", file->path, t->name, safe_dtypes[t->dtype].name);
     }
-    if (t->ndim == ndim && t->shape[ndim - 1] == cols && (!matrix || t->shape[0] == rows)) { return true; }
+    if (t->ndim == ndim && t->shape[ndim - 1] == p->cols && (!matrix || t->shape[0] == p->rows)) { return true; }
     safe_shape(found, sizeof found, t);
     if (matrix) {
-        return fail(e, "%s: %s.shape is %s, wanted [%zu, %zu] as config.json says", file->path, t->name, found, rows, cols);
+        return fail(e, "%s: %s.shape is %s, wanted [%zu, %zu] as %s", file->path, t->name, found, p->rows, p->cols, says);
     }
-    return fail(e, "%s: %s.shape is %s, wanted [%zu] as config.json says", file->path, t->name, found, cols);
+    return fail(e, "%s: %s.shape is %s, wanted [%zu] as %s", file->path, t->name, found, p->cols, says);
 }
 
 /* Returns whether the files may hold a tensor of this name that is not a parameter. */
@@ -184,11 +179,11 @@ static inline bool model_match(const ModelFiles* m, const char* dir, const Model
             return fail(e, "%s: tensor \"%s\" is missing, wanted %zu by %zu as config.json says",
                         m->count == 1 ? m->shards[0].path : dir, p->name, p->rows, p->cols);
         }
-        if (!model_match_tensor(file, s, p->kind, p->rows, p->cols, e)) { return false; }
+        if (!model_match_tensor(file, s, p, "config.json says", e)) { return false; }
     }
     if (c->tied) {
         const SafeTensor* head = model_find(m, "lm_head.weight", &file);
-        if (head && !model_match_tensor(file, head, P_LM_HEAD, t->items[0].rows, t->items[0].cols, e)) { return false; }
+        if (head && !model_match_tensor(file, head, &t->items[0], "config.json says", e)) { return false; }
         known += head != NULL;
     }
     if (total == known) { return true; }

@@ -11,7 +11,7 @@
 
 #include "llmc/base/utils.h"      // defines: fail, read_file, path_join, file_exists, is_directory
 #include "llmc/files/filekind.h"  // defines: file_looks_like
-#include "llmc/files/folder.h"    // defines: folder_has
+#include "llmc/files/folder.h"    // defines: folder_has, folder_of, file_name
 #include "llmc/files/json.h"      // defines: json_parse, json_get, json_wanted, json_is_off, json_is_string
 #include "llmc/base/text.h"       // defines: show_text, text_starts
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_index, token_table_add, merge_add, merge_piece
@@ -692,12 +692,10 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
     free(text);
     if (!ok) { return false; }
     t->path = xstrdup(file);
-    strcpy(folder, file);
-    char* slash = strrchr(folder, '/');
-    const char* name = slash ? slash + 1 : file;
-    if (slash) { slash[slash == folder] = 0; }
+    folder_of(file, folder);
+    const char* name = file_name(file);
     if (strcmp(name, "tokenizer.json") == 0 || strcmp(name, "tokenizer.model") == 0) {
-        ok = tokenizer_read_config(t, slash ? folder : ".", e);
+        ok = tokenizer_read_config(t, folder, e);
     }
     if (!ok) { tokenizer_free(t); }
     return ok;
