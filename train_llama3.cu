@@ -750,7 +750,7 @@ static StateSlot trainer_slot(void* model, SlotKind kind) {
 static StateSlot trainer_collect(void* model, SlotKind kind) {
     Llama* m = (Llama*)model;
     exchange_settle(&m->exchange);
-    return {slot_names[kind], SAFE_F32, shard_reader_source(&m->reader, kind), NULL, &m->reader};
+    return {slot_names[kind], SAFE_F32, shard_reader_source(&m->reader, kind), NULL, &m->reader, NULL};
 }
 
 /* Adds the plans of the matrix products to a checkpoint. */

@@ -108,7 +108,7 @@ static inline bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e)
     ok = ok && fseeko(w->f, 0, SEEK_SET) == 0 && fwrite(words, sizeof words, 1, w->f) == 1 && fflush(w->f) == 0;
     if (!ok) { return fail(e, "%s: writing failed: %s", w->tmp, strerror(errno)); }
     const TokenReader written = {w->f, w->tmp, h, t->vocab_size};
-    if (!tokenfile_scan(&written, NULL, NULL, e)) { return false; }
+    if (!tokenfile_scan(&written, NULL, e)) { return false; }
     ok = close_output(w->f, w->tmp, e);
     w->f = NULL;
     free(w->mask);

@@ -25,7 +25,7 @@
 #include "dev/data/train_bpe.h"
 #include "llmc/base/threads.h"         // defines: max_threads
 #include "llmc/files/folder.h"         // defines: make_directories
-#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/base/text.h"            // defines: text_count, print_names
 #include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
 

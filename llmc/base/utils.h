@@ -5,7 +5,7 @@
  * Wrong usage (flags) calls die_usage(): exit 2. A message reads "FILE: FIELD is FOUND, wanted WANTED" and may have a
  * second line "\n  hint: ...". `assert` is for our own bugs, never for a user's file.
  * Valid C11 and C++17. Mutable globals on the host exist only for hooks and signal handlers, which get no argument of ours: the
- * globals for a rank's messages here, and those in file_sums.h, watched.h, together.h and signals.h.
+ * globals for a rank's messages here, and those in together.h and signals.h.
  */
 #ifndef LLMC_UTILS_H
 #define LLMC_UTILS_H

@@ -176,7 +176,7 @@ static inline bool checkpoint_add(Checkpoint* k, const char* name, Error* e) {
     char path[PATH_CAP];
     uint64_t size = 0;
     uint32_t crc = 0;
-    if (!path_join(path, k->tmp, name, e) || !sync_file(path, e) || !file_sum(path, &size, &crc, 0, e)) { return false; }
+    if (!path_join(path, k->tmp, name, e) || !sync_file(path, e) || !file_sum(path, &size, &crc, NULL, e)) { return false; }
     file_sums_add(&k->sums, name, size, crc);
     return true;
 }
@@ -369,7 +369,7 @@ static inline bool checkpoint_sums_file(const FileSum* f, CheckpointUse use) {
 }
 
 /* Checks the checksums of a checkpoint's files, as far as this use wants them. */
-static inline bool checkpoint_check_sums(const char* dir, const FileSums* files, CheckpointUse use, Error* e) {
+static inline bool checkpoint_check_sums(const char* dir, const FileSums* files, CheckpointUse use, FILE* screen, Error* e) {
     uint64_t bytes = 0, size = 0;
     uint32_t crc = 0;
     char path[PATH_CAP];
@@ -377,19 +377,20 @@ static inline bool checkpoint_check_sums(const char* dir, const FileSums* files,
     for (size_t i = 0; i < files->count; i++) {
         bytes += checkpoint_sums_file(&files->items[i], use) ? files->items[i].size : 0;
     }
+    Progress progress = progress_begin(screen, "check", bytes, "B");
     for (size_t i = 0; ok && i < files->count; i++) {
         const FileSum* f = &files->items[i];
         if (!checkpoint_sums_file(f, use)) { continue; }
-        ok = path_join(path, dir, f->name, e) && file_sum(path, &size, &crc, bytes, e) && file_sum_check(f, path, crc, e);
+        ok = path_join(path, dir, f->name, e) && file_sum(path, &size, &crc, &progress, e) && file_sum_check(f, path, crc, e);
     }
-    if (file_sums_told) { file_sums_told(0, bytes); }
+    progress_end(&progress);
     return ok;
 }
 
 /* Reads dir/trainer_state.json and checks the sizes and checksums of the files it lists. CHECKPOINT_RUN checks them all.
  * CHECKPOINT_MODEL skips the state files, and leaves the weights' checksums to model_load_sums(). CHECKPOINT_RANK checks the
- * sizes alone. Free *s with trainer_state_free(), also after a failure. */
-static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerState* s, Error* e) {
+ * sizes alone. `screen` (or NULL) shows the progress. Free *s with trainer_state_free(), also after a failure. */
+static inline bool checkpoint_read(const char* dir, CheckpointUse use, FILE* screen, TrainerState* s, Error* e) {
     char path[PATH_CAP];
     memset(s, 0, sizeof *s);
     if (!is_directory(dir)) {
@@ -403,7 +404,7 @@ static inline bool checkpoint_read(const char* dir, CheckpointUse use, TrainerSt
         if (use == CHECKPOINT_MODEL && is_state_file(f->name)) { continue; }
         if (!checkpoint_check_size(dir, f, e)) { return false; }
     }
-    return checkpoint_check_sums(dir, &s->files, use, e);
+    return checkpoint_check_sums(dir, &s->files, use, screen, e);
 }
 
 /* Returns whether the run that wrote last, `last`, had been set back to a step before this checkpoint of another run. */
@@ -420,7 +421,7 @@ static inline bool checkpoint_check_found(const TrainerState* s, uint64_t step, 
 /* Finds the newest whole checkpoint in OUT: its folder in dir (PATH_CAP bytes; "" if OUT has no checkpoint) and its state.
  * Skips damaged ones with a warning; fails if all are damaged. A run resumes from a step that was not finite only if there is
  * no older checkpoint: a run that was not stopped continued from that step, too. */
-static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir, TrainerState* s, Error* e) {
+static inline bool checkpoint_find(const char* out, CheckpointUse use, FILE* screen, char* dir, TrainerState* s, Error* e) {
     uint64_t* steps = NULL;
     size_t count = 0;
     char tmp[PATH_CAP];
@@ -433,7 +434,7 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
     for (size_t i = 0; i < count && !found; i++) {
         Error cause = NO_ERROR;
         if (!checkpoint_paths(out, steps[i], dir, tmp, e)) { break; }
-        const bool whole = checkpoint_read(dir, use, s, &cause);
+        const bool whole = checkpoint_read(dir, use, screen, s, &cause);
         const bool abandoned = whole && checkpoint_abandoned(&last, s);
         found = whole && checkpoint_check_found(s, steps[i], &cause);
         if (found && abandoned) {
@@ -444,7 +445,7 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, char* dir
         if (spare && ruined == count) { ruined = i; }
         trainer_state_free(s);
         if (i + 1 == count && ruined < count) {
-            found = checkpoint_paths(out, steps[ruined], dir, tmp, e) && checkpoint_read(dir, use, s, e);
+            found = checkpoint_paths(out, steps[ruined], dir, tmp, e) && checkpoint_read(dir, use, screen, s, e);
             if (found) { warn("%s: no older checkpoint is whole: resuming all the same", cause.msg); }
         } else if (i + 1 == count) {
             fail(e, !s->not_finite ? "%s" : "%s\n  hint: --model PATH takes it all the same", cause.msg);
@@ -485,7 +486,7 @@ static inline bool checkpoint_check_log(const char* dir, const TrainerState* s, 
 static inline bool folder_is_checkpoint(const char* path) { return folder_has(path, "trainer_state.json"); }
 
 /* Opens what --resume PATH names: a checkpoint's folder, or the newest whole checkpoint in a folder of checkpoints. */
-static inline bool checkpoint_open(const char* path, CheckpointUse use, char* dir, TrainerState* s, Error* e) {
+static inline bool checkpoint_open(const char* path, CheckpointUse use, FILE* screen, char* dir, TrainerState* s, Error* e) {
     memset(s, 0, sizeof *s);
     dir[0] = 0;
     if (!is_directory(path)) {
@@ -493,7 +494,7 @@ static inline bool checkpoint_open(const char* path, CheckpointUse use, char* di
                     file_exists(path) ? "a file" : "missing");
     }
     if (!folder_is_checkpoint(path)) {
-        if (!checkpoint_find(path, use, dir, s, e)) { return false; }
+        if (!checkpoint_find(path, use, screen, dir, s, e)) { return false; }
         return dir[0] || fail(e, "%s: holds no checkpoint, wanted a folder step_NNNNNNNN in it", path);
     }
     const size_t n = strlen(path);
@@ -501,12 +502,12 @@ static inline bool checkpoint_open(const char* path, CheckpointUse use, char* di
         return fail(e, "%s: is an unfinished checkpoint, wanted a whole one", path);
     }
     snprintf(dir, PATH_CAP, "%s", path);
-    return checkpoint_read(dir, use, s, e);
+    return checkpoint_read(dir, use, screen, s, e);
 }
 
 /* Ends the exchange of a run that died between the two renames of checkpoint_exchange(): step_N is missing, but two copies are
  * left, the new .tmp and the old .old.tmp. The first that is whole gets the name back. */
-static inline bool checkpoint_restore(const char* out, uint64_t step, Error* e) {
+static inline bool checkpoint_restore(const char* out, uint64_t step, FILE* screen, Error* e) {
     char dir[PATH_CAP], copies[2][PATH_CAP];
     if (!checkpoint_paths(out, step, dir, copies[0], e)) { return false; }
     const int n = snprintf(copies[1], PATH_CAP, "%s.old.tmp", dir);
@@ -515,7 +516,7 @@ static inline bool checkpoint_restore(const char* out, uint64_t step, Error* e) 
     for (int i = 0; i < 2; i++) {
         TrainerState s;
         Error damaged = NO_ERROR;
-        const bool whole = checkpoint_read(copies[i], CHECKPOINT_RUN, &s, &damaged) && s.step == step;
+        const bool whole = checkpoint_read(copies[i], CHECKPOINT_RUN, screen, &s, &damaged) && s.step == step;
         trainer_state_free(&s);
         if (whole) {
             return (rename(copies[i], dir) == 0 || fail(e, "%s: cannot rename to %s: %s", copies[i], dir, strerror(errno))) &&
@@ -547,7 +548,7 @@ static inline bool checkpoint_set_aside(const char* out, uint64_t step, size_t* 
 }
 
 /* Removes what dead runs left behind: OUT/step_N.tmp and OUT/step_N.old.tmp. The caller holds the lock. */
-static inline bool checkpoint_remove_stale(const char* out, Error* e) {
+static inline bool checkpoint_remove_stale(const char* out, FILE* screen, Error* e) {
     DIR* d = opendir(out);
     if (!d) { return errno == ENOENT || fail(e, "%s: cannot open the folder: %s", out, strerror(errno)); }
     struct dirent* entry = NULL;
@@ -562,7 +563,7 @@ static inline bool checkpoint_remove_stale(const char* out, Error* e) {
         memcpy(name, entry->d_name, n);
         name[n] = 0;
         if (!checkpoint_step_of(name, &step)) { continue; }
-        ok = path_join(path, out, entry->d_name, e) && checkpoint_restore(out, step, e) && remove_tree(path, e);
+        ok = path_join(path, out, entry->d_name, e) && checkpoint_restore(out, step, screen, e) && remove_tree(path, e);
     }
     closedir(d);
     return ok;

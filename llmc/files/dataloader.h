@@ -488,13 +488,14 @@ static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64
 // ---------------------------------------------------------------------------------------------------------------------
 // checking all of it
 
-/* Reads every shard whole: each id must be below the vocabulary, each checksum must be right. */
-static inline bool dataloader_scan(const DataLoader* d, TokenFileProgress progress, void* ctx, Error* e) {
+/* Reads every shard whole: each id must be below the vocabulary, each checksum must be right. `progress` (or NULL) counts the
+ * bytes. */
+static inline bool dataloader_scan(const DataLoader* d, Progress* progress, Error* e) {
     for (int i = 0; i < d->num_shards; i++) {
         TokenReader file;
         if (!tokenfile_open(&file, d->shards[i].path, e)) { return false; }
         file.limit = d->vocab_limit;
-        const bool ok = tokenfile_scan(&file, progress, ctx, e);
+        const bool ok = tokenfile_scan(&file, progress, e);
         tokenfile_close(&file);
         if (!ok) { return false; }
     }

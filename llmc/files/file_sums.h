@@ -8,6 +8,7 @@
 #include <inttypes.h>
 
 #include "llmc/base/crc.h"
+#include "llmc/base/progress.h"  // defines: Progress, progress_add
 
 #ifndef FILE_SUM_PIECE
 #define FILE_SUM_PIECE (1 << 20)  // bytes a thread reads at once; tests set it smaller
@@ -62,13 +63,8 @@ static inline int file_sums_compare(const void* a, const void* b) {
     return strcmp(((const FileSum*)a)->name, ((const FileSum*)b)->name);
 }
 
-/* Called with the progress of a checkpoint's checksums: `bytes` more of `total` have been read; 0 at the end, also after an
- * error. One thread at a time calls it. NULL: no progress is reported. */
-static void (*file_sums_told)(uint64_t bytes, uint64_t total);
-
-/* Computes the size and checksum of a file. All threads read it together. of: the bytes of all files whose progress
- * file_sums_told() reports; 0: it reports nothing. */
-static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, uint64_t of, Error* e) {
+/* Computes the size and checksum of a file. All threads read it together. `progress` (or NULL) counts the bytes. */
+static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, Progress* progress, Error* e) {
     FILE* f = open_input(path, size, e);
     if (!f) { return false; }
     const uint64_t total = *size, pieces = (total + FILE_SUM_PIECE - 1) / FILE_SUM_PIECE;
@@ -83,8 +79,8 @@ static inline bool file_sum(const char* path, uint64_t* size, uint32_t* crc, uin
             const size_t n = size_min((size_t)(total - i * FILE_SUM_PIECE), FILE_SUM_PIECE);
             ok = ok && read_at(fileno(f), i * FILE_SUM_PIECE, piece, n, path, "the file", &cause);
             if (ok) { sum ^= crc_shift(crc_of(piece, n), total - i * FILE_SUM_PIECE - n); }
-#pragma omp critical(file_sums_told)
-            if (ok && of > 0 && file_sums_told) { file_sums_told(n, of); }
+#pragma omp critical(file_sum_progress)
+            if (ok) { progress_add(progress, n); }
         }
         free(piece);
 #pragma omp critical

@@ -246,12 +246,11 @@ static inline bool model_check_tied_head(const ModelFiles* m, const ParamTable* 
 
 /* Lists what to read from the open files: every weight for the slot's sink, in the order of the table. With `sums`, one for each
  * file, it also lists all other bytes, which the files' checksums need. */
-static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t, uint32_t* sums, StateSlot to) {
+static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t, uint32_t* sums, const StateSlot* to) {
     TensorPieces list = {NULL, 0};
     TensorPiece piece;
     memset(&piece, 0, sizeof piece);
-    piece.sink = to.sink;
-    piece.ctx = to.ctx;
+    piece.slot = to;
     for (int i = 0; i < t->count; i++) {
         piece.param = &t->items[i];
         piece.tensor = model_find(m, piece.param->name, &piece.file);
@@ -302,7 +301,7 @@ static inline bool model_read(const ModelFiles* m, const ParamTable* t, const Fi
                               Error* not_finite, Error* e) {
     Error refused = NO_ERROR;
     uint32_t* sums = (uint32_t*)xcalloc(m->count, sizeof(uint32_t));
-    TensorPieces pieces = model_pieces(m, t, wanted || crc ? sums : NULL, to);
+    TensorPieces pieces = model_pieces(m, t, wanted || crc ? sums : NULL, &to);
     bool ok = tensor_pieces_read(&pieces, not_finite ? not_finite : &refused, e);
     ok = ok && (!wanted || model_check_sums(m, sums, wanted, e));
     ok = ok && (!refused.msg[0] || fail(e, "%s", refused.msg));

@@ -238,10 +238,9 @@ static inline TensorPieces state_pieces(const StatePart* parts, size_t count, co
         piece.file = part->file;
         piece.tensor = part->tensor;
         piece.param = p;
-        piece.sink = slots[part->slot].sink;
-        piece.ctx = slots[part->slot].ctx;
+        piece.slot = &slots[part->slot];
         piece.squares = strcmp(slots[part->slot].name, slot_names[SLOT_V]) == 0;
-        if (!piece.sink) { continue; }
+        if (!piece.slot->sink && !piece.slot->passed) { continue; }
         for (size_t r = state_range_at(own, begin); r < own->count && own->items[r].first < end; r++) {
             const size_t from = size_max(begin, own->items[r].first);
             piece.first = from - p->offset;
@@ -306,7 +305,7 @@ static inline bool arena_store(void* arena, const Param* p, size_t first, size_t
 
 /* Returns the slot of an fp32 arena in host memory. */
 static inline StateSlot arena_slot(SlotKind kind, float* arena) {
-    const StateSlot slot = {slot_names[kind], SAFE_F32, arena_fetch, arena_store, arena};
+    const StateSlot slot = {slot_names[kind], SAFE_F32, arena_fetch, arena_store, arena, NULL};
     return slot;
 }
 

@@ -24,7 +24,7 @@
 #define LLMC_ROWS_H
 
 #include "llmc/base/utils.h"       // defines: fail, read_at, xmalloc, xgrow, size_min, now_seconds
-#include "llmc/files/tokenfile.h"  // defines: TokenReader, TokenFileProgress, tokenfile_read, tokenfile_read_ids, tokenfile_bit
+#include "llmc/files/tokenfile.h"  // defines: TokenReader, tokenfile_read, tokenfile_read_ids, tokenfile_bit
 
 typedef enum { DOCUMENTS_AUTO, DOCUMENTS_CROSS, DOCUMENTS_PACK, DOCUMENTS_MASK } Documents;
 static const char* const documents_names[] = {"auto", "cross", "pack", "mask"};
@@ -40,8 +40,7 @@ typedef struct {
     int32_t bos;           // what documents begin with; -1: unknown
     uint64_t fingerprint;  // fingerprint of the tokenizer that has this BOS; 0: unknown
     bool certain;          // data that does not name its tokenizer counts as made with this one
-    TokenFileProgress progress;
-    void* progress_ctx;
+    Progress* progress;    // counts the bytes that are read to find documents; NULL: nobody does
 } RowRule;
 
 /* Numbers of what the rows hold. */
@@ -229,7 +228,7 @@ static bool rows_pack(RowMaker* m, const RowRule* rule, Error* e) {
             if (at + i > start) { ok = rows_add_document(m, start, at + i, e); }
             start = at + i;
         }
-        if (ok && rule->progress) { rule->progress(rule->progress_ctx, n * width); }
+        if (ok) { progress_add(rule->progress, n * width); }
     }
     free(raw);
     if (ok && found == 0) {

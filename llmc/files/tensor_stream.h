@@ -13,6 +13,7 @@
 
 #include "llmc/base/crc.h"
 #include "llmc/base/float16.h"
+#include "llmc/base/progress.h"  // defines: Progress, progress_add
 #include "llmc/config.h"
 #include "llmc/files/safetensors.h"
 #include "llmc/base/text.h"
@@ -30,6 +31,12 @@ typedef bool (*TensorSink)(void* ctx, const Param* p, size_t first, size_t n, co
 /* Writes n elements of p, from element `first` on, to dst. */
 typedef bool (*TensorSource)(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e);
 
+/* What has passed between a model and files. */
+typedef struct {
+    Progress progress;  // of elements
+    bool not_finite;    // a value that was written is not finite
+} Passed;
+
 /* One kind of tensors of a model: its weights, or a part of the optimizer's state (optimizer_state.h). For writing, `source`
  * gives the floats and `dtype` the format on disk. For reading, `sink` gets the floats; NULL: the run does not need them. */
 typedef struct {
@@ -38,16 +45,23 @@ typedef struct {
     TensorSource source;
     TensorSink sink;
     void* ctx;
+    Passed* passed;  // counts the floats; NULL: nobody does
 } StateSlot;
 
 /* Return a slot for writing alone, and for reading alone. */
 static inline StateSlot slot_from(SafeDtype dtype, TensorSource source, void* ctx) {
-    const StateSlot slot = {"", dtype, source, NULL, ctx};
+    const StateSlot slot = {"", dtype, source, NULL, ctx, NULL};
     return slot;
 }
 static inline StateSlot slot_to(TensorSink sink, void* ctx) {
-    const StateSlot slot = {"", SAFE_F32, NULL, sink, ctx};
+    const StateSlot slot = {"", SAFE_F32, NULL, sink, ctx, NULL};
     return slot;
+}
+
+/* Passes n elements that were read or drawn to the slot. */
+static inline bool slot_store(const StateSlot* to, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+    if (to->passed) { progress_add(&to->passed->progress, n); }
+    return !to->sink || to->sink(to->ctx, p, first, n, src, e);
 }
 
 /* Draws fresh parameters for the slot's sink, by param_init(), in the order of the table. */
@@ -59,7 +73,7 @@ static inline bool tensors_draw(const ModelConfig* c, const ParamTable* t, uint6
         for (size_t first = 0; ok && first < param_size(p); first += MODEL_PIECE) {
             const size_t n = size_min(MODEL_PIECE, param_size(p) - first);
             param_init(w, p, first, n, (uint32_t)i, c, seed);
-            ok = to.sink(to.ctx, p, first, n, w, e);
+            ok = slot_store(&to, p, first, n, w, e);
         }
     }
     free(w);
@@ -77,10 +91,9 @@ typedef struct {
     size_t at, n;
     const Param* param;
     size_t first;
-    TensorSink sink;
-    void* ctx;
-    bool squares;   // a mean of squares: no value is below 0
-    uint32_t* sum;  // the file's checksum, which takes the piece's share (XOR); NULL: not wanted
+    const StateSlot* slot;  // gets the elements; NULL: none does
+    bool squares;           // a mean of squares: no value is below 0
+    uint32_t* sum;          // the file's checksum, which takes the piece's share (XOR); NULL: not wanted
 } TensorPiece;
 
 typedef struct {
@@ -172,7 +185,7 @@ static inline bool tensor_pieces_hand_over(const TensorPiece* pieces, const Tens
         if (slots[i].error.msg[0]) { return fail(e, "%s", slots[i].error.msg); }
         if (p->sum) { *p->sum ^= slots[i].share; }
         if (bad_value && slots[i].good < p->n) { tensor_fail_value(p, &slots[i], bad_value); }
-        if (p->sink && !p->sink(p->ctx, p->param, p->first, p->n, slots[i].values, e)) { return false; }
+        if (p->slot && !slot_store(p->slot, p->param, p->first, p->n, slots[i].values, e)) { return false; }
     }
     return true;
 }
@@ -216,6 +229,14 @@ static inline bool tensor_fits(const float* x, size_t n, uint32_t least, const c
                 (first + i) / p->cols, (first + i) % p->cols, format);
 }
 
+/* Gets n elements from the slot, to write them. */
+static inline bool slot_fetch(const StateSlot* from, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    if (from->passed) { progress_add(&from->passed->progress, n); }
+    if (!from->source(from->ctx, p, first, n, dst, e)) { return false; }
+    if (from->passed) { from->passed->not_finite |= count_good(dst, n, false) < n; }
+    return true;
+}
+
 /* Writes elements [first, first + n) of a parameter from a slot, rounded to its dtype. `buffer` holds MODEL_PIECE floats. Fails
  * if rounding would make a finite element infinite. */
 static inline bool tensor_write(SafeWriter* w, const StateSlot* slot, const Param* p, size_t first, size_t n, float* buffer,
@@ -224,7 +245,7 @@ static inline bool tensor_write(SafeWriter* w, const StateSlot* slot, const Para
     const uint32_t least = dtype == SAFE_F16 ? F16_INFINITE : dtype == SAFE_BF16 ? BF16_INFINITE : 0x7F800000u;
     for (size_t done = 0; done < n; done += MODEL_PIECE) {
         const size_t m = size_min(n - done, MODEL_PIECE);
-        if (!slot->source(slot->ctx, p, first + done, m, buffer, e) ||
+        if (!slot_fetch(slot, p, first + done, m, buffer, e) ||
             !tensor_fits(buffer, m, least, safe_dtypes[dtype].name, w->path, p, first + done, e) ||
             !safewriter_f32(w, dtype, buffer, m, e)) {
             return false;

@@ -19,6 +19,7 @@
 #define LLMC_TOKENFILE_H
 
 #include "llmc/base/crc.h"        // defines: Crc, crc_begin, crc_add, crc_end
+#include "llmc/base/progress.h"   // defines: Progress, progress_add
 #include "llmc/base/utils.h"      // defines: fail, open_input, read_exact, read_at
 #include "llmc/files/filekind.h"  // defines: FileKind, text_kind_of
 
@@ -192,11 +193,8 @@ static inline bool tokenfile_read_ids(const TokenReader* r, uint64_t first, size
     return true;
 }
 
-/* Called after each piece of a scan, with its bytes. */
-typedef void (*TokenFileProgress)(void* ctx, size_t bytes);
-
 /* Adds the mask of an open file to the checksum, and checks that it is filled up with zeros. */
-static inline bool tokenfile_scan_mask(const TokenReader* r, Crc* crc, TokenFileProgress progress, void* ctx, Error* e) {
+static inline bool tokenfile_scan_mask(const TokenReader* r, Crc* crc, Progress* progress, Error* e) {
     enum { MOST = 1 << 16 };  // bytes at a time
     const TokenFileHeader* h = &r->h;
     const uint64_t end = tokenfile_bytes(h);
@@ -209,14 +207,15 @@ static inline bool tokenfile_scan_mask(const TokenReader* r, Crc* crc, TokenFile
         if (ok && at + n == end && h->num_tokens % 8 && bits[n - 1] >> h->num_tokens % 8) {
             ok = fail(e, "%s: the bits behind the mask's last are not all 0: the file is damaged", r->path);
         }
-        if (ok && progress) { progress(ctx, n); }
+        if (ok) { progress_add(progress, n); }
     }
     free(bits);
     return ok;
 }
 
-/* Reads all of an open file: checks that each id is below the limit, the mask's end, and the checksum, if the file has one. */
-static inline bool tokenfile_scan(const TokenReader* r, TokenFileProgress progress, void* ctx, Error* e) {
+/* Reads all of an open file: checks that each id is below the limit, the mask's end, and the checksum, if the file has one.
+ * `progress` (or NULL) counts the bytes. */
+static inline bool tokenfile_scan(const TokenReader* r, Progress* progress, Error* e) {
     const TokenFileHeader* h = &r->h;
     const size_t width = (size_t)h->token_bytes, most = 1 << 18;  // tokens at a time
     unsigned char* raw = (unsigned char*)xmalloc(most * width);
@@ -228,11 +227,11 @@ static inline bool tokenfile_scan(const TokenReader* r, TokenFileProgress progre
         n = size_min(h->num_tokens - at, most);
         ok = tokenfile_read_ids(r, at, n, raw, ids, "the file", e);
         crc_add(&crc, raw, ok ? n * width : 0);
-        if (ok && progress) { progress(ctx, n * width); }
+        if (ok) { progress_add(progress, n * width); }
     }
     free(raw);
     free(ids);
-    ok = ok && (!h->masked || tokenfile_scan_mask(r, &crc, progress, ctx, e));
+    ok = ok && (!h->masked || tokenfile_scan_mask(r, &crc, progress, e));
     if (ok && h->has_crc && crc_end(&crc) != h->crc) {
         ok = fail(e, "%s: the checksum of its %s is %08x, wanted %08x: the file is damaged\n  hint: copy or make it again",
                   r->path, h->masked ? "tokens and mask" : "tokens", crc_end(&crc), h->crc);

@@ -221,10 +221,10 @@ static inline StateSlot weights_slot(WeightArena* a, SlotKind kind) {
     const SafeDtype moment = a->bf16_moments ? SAFE_BF16 : SAFE_F32;
     const SafeDtype exact = IS_BF16 && a->master_kind == MASTER_NONE ? SAFE_BF16 : SAFE_F32;
     switch (kind) {
-        case SLOT_M: return {slot_names[kind], moment, fetch_moment<SLOT_M>, store_moment<SLOT_M>, a};
-        case SLOT_V: return {slot_names[kind], moment, fetch_moment<SLOT_V>, store_moment<SLOT_V>, a};
-        case SLOT_MASTER: return {slot_names[kind], exact, fetch_trained, store_trained, a};
-        default: return {slot_names[kind], SAFE_F32, fetch_weights, store_weights, a};
+        case SLOT_M: return {slot_names[kind], moment, fetch_moment<SLOT_M>, store_moment<SLOT_M>, a, NULL};
+        case SLOT_V: return {slot_names[kind], moment, fetch_moment<SLOT_V>, store_moment<SLOT_V>, a, NULL};
+        case SLOT_MASTER: return {slot_names[kind], exact, fetch_trained, store_trained, a, NULL};
+        default: return {slot_names[kind], SAFE_F32, fetch_weights, store_weights, a, NULL};
     }
 }
 

@@ -39,7 +39,7 @@ static void make_checkpoints(void) {
     for (uint64_t step = 1; step <= STEPS; step++) {
         Checkpoint k;
         TrainerState s;
-        const StateSlot slots[2] = {{"m", SAFE_F32, give, NULL, NULL}, {"v", SAFE_F32, give, NULL, NULL}};
+        const StateSlot slots[2] = {{"m", SAFE_F32, give, NULL, NULL, NULL}, {"v", SAFE_F32, give, NULL, NULL, NULL}};
         memset(&s, 0, sizeof s);
         s.step = step;
         s.world_size = 1;
@@ -178,7 +178,7 @@ static void check_newest(const char* found, uint64_t found_step, uint64_t set_ba
         const bool newer = !*found || steps[i] > found_step;
         REQUIRE(checkpoint_paths(out, steps[i], dir, tmp, &cause));
         if (!newer && !verified) { continue; }
-        const bool sound = checkpoint_read(dir, CHECKPOINT_RUN, &s, &cause);
+        const bool sound = checkpoint_read(dir, CHECKPOINT_RUN, NULL, &s, &cause);
         REQUIRE(!newer || !sound || s.step > set_back || !checkpoint_check_found(&s, steps[i], &cause));
         REQUIRE(!verified || !verify_checkpoint(dir, NULL) || (sound && (set_back == UINT64_MAX || s.step != 2)));
         trainer_state_free(&s);
@@ -193,7 +193,7 @@ static void load_model(const char* dir, const TrainerState* s) {
     bool ok = model_check(dir, &c, &e);
     if (ok) {
         ParamTable t = param_table(&c);
-        ok = model_load_sums(dir, &c, &t, &s->files, NULL, slot_to(verify_tensor, NULL), NULL, &e);
+        ok = model_load_sums(dir, &c, &t, &s->files, NULL, slot_to(NULL, NULL), NULL, &e);
         param_table_free(&t);
     }
     fuzz_check_error(ok, &e);
@@ -204,22 +204,22 @@ static void find(uint8_t how) {
     char dir[PATH_CAP], model_dir[PATH_CAP];
     TrainerState s, model;
     Error e = NO_ERROR, ignored = NO_ERROR, cause = NO_ERROR;
-    const bool ok = checkpoint_find(out, CHECKPOINT_RUN, dir, &s, &e);
+    const bool ok = checkpoint_find(out, CHECKPOINT_RUN, NULL, dir, &s, &e);
     fuzz_check_error(ok, &e);
     if (ok && dir[0]) { check_whole(dir, &s); }
     check_newest(ok ? dir : "", s.step, how & SET_BACK ? 1 : UINT64_MAX, how & VERIFY);
     if (how & BY_NAME) {  // also opens the checkpoint that it found
-        const bool opened = checkpoint_open(out, CHECKPOINT_RUN, model_dir, &model, &cause);
+        const bool opened = checkpoint_open(out, CHECKPOINT_RUN, NULL, model_dir, &model, &cause);
         fuzz_check_error(opened, &cause);
         REQUIRE(opened == (ok && dir[0]) && (!opened || model.step == s.step));
         trainer_state_free(&model);
     }
     if (how & BY_NAME && ok && dir[0]) {
-        must(checkpoint_open(dir, CHECKPOINT_RUN, model_dir, &model, &ignored) && strcmp(dir, model_dir) == 0, &ignored);
+        must(checkpoint_open(dir, CHECKPOINT_RUN, NULL, model_dir, &model, &ignored) && strcmp(dir, model_dir) == 0, &ignored);
         trainer_state_free(&model);
     }
     if (how & FIND_MODEL) {
-        const bool has_model = checkpoint_find(out, CHECKPOINT_MODEL, model_dir, &model, &ignored);
+        const bool has_model = checkpoint_find(out, CHECKPOINT_MODEL, NULL, model_dir, &model, &ignored);
         REQUIRE(!has_model || !ok || model.step >= s.step);
         if (has_model && model_dir[0]) { load_model(model_dir, &model); }
         trainer_state_free(&model);
@@ -230,7 +230,7 @@ static void find(uint8_t how) {
 /* Removes leftovers of runs and old checkpoints, then sets aside the checkpoints after step 1. */
 static void clean(uint8_t how) {
     Error stale = NO_ERROR, e = NO_ERROR, aside = NO_ERROR;
-    fuzz_check_error(checkpoint_remove_stale(out, &stale), &stale);
+    fuzz_check_error(checkpoint_remove_stale(out, NULL, &stale), &stale);
     const int keep = how & KEEP_2 ? 2 : 1;
     checkpoint_prune(out, keep, how & MAJOR ? 2 : 0, STEPS);
     uint64_t* steps = NULL;

@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const int B = 1 + (data[0] & 3), T = 1 + (data[0] >> 2 & 15);
     DataLoader d;
     Error e = NO_ERROR;
-    const RowRule rule = {(Documents)(data[2] >> 6), data[1], 0, true, NULL, NULL};
+    const RowRule rule = {(Documents)(data[2] >> 6), data[1], 0, true, NULL};
     bool ok = dataloader_open(&d, pattern, (BatchShare){B, T, 0, 1}, 1, data[0] >> 6 & 1, &rule, &e);
     fuzz_check_error(ok, &e);
     if (ok) {
@@ -30,7 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         REQUIRE(dataloader_fingerprint(&d, &print, &bad));
         fuzz_check_error(dataloader_check_vocab(&d, 1 + data[0], 1, &refused), &refused);
         ok = dataloader_check_vocab(&d, 70000, 0, &e);
-        const bool whole = ok && dataloader_scan(&d, NULL, NULL, &bad);
+        const bool whole = ok && dataloader_scan(&d, NULL, &bad);
         REQUIRE(!ok || whole == !bad.msg[0]);
         while (ok && d.row < 2 * d.rows_per_epoch) {
             ok = dataloader_next(&d, x, y, &e);

@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     memset(&v, 0, sizeof v);
     ArenaRange range = {lo, t.elements - lo};
     const ArenaRanges own = {&range, 1};
-    const StateSlot slots[2] = {{"m", SAFE_F32, NULL, take, &m}, {"v", SAFE_F32, NULL, take, &v}};
+    const StateSlot slots[2] = {{"m", SAFE_F32, NULL, take, &m, NULL}, {"v", SAFE_F32, NULL, take, &v, NULL}};
     Error e = NO_ERROR;
     const bool ok = state_load(fuzz_folder(), ranks, &t, &own, slots, 2, &e);
     fuzz_check_error(ok, &e);

@@ -4,7 +4,7 @@
 #include "llmc/files/optimizer_state.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    static const StateSlot slots[2] = {{"m", SAFE_F32, NULL, NULL, NULL}, {"v", SAFE_F32, NULL, NULL, NULL}};
+    static const StateSlot slots[2] = {{"m", SAFE_F32, NULL, NULL, NULL, NULL}, {"v", SAFE_F32, NULL, NULL, NULL, NULL}};
     const char* path = fuzz_file(data, size);
     ModelConfig c;
     config_preset(&c, "d1", 16);

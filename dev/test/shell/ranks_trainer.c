@@ -291,7 +291,7 @@ static bool zero_piece(void* model, const Param* p, size_t first, size_t n, floa
 }
 
 static StateSlot zero_collect(void* model, SlotKind kind) {
-    const StateSlot slot = {slot_names[kind], SAFE_F32, zero_team ? zero_piece : NULL, NULL, model};
+    const StateSlot slot = {slot_names[kind], SAFE_F32, zero_team ? zero_piece : NULL, NULL, model, NULL};
     return slot;
 }
 

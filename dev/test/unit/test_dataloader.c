@@ -6,7 +6,7 @@
 #include <math.h>
 
 static char folder[PATH_CAP];
-static const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
+static const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // making files
@@ -760,7 +760,7 @@ static const char* scan(const char* pattern) {
     DataLoader d;
     e.msg[0] = 0;
     const bool ok =
-        dataloader_open(&d, pattern, (BatchShare){1, T, 0, 1}, 0, true, &cross, &e) && dataloader_scan(&d, NULL, NULL, &e);
+        dataloader_open(&d, pattern, (BatchShare){1, T, 0, 1}, 0, true, &cross, &e) && dataloader_scan(&d, NULL, &e);
     CHECK(ok == !e.msg[0], "%s", e.msg);
     dataloader_close(&d);
     return e.msg;

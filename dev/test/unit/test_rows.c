@@ -168,7 +168,7 @@ static void naive_read(const Text* t, const NaiveRow* row, int T, bool mask, int
 // rows
 
 static RowRule rule_of(Documents documents) {
-    const RowRule rule = {documents, BOS, 77, true, NULL, NULL};
+    const RowRule rule = {documents, BOS, 77, true, NULL};
     return rule;
 }
 
@@ -365,7 +365,7 @@ static void refuses(const char* pattern, const RowRule* rule, const char* part1,
 
 static void what_has_no_documents_is_refused(void) {
     const RowRule automatic = rule_of(DOCUMENTS_AUTO), cross = rule_of(DOCUMENTS_CROSS), mask = rule_of(DOCUMENTS_MASK);
-    RowRule pack = rule_of(DOCUMENTS_PACK), unknown = {DOCUMENTS_PACK, -1, 0, false, NULL, NULL}, other = pack;
+    RowRule pack = rule_of(DOCUMENTS_PACK), unknown = {DOCUMENTS_PACK, -1, 0, false, NULL}, other = pack;
     Text* t = random_text(100, 20, false, 1);
     write_text("a.bin", t, 2);
     other.fingerprint = 78;

@@ -5,13 +5,12 @@
 #include "llmc/run/session/machine.h"
 #include "llmc/run/session/memory.h"
 #include "llmc/run/session/plan.h"
-#include "llmc/run/screen/progress.h"
+#include "llmc/base/progress.h"
 #include "llmc/run/screen/screen.h"
 #include "llmc/train/not_finite.h"
 #include "llmc/run/session/signals.h"
 #include "llmc/run/loop/timing.h"
 #include "llmc/run/loop/pace.h"
-#include "llmc/run/screen/watched.h"
 #include "llmc/files/logger.h"
 #include "llmc/optim/recipe.h"
 #include "llmc/train/scheduler.h"
@@ -874,7 +873,7 @@ static bool depart(void* arrived, const Param* p, size_t first, size_t n, float*
     return true;
 }
 
-static void what_is_watched_passes_and_is_counted(void) {
+static void what_passes_is_counted(void) {
     int ends[2];
     float values[4] = {1, 2, 3, 4}, got[2] = {0, 0};
     const Param p = {.offset = 1, .rows = 1, .cols = 3, .name = "p"};
@@ -882,20 +881,20 @@ static void what_is_watched_passes_and_is_counted(void) {
     Error e = NO_ERROR;
     CHECK(pipe2(ends, O_NONBLOCK) == 0, "no pipe");
     FILE* out = fdopen(ends[1], "w");
-    Progress progress = progress_begin(out, "load", 8, "weights");
-    Watched watched;
-    const StateSlot slot = {"m", SAFE_F32, depart, arrive, &a};
-    const StateSlot seen = watch(&watched, slot, &progress);
-    CHECK(strcmp(seen.name, "m") == 0 && seen.dtype == SAFE_F32, "the slot is another");
+    Passed passed = {progress_begin(out, "load", 8, "weights"), false};
+    StateSlot slot = {"m", SAFE_F32, depart, arrive, &a, &passed};
     const float src[2] = {5, 6};
-    CHECK(seen.sink(seen.ctx, &p, 1, 2, src, &e) && values[2] == 5 && values[3] == 6 && values[1] == 2, "not where it belongs");
-    progress.start -= 11;
-    CHECK(seen.source(seen.ctx, &p, 0, 2, got, &e) && got[0] == 2 && got[1] == 5, "not what is there");
+    CHECK(slot_store(&slot, &p, 1, 2, src, &e) && values[2] == 5 && values[3] == 6 && values[1] == 2, "not where it belongs");
+    passed.progress.start -= 11;
+    CHECK(slot_fetch(&slot, &p, 0, 2, got, &e) && got[0] == 2 && got[1] == 5, "not what is there");
     const char* line = what_came(ends[0]);
     CHECK(strncmp(line, "load     50.0 % of 8 weights, 0.36 weights/s, 0:11 left\n", 56) == 0, "%s", line);
-    CHECK(!seen.sink(seen.ctx, &p, 1, 1, src, &e) && strcmp(e.msg, "these are too many") == 0, "an error is lost");
-    watched.slot.sink = NULL;
-    CHECK(watched_take(&watched, &p, 0, 2, src, &e) && progress.done == 7, "without a sink it counts: %d", (int)progress.done);
+    CHECK(!slot_store(&slot, &p, 1, 1, src, &e) && strcmp(e.msg, "these are too many") == 0, "an error is lost");
+    slot.sink = NULL;
+    CHECK(slot_store(&slot, &p, 0, 2, src, &e) && passed.progress.done == 7, "without a sink: %d", (int)passed.progress.done);
+    CHECK(!passed.not_finite, "all are finite");
+    values[2] = INFINITY;
+    CHECK(slot_fetch(&slot, &p, 0, 2, got, &e) && passed.not_finite, "an infinite one is not noted");
     fclose(out);
     close(ends[0]);
 }
@@ -1140,7 +1139,7 @@ int main(int argc, char** argv) {
     RUN(numbers_read_well);
     RUN(progress_tells_share_speed_and_time_left);
     RUN(progress_is_one_line_at_a_terminal_and_few_elsewhere);
-    RUN(what_is_watched_passes_and_is_counted);
+    RUN(what_passes_is_counted);
     RUN(weights_in_pieces_are_those_drawn_at_once);
     RUN(steps_are_timed_and_given_up_after_a_while);
     RUN(the_columns_of_the_step_line_stand_below_their_names);

@@ -5,7 +5,7 @@
 static double seconds;  // the time that has passed; a test sets it
 static double set_seconds(void) { return seconds; }
 #define now_seconds set_seconds
-#include "llmc/run/screen/progress.h"
+#include "llmc/base/progress.h"
 #undef now_seconds
 
 #include "llmc/base/threads.h"
@@ -263,7 +263,7 @@ static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
     must(team_open(&team, r, NULL, 0, 120, &e), &e);
     s.process.team = ranks > 1 ? &team : NULL;
     if (p.fault == NO_FOLDER) { s.chosen.out = file; }
-    const StateSlot slots[] = {{"m", SAFE_F32, give, NULL, &p}, {"v", SAFE_BF16, give, NULL, &p}};
+    const StateSlot slots[] = {{"m", SAFE_F32, give, NULL, &p, NULL}, {"v", SAFE_BF16, give, NULL, &p, NULL}};
     s.chosen.keep = 1;
     const SafeDtype dtype = fault == LARGE_WEIGHT ? SAFE_F16 : SAFE_F32;
     const bool saved = session_checkpoint(&s, slot_from(dtype, give_weights, &p), false, slots, 2, add_none, &p, &e);
@@ -313,7 +313,7 @@ static size_t wrong_elements(const char* dir, int ranks) {
     Error e = NO_ERROR;
     size_t right = 0;
     make_session(&s, 0, 1, 2);
-    const StateSlot slots[] = {{"m", SAFE_F32, NULL, take, &right}, {"v", SAFE_BF16, NULL, NULL, NULL}};
+    const StateSlot slots[] = {{"m", SAFE_F32, NULL, take, &right, NULL}, {"v", SAFE_BF16, NULL, NULL, NULL, NULL}};
     CHECK(state_load(dir, ranks, &s.spec.trained, &s.spec.owned, slots, 2, &e), "%s", e.msg);
     const size_t wrong = s.spec.trained.num_params - right;
     session_close(&s);
@@ -328,7 +328,7 @@ static void several_ranks_write_one_checkpoint(void) {
         ModelConfig c;
         Error e = NO_ERROR;
         write_as_ranks(ranks, NOTHING, -1);
-        CHECK(checkpoint_read(dir, CHECKPOINT_RUN, &state, &e) && model_check(dir, &c, &e), "%d ranks: %s", ranks, e.msg);
+        CHECK(checkpoint_read(dir, CHECKPOINT_RUN, NULL, &state, &e) && model_check(dir, &c, &e), "%d ranks: %s", ranks, e.msg);
         CHECK(state.world_size == ranks, "%d ranks: world_size is %d", ranks, state.world_size);
         trainer_state_free(&state);
         CHECK(wrong_elements(dir, ranks) == 0, "%d ranks: the state differs", ranks);
@@ -355,7 +355,7 @@ static void a_wrong_checksum_of_another_rank_is_found_by_the_reader(void) {
     Error e = NO_ERROR;
     snprintf(dir, sizeof dir, "%s/step_00000002", folder);
     write_as_ranks(3, OTHER_SUM, 2);
-    CHECK(!checkpoint_read(dir, CHECKPOINT_RUN, &state, &e) && strstr(e.msg, "state_rank00002") &&
+    CHECK(!checkpoint_read(dir, CHECKPOINT_RUN, NULL, &state, &e) && strstr(e.msg, "state_rank00002") &&
               strstr(e.msg, "the checksum is"),
           "%s", e.msg);
     trainer_state_free(&state);

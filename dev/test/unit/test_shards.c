@@ -689,7 +689,7 @@ static size_t rank_values(Rank* r, bool fill) {
 static void rank_slots(Rank* r, RankState states[3], StateSlot slots[3]) {
     for (int k = 0; k < 3; k++) {
         const RankState state = {r, k};
-        const StateSlot slot = {kinds[k], k == 0 ? SAFE_BF16 : SAFE_F32, give, take, &states[k]};
+        const StateSlot slot = {kinds[k], k == 0 ? SAFE_BF16 : SAFE_F32, give, take, &states[k], NULL};
         states[k] = state;
         slots[k] = slot;
     }
@@ -952,8 +952,9 @@ static void save_header(const char* dir, const Rank* r, const StateSlot* slots) 
 
 static void the_state_of_70b_on_64_ranks_opens_quickly(void) {
     const ModelConfig c = preset("llama3.1-70b", 0);
-    const StateSlot slots[3] = {
-        {"m", SAFE_F32, NULL, NULL, NULL}, {"v", SAFE_F32, NULL, NULL, NULL}, {"master", SAFE_F32, NULL, NULL, NULL}};
+    const StateSlot slots[3] = {{"m", SAFE_F32, NULL, NULL, NULL, NULL},
+                                {"v", SAFE_F32, NULL, NULL, NULL, NULL},
+                                {"master", SAFE_F32, NULL, NULL, NULL, NULL}};
     char dir[PATH_CAP];
     Error e = NO_ERROR;
     test_folder(dir);

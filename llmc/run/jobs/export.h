@@ -19,7 +19,7 @@
 #include "llmc/files/side_files.h"
 #include "llmc/lora.h"
 #include "llmc/run/cli/options.h"
-#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/base/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/session.h"
 #include "llmc/text/tokenizer_write.h"
 

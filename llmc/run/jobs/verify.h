@@ -13,14 +13,7 @@
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/model_folder.h"
 #include "llmc/files/optimizer_state.h"
-#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
-
-/* A TensorSink: the readers check the values. ctx: a Progress, or NULL */
-static inline bool verify_tensor(void* ctx, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    (void)p, (void)first, (void)src, (void)e;
-    if (ctx) { progress_add((Progress*)ctx, n); }
-    return true;
-}
+#include "llmc/base/progress.h"  // defines: progress_begin, progress_end
 
 /* Reads the configuration of a checkpoint's model; with LoRA, the configuration of the base, which must exist. `base` is the
  * base's folder now, or "" for the folder that the adapters name; on return it is the folder that was read. */
@@ -36,9 +29,9 @@ static inline bool verify_config(const char* dir, ModelConfig* c, char base[PATH
 
 /* Checks that the adapters were trained beside these weights of the base. */
 static inline bool verify_base(const char* base, const ModelConfig* c, const ParamTable* t, const TrainerState* s,
-                               Progress* progress, Error* e) {
+                               StateSlot checked, Error* e) {
     uint32_t crc = 0;
-    if (!model_load_sums(base, c, t, NULL, &crc, slot_to(verify_tensor, progress), NULL, e)) { return false; }
+    if (!model_load_sums(base, c, t, NULL, &crc, checked, NULL, e)) { return false; }
     return !s->base || s->base == crc ||
            fail(e, "%s: the weights' checksum is %" PRIu32 ", but the adapters were trained beside weights with %" PRIu64, base,
                 crc, s->base);
@@ -57,15 +50,16 @@ static inline bool verify_tensors(const char* dir, const TrainerState* s, const 
     const bool lora = c.lora.rank > 0;
     const int num_slots = trainer_state_has_master(s) ? 3 : 2;
     const uint64_t values = (lora ? table.num_params : 0) + (1 + (uint64_t)num_slots) * trained.num_params;
-    Progress p = progress_begin(stdout, "check", values, "values");
-    const StateSlot slots[] = {{"m", SAFE_F32, NULL, verify_tensor, &p},
-                               {"v", SAFE_F32, NULL, verify_tensor, &p},
-                               {"master", SAFE_F32, NULL, verify_tensor, &p}};
-    const bool read =
-        lora ? adapter_load(dir, &trained, NULL, slots[0], e) && verify_base(base, &c, &table, s, &p, e)
-             : model_load_sums(dir, &c, &table, NULL, NULL, slots[0], trainer_state_has_master(s) ? note : NULL, e);
+    Passed passed = {progress_begin(stdout, "check", values, "values"), false};
+    const StateSlot slots[] = {{"m", SAFE_F32, NULL, NULL, NULL, &passed},
+                               {"v", SAFE_F32, NULL, NULL, NULL, &passed},
+                               {"master", SAFE_F32, NULL, NULL, NULL, &passed}};
+    const StateSlot weights = slots[2];
+    const bool read = lora
+                          ? adapter_load(dir, &trained, NULL, weights, e) && verify_base(base, &c, &table, s, weights, e)
+                          : model_load_sums(dir, &c, &table, NULL, NULL, weights, trainer_state_has_master(s) ? note : NULL, e);
     const bool ok = read && state_load(dir, s->world_size, &trained, &whole, slots, num_slots, e);
-    progress_end(&p);
+    progress_end(&passed.progress);
     param_table_free(&table);
     param_table_free(&trained);
     return ok;
@@ -76,7 +70,7 @@ static inline bool verify_checkpoint(const char* dir, const char* lora_base) {
     TrainerState s;
     LogHistory log;
     Error e = NO_ERROR, note = NO_ERROR;
-    const bool ok = checkpoint_read(dir, CHECKPOINT_RUN, &s, &e) && checkpoint_check_log(dir, &s, &log, &e) &&
+    const bool ok = checkpoint_read(dir, CHECKPOINT_RUN, stdout, &s, &e) && checkpoint_check_log(dir, &s, &log, &e) &&
                     verify_tensors(dir, &s, lora_base, &note, &e);
     if (ok) {
         uint64_t bytes = 0;

@@ -18,7 +18,7 @@
 #include "llmc/files/json.h"           // defines: json_write_string
 #include "llmc/text/question.h"        // defines: prompt_tokens
 #include "llmc/run/loop/sampler.h"     // defines: Sampler, sampler_next
-#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/base/text.h"            // defines: print_escaped
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, TokenList, TokenDecoder, decoder_push

@@ -7,7 +7,7 @@
 
 #include "llmc/base/utils.h"
 #include "llmc/run/session/plan.h"     // defines: MINUTES_MEASURE
-#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/signals.h"  // defines: run_ask_for_end, run_stop_done
 #include "llmc/train/step.h"           // defines: Recipe, BatchSource
 #include "llmc/dist/agree.h"           // defines: agree_first

@@ -18,7 +18,6 @@
 
 #include "llmc/base/utils.h"
 #include "llmc/files/logger.h"
-#include "llmc/run/session/data_scan.h"
 #include "llmc/run/screen/first_words.h"
 #include "llmc/run/loop/generate.h"  // defines: Generator, generate, generator_free
 #include "llmc/run/loop/sampler.h"
@@ -140,14 +139,24 @@ static inline void training_measure(Training* t) {
            text_count((uint64_t)s->run.plan.steps, count, sizeof count), s->chosen.minutes);
 }
 
+/* Reads the data behind `pattern` (for the message). Fails on the first id that is no token and the first wrong checksum. */
+static inline bool training_scan(const DataLoader* d, const char* pattern, Error* e) {
+    const uint64_t bits = d->masked ? d->num_tokens / 8 : 0;
+    Progress p = progress_begin(stdout, "scan", d->num_tokens * (uint64_t)d->token_bytes + bits, "B");
+    const bool ok = dataloader_scan(d, &p, e);
+    progress_end(&p);
+    if (ok) { print_names(stdout, "scan    %s: all ids are below %lld\n", pattern, (long long)d->vocab_limit); }
+    return ok;
+}
+
 /* Reads all data of the run: --dry-run finds at once what training would find hours later. */
 static inline void training_scan_data(const Session* s) {
     Error e = NO_ERROR;
     if (s->process.rank != 0) { return; }
     for (int i = 0; i < s->data.mix.count; i++) {
-        must(data_scan(&s->data.mix.sources[i], s->data.mix.parts[i].pattern, stdout, &e), &e);
+        must(training_scan(&s->data.mix.sources[i], s->data.mix.parts[i].pattern, &e), &e);
     }
-    if (s->data.has_val) { must(data_scan(&s->data.val, s->chosen.val, stdout, &e), &e); }
+    if (s->data.has_val) { must(training_scan(&s->data.val, s->chosen.val, &e), &e); }
 }
 
 /* Prints the plan and, with several sources, what it takes of each. With --minutes, the number of steps may not be known

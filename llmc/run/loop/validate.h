@@ -9,7 +9,7 @@
 #include "llmc/base/utils.h"
 #include "llmc/dist/agree.h"           // defines: agree_ok, agree_add
 #include "llmc/dist/sequence.h"        // defines: SequenceShare
-#include "llmc/run/screen/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/session.h"  // defines: Session, session_share, session_passes_together
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/text/tasks.h"           // defines: Tasks, TaskFile, TaskScore, tasks_score

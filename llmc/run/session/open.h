@@ -21,9 +21,8 @@
 #include "llmc/base/utils.h"
 
 #include "llmc/dist/buckets.h"           // defines: Buckets, buckets_list, buckets_free, shard_ranges
-#include "llmc/run/session/data_scan.h"  // defines: data_scan_add
 #include "llmc/run/session/lora_base.h"  // defines: session_find_base
-#include "llmc/run/screen/progress.h"    // defines: Progress, progress_begin, progress_end
+#include "llmc/base/progress.h"          // defines: Progress, progress_begin, progress_end
 #include "llmc/run/session/machine.h"    // defines: cpu_build
 #include "llmc/run/session/session.h"    // defines: Session, session_must_read
 #include "llmc/run/session/resume.h"     // defines: session_resume, session_check_out
@@ -147,7 +146,7 @@ static inline void session_take_sums(Session* s, TrainerState* found) {
 static inline void session_find_checkpoint(Session* s, const char* folder) {
     Error e = NO_ERROR;
     TrainerState found;
-    const bool ok = checkpoint_open(folder, CHECKPOINT_MODEL, s->start.dir, &found, &e);
+    const bool ok = checkpoint_open(folder, CHECKPOINT_MODEL, session_screen(s), s->start.dir, &found, &e);
     session_must_read(s, ok, folder, &e);
     session_take_sums(s, &found);
 }
@@ -283,8 +282,7 @@ static inline RowRule session_row_rule(const Session* s, Progress* scan) {
     memset(&r, 0, sizeof r);
     r.documents = (Documents)s->chosen.documents;
     r.bos = s->start.dir[0] ? s->spec.config.bos_id : -1;
-    if (s->process.rank == 0) { r.progress = data_scan_add; }
-    r.progress_ctx = scan;
+    r.progress = s->process.rank == 0 ? scan : NULL;
     Tokenizer bytes;
     const bool built_in = !s->data.has_tokenizer && !s->start.dir[0];
     if (built_in) { tokenizer_bytes(&bytes); }
@@ -470,7 +468,6 @@ static inline void session_open(Session* s, int argc, char** argv, OptionScope t
     keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a write past the file-size limit then fails with a message instead of killing the process
     session_flags(s, argc, argv, trainer);
-    sums_watch(session_screen(s));
     if (s->process.job == JOB_VERIFY) { return; }
     if (trainer == ON_CPU) {
         cpu_build(s->process.build, sizeof s->process.build);

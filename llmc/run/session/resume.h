@@ -19,7 +19,7 @@
 static inline void session_take_out(Session* s) {
     const char* out = s->chosen.out;
     Error e = NO_ERROR;
-    must(out_lock(&s->run.lock, out, &e) && checkpoint_remove_stale(out, &e), &e);
+    must(out_lock(&s->run.lock, out, &e) && checkpoint_remove_stale(out, session_screen(s), &e), &e);
 }
 
 /* Returns whether the run resumes from a checkpoint in --out. */
@@ -85,7 +85,7 @@ static inline bool session_follow(Session* s, const FoundCheckpoint* found, Erro
     } else if (!checkpoint_paths(from, found->step, s->start.dir, tmp, e)) {
         return false;
     }
-    if (!checkpoint_read(s->start.dir, CHECKPOINT_RANK, &s->run.state, e)) { return false; }
+    if (!checkpoint_read(s->start.dir, CHECKPOINT_RANK, NULL, &s->run.state, e)) { return false; }
     for (size_t i = 0; i < s->run.state.files.count; i++) {
         const FileSum* f = &s->run.state.files.items[i];
         file_sums_add(&s->start.sums, f->name, f->size, f->crc);
@@ -98,11 +98,12 @@ static inline bool session_follow(Session* s, const FoundCheckpoint* found, Erro
 static inline void session_resume(Session* s, const FoundCheckpoint* found) {
     Options* o = &s->chosen;
     const bool named = *o->resume;
+    FILE* screen = session_screen(s);
     Error e = NO_ERROR;
     if (session_writes(s) && is_directory(o->out)) { session_take_out(s); }
     const bool ok = found->known ? session_follow(s, found, &e)
-                    : named      ? checkpoint_open(o->resume, CHECKPOINT_RUN, s->start.dir, &s->run.state, &e)
-                                 : checkpoint_find(o->out, CHECKPOINT_RUN, s->start.dir, &s->run.state, &e);
+                    : named      ? checkpoint_open(o->resume, CHECKPOINT_RUN, screen, s->start.dir, &s->run.state, &e)
+                                 : checkpoint_find(o->out, CHECKPOINT_RUN, screen, s->start.dir, &s->run.state, &e);
     session_must_read(s, ok, named ? o->resume : o->out, &e);
     if (!s->start.dir[0] && !o->given[OPT_model] && !o->given[OPT_train]) {
         die("--resume: %s holds no checkpoint, and neither --model nor --train says what to train\n"

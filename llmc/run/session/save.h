@@ -12,7 +12,6 @@
 #include "llmc/run/session/lora_base.h"  // defines: session_base_path
 #include "llmc/run/session/session.h"    // defines: Session, session_with_dtype, session_screen, session_owned
 #include "llmc/dist/agree.h"             // defines: agree_ok, agree_gather, agree_first
-#include "llmc/run/screen/watched.h"     // defines: Watched, watch
 #include "llmc/text/tokenizer_write.h"   // defines: tokenizer_save
 
 /* Writes the run's flags into a checkpoint, for @FILE. A failure is only a warning. */
@@ -92,8 +91,10 @@ static inline bool session_pass_weights(const Session* s, Checkpoint* k, StateSl
     const bool first = s->process.rank == 0;
     if (!together) { return !first || session_add_weights(s, k, weights, e); }
     Lockstep c = {weights.source, weights.ctx, 0};
+    weights.source = lockstep_piece;
+    weights.ctx = &c;
     Error after = NO_ERROR;
-    const bool ok = !first || session_add_weights(s, k, slot_from(weights.dtype, lockstep_piece, &c), e);
+    const bool ok = !first || session_add_weights(s, k, weights, e);
     return lockstep_rest(&c, s->spec.config.lora.rank > 0 ? &s->spec.trained : &s->spec.table, ok ? e : &after) && ok;
 }
 
@@ -109,17 +110,16 @@ static inline bool session_begin_checkpoint(Session* s, Checkpoint* k, Error* e)
 }
 
 /* Writes this rank's state, waits for the others' states, and lists them. Notes in state.not_finite if a rank wrote a value
- * that is not finite: `model` and `states` watched what this rank wrote. */
-static inline bool session_add_states(Session* s, Checkpoint* k, const StateSlot* slots, int num_slots, const Watched* model,
-                                      const Watched* states, Error* e) {
+ * that is not finite; `passed` knows what this rank wrote. */
+static inline bool session_add_states(Session* s, Checkpoint* k, const StateSlot* slots, int num_slots, const Passed* passed,
+                                      Error* e) {
     typedef struct {
         uint64_t size, crc, not_finite;
     } Sum;
     const bool ok = checkpoint_state(k, s->process.rank, &s->spec.trained, &s->spec.owned, slots, num_slots, e);
     if (!agree_ok(s->process.team, ok, e) || !ok) { return false; }
     const FileSum* state = &k->sums.items[k->sums.count - 1];
-    Sum mine = {state->size, state->crc, model->not_finite};
-    for (int i = 0; i < num_slots; i++) { mine.not_finite |= states[i].not_finite; }
+    const Sum mine = {state->size, state->crc, passed->not_finite};
     Sum* all = (Sum*)xmalloc((size_t)s->process.ranks * sizeof *all);
     all[0] = mine;
     if (s->process.team) { agree_gather(s->process.team, &mine, sizeof mine, all); }
@@ -148,19 +148,20 @@ static inline bool session_checkpoint(Session* s, StateSlot weights, bool togeth
     const bool first = s->process.rank == 0;
     const uint64_t weight_values = s->spec.config.lora.rank > 0 ? s->spec.trained.num_params : s->spec.table.num_params;
     const uint64_t values = weight_values + (uint64_t)num_slots * session_owned(s);
-    Progress progress = progress_begin(session_screen(s), "save", values, "values");
-    Watched watched[NUM_SLOTS];
+    Passed passed = {progress_begin(session_screen(s), "save", values, "values"), false};
     StateSlot states[NUM_SLOTS];
     const SafeDtype dtype = weights.dtype;
-    Watched model;
-    weights = watch(&model, weights, &progress);
+    weights.passed = &passed;
     weights.dtype = s->run.state.f32_weights ? SAFE_F32 : dtype;
-    for (int i = 0; i < num_slots; i++) { states[i] = watch(&watched[i], slots[i], &progress); }
+    for (int i = 0; i < num_slots; i++) {
+        states[i] = slots[i];
+        states[i].passed = &passed;
+    }
     bool ok = session_begin_checkpoint(s, &k, e);
     ok = ok && agree_ok(s->process.team, session_pass_weights(s, &k, weights, together, e), e);
     if (!ok) { agree_first(s->process.team, &e->too_large, sizeof e->too_large); }
-    ok = ok && session_add_states(s, &k, states, num_slots, &model, watched, e);
-    progress_end(&progress);
+    ok = ok && session_add_states(s, &k, states, num_slots, &passed, e);
+    progress_end(&passed.progress);
     if (ok) {
         ok = !first || ((!add || add(add_ctx, &k, e)) && session_seal(s, &k, dtype, &log_error, e));
         ok = agree_ok(s->process.team, ok, e);

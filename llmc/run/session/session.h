@@ -26,7 +26,6 @@
 #include "llmc/train/step.h"  // defines: ModelUse
 #include "llmc/run/screen/screen.h"
 #include "llmc/text/tasks.h"
-#include "llmc/run/screen/watched.h"  // defines: Watched, watch
 #include "llmc/text/tokenizer.h"
 
 typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_ANSWER, JOB_EXPORT, JOB_VERIFY } Job;
@@ -268,21 +267,20 @@ static inline FILE* session_screen(const Session* s) {
 
 /* Loads the weights of base_dir into the trainer's slot. With LoRA, checks as far as possible that the adapters were trained
  * beside these weights, and remembers their checksum. Rounded weights may be infinite if the run resumes with exact ones. */
-static inline void session_load_weights(Session* s, StateSlot to) {
+static inline void session_load_weights(Session* s, StateSlot weights) {
     const FileSums* known = session_has_adapters(s) ? &s->start.base_sums : &s->start.sums;
     const FileSums* sums = known->count > 0 ? known : NULL;
     const bool lora = s->spec.config.lora.rank > 0;
     char folder[PATH_CAP];
     uint32_t crc = 0;
     Error e = NO_ERROR, not_finite = NO_ERROR;
-    Progress progress = progress_begin(session_screen(s), "load", s->spec.table.num_params, "weights");
-    Watched watched;
-    const StateSlot weights = watch(&watched, to, &progress);
+    Passed passed = {progress_begin(session_screen(s), "load", s->spec.table.num_params, "weights"), false};
+    weights.passed = &passed;
     const bool ok =
         checkpoint_parent(s->start.base_dir, folder, &e) &&
         model_load_sums(s->start.base_dir, &s->spec.config, &s->spec.table, sums, lora || s->process.team ? &crc : NULL,
                         weights, s->start.saved_master ? &not_finite : NULL, &e);
-    progress_end(&progress);
+    progress_end(&passed.progress);
     session_must_read(s, ok, folder, &e);
     if (not_finite.msg[0] && s->process.rank == 0) {
         warn("%s: the run resumes with the exact weights of its state", not_finite.msg);
@@ -297,12 +295,12 @@ static inline void session_load_weights(Session* s, StateSlot to) {
 }
 
 /* Draws new weights into the trainer's slot. */
-static inline void session_draw_weights(const Session* s, StateSlot to) {
+static inline void session_draw_weights(const Session* s, StateSlot weights) {
     Error e = NO_ERROR;
-    Progress progress = progress_begin(session_screen(s), "draw", s->spec.table.num_params, "weights");
-    Watched watched;
-    const bool ok = tensors_draw(&s->spec.config, &s->spec.table, (uint64_t)s->chosen.seed, watch(&watched, to, &progress), &e);
-    progress_end(&progress);
+    Passed passed = {progress_begin(session_screen(s), "draw", s->spec.table.num_params, "weights"), false};
+    weights.passed = &passed;
+    const bool ok = tensors_draw(&s->spec.config, &s->spec.table, (uint64_t)s->chosen.seed, weights, &e);
+    progress_end(&passed.progress);
     must(ok, &e);
 }
 
@@ -318,11 +316,11 @@ static inline void session_load_adapters(const Session* s, StateSlot to) {
 /* Loads what this rank owns of the optimizer state of model_dir into the slots. */
 static inline void session_load_states(const Session* s, StateSlot* slots, int num_slots) {
     Error e = NO_ERROR;
-    Watched watched[NUM_SLOTS];
-    Progress progress = progress_begin(session_screen(s), "load", (uint64_t)num_slots * session_owned(s), "values");
-    for (int i = 0; i < num_slots; i++) { slots[i] = watch(&watched[i], slots[i], &progress); }
+    const uint64_t values = (uint64_t)num_slots * session_owned(s);
+    Passed passed = {progress_begin(session_screen(s), "load", values, "values"), false};
+    for (int i = 0; i < num_slots; i++) { slots[i].passed = &passed; }
     const bool ok = state_load(s->start.dir, s->run.state.world_size, &s->spec.trained, &s->spec.owned, slots, num_slots, &e);
-    progress_end(&progress);
+    progress_end(&passed.progress);
     must(ok, &e);
 }
 

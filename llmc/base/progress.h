@@ -1,4 +1,4 @@
-/* progress.h -- shows the progress of a long piece of work: its share, size, speed, and the time that is left.
+/* progress.h -- counts what has passed of a long piece of work, and shows its share, size, speed, and the time that is left.
  *
  *   scan      5.1 % of 4.00 GB, 523.7 MB/s, 0:08 left
  *   read    12.3 MB, 30.1 MB/s                           of a stream, whose size is not known
@@ -64,8 +64,9 @@ static inline void progress_text(const Progress* p, double seconds, char line[PR
     snprintf(line, PROGRESS_CAP, "%-7s %s%s%s%s%s", p->what, share, counts ? amount : "", counts ? ", " : "", speed, left);
 }
 
-/* Adds to what is done, and writes a line if one is due. */
+/* Adds to what is done, and writes a line if one is due. NULL: nobody counts. */
 static inline void progress_add(Progress* p, uint64_t n) {
+    if (!p) { return; }
     const double now = now_seconds(), since = now - (p->shown > 0 ? p->shown : p->start);
     char line[PROGRESS_CAP];
     p->done += n;
