@@ -12,7 +12,7 @@
  *   products that cuBLASLt does not take are refused, see supported() and aligned().
  *
  * Not as on a card: TF32 is fp32, sums of 8-bit products are in fp32 even with fast accumulation, and promised alignments are
- * not checked. Three algorithms exist, with one knob, CTA swizzling, that changes no bit. */
+ * not checked. Three algorithms exist, without the knobs of a card's. */
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -45,8 +45,7 @@ struct Preference {
     uint64_t workspace;
 };
 struct Algo {
-    uint64_t magic;
-    uint32_t id, swizzling;
+    uint64_t magic, id;
     uint64_t unused[6];
 };
 static_assert(sizeof(Algo) == sizeof(cublasLtMatmulAlgo_t), "an algorithm is copied as an image");
@@ -235,7 +234,7 @@ void join(const Call& call, const float* parts) {
 
 /* Returns the algorithm of an image; without an image, the algorithm whose sums are not cut. */
 Algo algo_of(const cublasLtMatmulAlgo_t* image) {
-    Algo algo = {ALGO_MAGIC, 0, 0, {}};
+    Algo algo = {ALGO_MAGIC, 0, {}};
     if (image) { memcpy(&algo, image, sizeof algo); }
     return algo;
 }
@@ -319,7 +318,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t p,
                                        const cublasLtMatmulAlgo_t* image, cublasLtMatmulHeuristicResult_t* result) {
     const Call call = call_of(p, a, b, c, d, image);
     const Algo& algo = call.algo;
-    if (algo.magic != ALGO_MAGIC || algo.id >= NUM_ALGOS || algo.swizzling > 1) { return CUBLAS_STATUS_INVALID_VALUE; }
+    if (algo.magic != ALGO_MAGIC || algo.id >= NUM_ALGOS) { return CUBLAS_STATUS_INVALID_VALUE; }
     result->state = supported(call) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
     result->workspaceSize = workspace_of(call);
     return result->state;
@@ -335,7 +334,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     const bool deep = call.depth() > std::max(call.d.rows, call.d.cols);
     *count = 0;
     for (uint32_t i = 0; i < NUM_ALGOS && *count < requested; i++) {
-        const Algo algo = {ALGO_MAGIC, (i + deep) % NUM_ALGOS, 0, {}};
+        const Algo algo = {ALGO_MAGIC, (i + deep) % NUM_ALGOS, {}};
         cublasLtMatmulHeuristicResult_t* r = &results[*count];
         memcpy(&r->algo, &algo, sizeof algo);
         const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, p, a, b, c, d, &r->algo, r);
@@ -343,29 +342,6 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         *count += r->workspaceSize <= ((const Preference*)preference)->workspace;
     }
     return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* image,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void* value, size_t bytes,
-                                                    size_t* written) {
-    const Algo algo = algo_of(image);
-    uint32_t own;
-    switch (attribute) {
-        case CUBLASLT_ALGO_CONFIG_SPLITK_NUM: own = 1u << algo.id; break;
-        case CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME: own = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; break;
-        case CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING: own = algo.swizzling; break;
-        default: return CUBLAS_STATUS_NOT_SUPPORTED;  // as algorithms for older cards answer
-    }
-    if (bytes != sizeof own) { return CUBLAS_STATUS_INVALID_VALUE; }
-    *written = bytes;
-    memcpy(value, &own, bytes);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t* image, cublasLtMatmulAlgoConfigAttributes_t attribute,
-                                                    const void* value, size_t bytes) {
-    if (attribute != CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING) { return CUBLAS_STATUS_NOT_SUPPORTED; }
-    return set(&((Algo*)image)->swizzling, value, bytes);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, const void* alpha, const void* A,

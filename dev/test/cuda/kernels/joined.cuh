@@ -47,15 +47,17 @@ static Floats sixteenths(size_t n, int most) {
  * rounded. */
 static void swiglu_joins_its_product() {
     // the first one has a whole group of tiles and a part of another; the third one has more tiles than a card has
-    // multiprocessors, so a block has several
+    // multiprocessors, so a block has several; the last two have the widths of the 126M model and of Llama-3.2-1B
     const size_t many = emulated ? 1024 : 2560, wide = emulated ? 768 : 1792, widest = emulated ? 256 : 4096;
-    const size_t shapes[][3] = {{2304, 64, 256}, {768, 320, 512}, {many, 128, wide}, {256, 1024, widest}};
+    const size_t shapes[][3] = {{2304, 64, 256},     {768, 320, 512},   {many, 128, wide},
+                                {256, 1024, widest}, {4096, 768, 2048}, {512, 2048, 8192}};
     const int h100 = 50 << 20, h200 = 60 << 20;  // L2 caches
     CHECK(matmul_swiglu_split(2048, h100) == SPLIT_ROWS, "long sums on an H100: wanted by rows");
     CHECK(matmul_swiglu_split(768, h100) == SPLIT_TILES && matmul_swiglu_split(2048, h200) == SPLIT_TILES, "wanted in turns");
     if (!matmul_takes_swiglu(256, 64, 1 << 20)) { return; }  // no code for this card
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], F = s[2];
+        if (emulated && C * F > 1 << 19) { continue; }  // takes minutes there
         MatmulContext* ctx = matmul_context();
         char what[64];
         snprintf(what, sizeof what, "N=%zu C=%zu F=%zu", N, C, F);
@@ -95,14 +97,17 @@ static void swiglu_joins_its_product() {
 /* RoPE in a product's epilogue gives the bits of a separate product and RoPE. The inputs are such that no sum is rounded. */
 static void rope_joins_its_product() {
     // B, T, C, NH, NKV, HD, longest document (0: none). Borders of q, k and v, and of sequences, fall inside of tiles and
-    // between tiles. The last two have more tiles than a card has multiprocessors, so a block has several
-    const int shapes[][7] = {{1, 256, 64, 2, 1, 64, 0},   {8, 96, 128, 6, 1, 64, 0},   {8, 96, 128, 6, 1, 64, 40},
-                             {2, 384, 64, 12, 4, 64, 90}, {1, 256, 320, 2, 1, 128, 0}, {8, 96, 64, 4, 1, 128, 0},
-                             {8, 96, 64, 4, 2, 128, 40},  {20, 128, 64, 32, 8, 64, 0}, {5, 512, 64, 16, 4, 128, 0}};
+    // between tiles. Then come two with more tiles than a card has multiprocessors, so a block has several. The last three have
+    // the widths of the 126M model, of Llama-3.2-1B and of Llama-3.1-8B
+    const int shapes[][7] = {{1, 256, 64, 2, 1, 64, 0},    {8, 96, 128, 6, 1, 64, 0},     {8, 96, 128, 6, 1, 64, 40},
+                             {2, 384, 64, 12, 4, 64, 90},  {1, 256, 320, 2, 1, 128, 0},   {8, 96, 64, 4, 1, 128, 0},
+                             {8, 96, 64, 4, 2, 128, 40},   {20, 128, 64, 32, 8, 64, 0},   {5, 512, 64, 16, 4, 128, 0},
+                             {4, 1024, 768, 12, 4, 64, 0}, {1, 2048, 2048, 32, 8, 64, 0}, {1, 512, 4096, 32, 8, 128, 0}};
     if (!matmul_takes_rope({1, 256, 1 << 14, 0, 64}, 64)) { return; }  // no code for this card
     for (auto& v : shapes) {
         const AttentionShape s = {v[0], v[1], v[3], v[4], v[5]};
         const size_t N = (size_t)s.B * s.T, C = (size_t)v[2], QKV = qkv_width(s);
+        if (emulated && C * QKV > 1 << 19) { continue; }  // as above
         MatmulContext* ctx = matmul_context();
         char what[96];
         snprintf(what, sizeof what, "B=%d T=%d C=%zu NH=%d NKV=%d HD=%d documents=%d", s.B, s.T, C, s.NH, s.NKV, s.HD, v[6]);
