@@ -8,14 +8,16 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = []
+TRAINER = Path(__file__).resolve().parents[3] / "train_llama3.py"
 
 
 def preload(*modules):
     """Adds modules. The server begins with the first run, in the environment of that moment."""
-    PRELOADED.extend(modules)
+    PRELOADED.extend(module for module in modules if module not in PRELOADED)
     FORKS.set_forkserver_preload(PRELOADED)
 
 
@@ -36,20 +38,20 @@ def _main(script, folder, flags, streams, environment):
         atexit._run_exitfuncs()
 
 
-def start(script, folder, *flags, streams=(os.devnull, os.devnull)):
-    """Starts the script in `folder` and returns its multiprocessing.Process. streams: files that take its stdout and stderr"""
-    process = FORKS.Process(target=_main, args=(str(script), str(folder), [str(f) for f in flags], [str(s) for s in streams],
-                                                dict(os.environ)))
-    process.start()
-    return process
-
-
 def run(script, folder, *flags, timeout=300):
     """Runs the script in `folder` to its end and returns a subprocess.CompletedProcess with texts."""
     with tempfile.NamedTemporaryFile("r+") as out, tempfile.NamedTemporaryFile("r+") as err:
-        process = start(script, folder, *flags, streams=(out.name, err.name))
+        process = FORKS.Process(target=_main, args=(str(script), str(folder), [str(f) for f in flags], [out.name, err.name],
+                                                    dict(os.environ)))
+        process.start()
         process.join(timeout)
         if process.exitcode is None:
             process.kill()
             raise subprocess.TimeoutExpired(script, timeout)
         return subprocess.CompletedProcess(flags, process.exitcode, out.read(), err.read())
+
+
+def train(folder, *flags):
+    """Runs train_llama3.py."""
+    preload("torch", "safetensors.torch", "torch._dynamo")  # the last: an optimizer's first step imports it
+    return run(TRAINER, folder, *flags)

@@ -16,7 +16,7 @@ pytest.importorskip("safetensors")
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
 sys.path.insert(0, ROOT)
-import python_trainer  # noqa: E402
+import forks  # noqa: E402
 import train_llama3 as ref  # noqa: E402
 from dev.reference import tokenfiles  # noqa: E402
 from dev.reference.config import Config  # noqa: E402
@@ -74,7 +74,7 @@ def c_run(folder, kind, *flags, trainer=TRAINER):
 
 
 def py_run(folder, kind, *flags):
-    done = python_trainer.run(folder, *command([], kind, "--device", "cpu", *flags))
+    done = forks.train(folder, *command([], kind, "--device", "cpu", *flags))
     done.stdout += done.stderr
     return done
 

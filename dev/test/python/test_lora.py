@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
-import python_trainer  # noqa: E402
+import forks  # noqa: E402
 import train_llama3 as ref  # noqa: E402
 from dev.reference import folders, oracles, tokenfiles  # noqa: E402
 
@@ -30,7 +30,7 @@ TRAIN = ["--train", "data.bin", "--batch", B, "--seq", T, "--sample-tokens", 0, 
 
 def run(*flags, cwd=None, code=0, python=False):
     """Runs the trainer; returns its output. An error is one line, exit 1."""
-    done = python_trainer.run(cwd, *flags) if python else \
+    done = forks.train(cwd, *flags) if python else \
         subprocess.run([ROOT / "train_llama3", *map(str, flags)], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     if code:

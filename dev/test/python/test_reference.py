@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..", "..")
 sys.path.insert(0, ROOT)
-import python_trainer  # noqa: E402
+import forks  # noqa: E402
 import train_llama3 as ref  # noqa: E402
 from dev.reference import fp8, oracles, rand, tables, tokenfiles  # noqa: E402
 from dev.reference.config import Config, preset, presets  # noqa: E402
@@ -510,8 +510,8 @@ def write_tokens(path, tokens, vocab, wide=False):
 
 
 def run(folder, *flags):
-    done = python_trainer.run(folder, "--batch", 2, "--seq", 16, "--sample-tokens", 4, "--device", "cpu", "--threads", 1,
-                              "--warmup", 2, "--lr", "3e-3", *flags)
+    done = forks.train(folder, "--batch", 2, "--seq", 16, "--sample-tokens", 4, "--device", "cpu", "--threads", 1,
+                       "--warmup", 2, "--lr", "3e-3", *flags)
     done.stdout += done.stderr
     return done
 
