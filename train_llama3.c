@@ -20,9 +20,8 @@
  */
 #include "llmc/base/utils.h"             // defines: Error, xcalloc, round_up, size_min, now_seconds
 #include "llmc/base/arena.h"             // defines: Arena, take, map_memory
-#include "llmc/optim/recipe.h"           // defines: outlier_update, update_verdict, clip_factor
 #include "llmc/config.h"                 // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset
-#include "llmc/files/optimizer_state.h"  // defines: SlotKind, arena_slot
+#include "llmc/files/optimizer_state.h"  // defines: HostSlot, host_slot
 #include "llmc/train/activations.h"      // defines: BLOCK_ACTIVATIONS
 #include "llmc/train/step.h"             // defines: ModelUse, Recipe, Metrics, BatchSource, batch_read, DECODE_ROWS
 #include "llmc/run/session/signals.h"    // defines: run_stop_requested
@@ -35,7 +34,7 @@
 #include "llmc/matmul.h"        // defines: matmul_scratch
 #include "llmc/lora.h"          // defines: lora_at, lora_width, lora_most_width
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
-#include "llmc/optim/optimizer.h"      // defines: OptimizerArenas, optimizer_update, global_norm, global_norm_scratch
+#include "llmc/optim/optimizer.h"      // defines: HeldState, held_whole, optimizer_update, optimizer_scratch, global_norm
 #ifndef TESTING                        // a test of the model leaves out the code that runs it
 #include "llmc/train/not_finite.h"     // defines: FiniteSearch, NamedTensor, TENSOR_TEXT, search_tensor, search_arena
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
@@ -86,10 +85,11 @@ typedef struct {
     float* cache;           // (cache_len, 2 NKV HD) of the block: keys and values of all positions so far; NULL: a batch
 } Rows;
 
-#define MEMORY_KINDS(X)                                                                                                     \
-    X(WEIGHTS, "weights")                                                                                                   \
-    X(ADAPTERS, "adapters") X(GRADIENTS, "gradients") X(M, "m") X(V, "v") X(ACTIVATIONS, "activations") X(LOGITS, "logits") \
-        X(WORKSPACE, "workspace") X(CACHE, "KV cache")
+#define MEMORY_KINDS(X)       \
+    X(WEIGHTS, "weights")     \
+    X(ADAPTERS, "adapters")   \
+    X(GRADIENTS, "gradients") \
+    X(M, "m") X(V, "v") X(ACTIVATIONS, "activations") X(LOGITS, "logits") X(WORKSPACE, "workspace") X(CACHE, "KV cache")
 #define MEMORY_ENUM(kind, name) MEM_##kind,
 #define MEMORY_NAME(kind, name) name,
 typedef enum { MEMORY_KINDS(MEMORY_ENUM) NUM_MEM } MemoryKind;
@@ -107,8 +107,9 @@ typedef struct {
     float* params;       // (table.elements)
     float* adapters;     // (trained.elements) with --lora
     float* grads;        // (trained.elements) each
-    float* m;            // the optimizer's first moment
-    float* v;            // its second moment
+    float *m, *v;        // the optimizer's moments, laid out by `held`
+    HeldState held;
+    HostSlot slots[NUM_SLOTS];
 
     int B, T;                  // shape of the batch that activations are sized for
     int32_t* x;                // (B, T) tokens
@@ -122,16 +123,15 @@ typedef struct {
     float* losses;             // (N) the loss of each token
     float* logits;             // (min(N, CLASSIFIER_ROWS), V)
 
-    float* dh;           // (N, C) gradient of the residual stream, carried from the last block to the first
-    float* dnorm;        // (N, C) gradient of a norm's output
-    float* dqkv;         // (N, QKV)
-    float* datt;         // (N, NH HD)
-    float* dgate_up;     // (N, 2F)
-    float* dact;         // (N, F)
-    float* dt;           // (N, lora_most_width)
-    void* scratch;       // for the layers that ask for it, one after the other
-    void* norm_scratch;  // for the global norm
-    Metrics result;      // of the last step
+    float* dh;        // (N, C) gradient of the residual stream, carried from the last block to the first
+    float* dnorm;     // (N, C) gradient of a norm's output
+    float* dqkv;      // (N, QKV)
+    float* datt;      // (N, NH HD)
+    float* dgate_up;  // (N, 2F)
+    float* dact;      // (N, F)
+    float* dt;        // (N, lora_most_width)
+    void* scratch;    // for the layers that ask for it, one after the other
+    Metrics result;   // of the last step
 
     // generation; each layer's cache holds rows of k then v
     int cache_len;              // positions
@@ -203,8 +203,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], const ModelUse* use) {
     if (c->lora.rank > 0) { m->adapters = take(&mem[MEM_ADAPTERS], m->trained.elements); }
     if (use->train) {
         m->grads = take(&mem[MEM_GRADIENTS], m->trained.elements);
-        m->m = take(&mem[MEM_M], m->trained.elements);
-        m->v = take(&mem[MEM_V], m->trained.elements);
+        m->m = take(&mem[MEM_M], m->held.elements[SLOT_M]);
+        m->v = take(&mem[MEM_V], m->held.elements[SLOT_V]);
     }
     if (B > 0) {
         Arena* a = &mem[MEM_ACTIVATIONS];
@@ -234,7 +234,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], const ModelUse* use) {
         m->dt = take(a, N * lora_most_width(&c->lora));
         scratch = size_max(scratch, rmsnorm_backward_scratch(N, c->hidden_size));
         scratch = size_max(scratch, attention_backward_scratch(attention_shape(c, B, T)));
-        m->norm_scratch = take(a, global_norm_scratch(m->trained.elements) / sizeof(float));
+        scratch = size_max(scratch, optimizer_scratch(&m->trained));
     }
     m->scratch = take(&mem[MEM_WORKSPACE], ceil_div(scratch, sizeof(float)));
     if (m->cache_len > 0) {
@@ -252,12 +252,14 @@ static Llama llama_open(const ModelConfig* c, int ranks) {
     m.config = *c;
     m.table = param_table_for(c, ranks);
     m.trained = trained_table_for(c, ranks);
+    m.held = held_whole(&m.trained);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
     return m;
 }
 
 static void llama_close(Llama* m) {
     free(m->blocks);
+    free(m->held.items);
     param_table_free(&m->table);
     param_table_free(&m->trained);
 }
@@ -265,8 +267,7 @@ static void llama_close(Llama* m) {
 /* Computes the bytes of each kind of memory that llama_create() would map. */
 static void llama_measure(const ModelConfig* c, const ModelUse* use, size_t bytes[NUM_MEM]) {
     Llama m = llama_open(c, use->ranks);
-    Arena mem[NUM_MEM];
-    memset(mem, 0, sizeof mem);
+    Arena mem[NUM_MEM] = {{NULL, 0}};
     llama_lay_out(&m, mem, use);
     for (int i = 0; i < NUM_MEM; i++) { bytes[i] = round_up(mem[i].used * sizeof(float), (size_t)2 << 20); }
     llama_close(&m);
@@ -275,9 +276,8 @@ static void llama_measure(const ModelConfig* c, const ModelUse* use, size_t byte
 /* Maps all memory of a model: its weights, and the buffers of this use. Weights are zero until they are read or drawn. */
 static Llama llama_create(const ModelConfig* c, const ModelUse* use) {
     Llama m = llama_open(c, use->ranks);
-    Arena mem[NUM_MEM];
+    Arena mem[NUM_MEM] = {{NULL, 0}};
     llama_measure(c, use, m.mapped_bytes);
-    memset(mem, 0, sizeof mem);
     for (int i = 0; i < NUM_MEM; i++) {
         if (m.mapped_bytes[i] > 0) { m.mapped[i] = mem[i].base = map_memory(m.mapped_bytes[i], memory_names[i]); }
     }
@@ -408,10 +408,11 @@ static void llama_backward(Llama* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // update
 
-/* Updates all trained tensors; grad_scale multiplies every gradient. */
+/* Updates all trained tensors; grad_scale multiplies every gradient, which may be overwritten. */
 static void llama_update(Llama* m, const Recipe* recipe, float grad_scale) {
     const OptimizerArenas arenas = {trained_params(m), m->grads, m->m, m->v};
-    optimizer_update(&m->trained, arenas, &recipe->hyper, m->result.lr, grad_scale, (int64_t)recipe->run->updates);
+    const UpdateStep step = {&recipe->hyper, m->result.lr, grad_scale, (int64_t)recipe->run->updates, 0};
+    optimizer_update(&m->trained, &m->held, arenas, step, m->scratch);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -486,7 +487,7 @@ static bool train_step(void* model, const Recipe* recipe, double lr, Error* e) {
     float grad_scale = 0;
     const double start = now_seconds();
     if (!step_gradients(m, recipe, lr, e)) { return false; }
-    const double norm = global_norm(m->grads, m->trained.elements, m->norm_scratch);
+    const double norm = global_norm(m->grads, m->trained.elements, m->scratch);
     if (step_decide(m, recipe, norm, &grad_scale)) { llama_update(m, recipe, grad_scale); }
     m->result.ms = (now_seconds() - start) * 1e3;
     return true;
@@ -518,9 +519,9 @@ static void trainer_destroy(void* model) {
 }
 
 static StateSlot trainer_slot(void* model, SlotKind kind) {
-    const Llama* m = (Llama*)model;
+    Llama* m = (Llama*)model;
     float* const arenas[NUM_SLOTS] = {m->params, trained_params(m), m->m, m->v};
-    return arena_slot(kind, arenas[kind]);
+    return host_slot(&m->slots[kind], kind, arenas[kind], &m->held);
 }
 
 #ifndef TESTING
@@ -558,8 +559,7 @@ static void* trainer_create(const Trainer* t, Session* s) {
 static void trainer_forget(void* model, const Recipe* recipe) {
     Llama* m = (Llama*)model;
     (void)recipe;
-    memset(m->m, 0, m->trained.elements * sizeof(float));
-    memset(m->v, 0, m->trained.elements * sizeof(float));
+    for (int i = MEM_M; i <= MEM_V; i++) { memset(m->mapped[i], 0, m->mapped_bytes[i]); }
 }
 
 /* Searches what the forward pass of block l left. */

@@ -3,7 +3,7 @@
  * All code that walks over parameters (initialization, files, weight decay, the memory plan, the tests) walks over
  * `param_specs` and the ParamTable built from it. Names, shapes and the half-split RoPE pairing follow Hugging Face.
  *
- * The arena's layout (weights, gradients, master weights, m and v share the element offsets):
+ * The arena's layout (weights and gradients share the element offsets; for the optimizer's state see optim/optimizer.h):
  *   embedding | block 0 | block 1 | ... | final norm | lm_head (untied only)
  * A block is input_norm, q k v, o, post_norm, gate up, down. q, k, v are adjacent, and so are gate and up: one GEMM
  * with (NH + 2 NKV) HD or 2F output rows computes them together, and reading or writing files is a plain copy. Every other
@@ -60,6 +60,7 @@ typedef struct {
     int eos_ids[MAX_EOS];
     int num_eos;      // 0: none
     LoraConfig lora;  // not part of config.json
+    int optimizer;    // the rule that trains it: a row of optimizer_rules (optim/optimizer.h); not part of config.json
 } ModelConfig;
 
 /* Return the elements of one packed QKV row: its queries, its keys (as many as its values), and all of it. */
@@ -249,6 +250,7 @@ typedef struct {
 typedef struct {
     Param* items;  // `count` of them in arena order; the index is the tensor's ordinal for its random numbers
     int count;
+    int optimizer;           // the model's
     int ranks;               // ranks that can own equal shares of every bucket
     size_t elements;         // length of the arena, gaps included
     size_t vector_elements;  // length of the arena of the tensors that are no matrices
@@ -277,15 +279,9 @@ static inline ArenaRanges whole_arena(const ParamTable* t, ArenaRange* range) {
     return all;
 }
 
-/* Whether the optimizer's rule takes whole matrices. Then each matrix is a bucket of its own, never cut (q, k and v are one,
- * as are gate and up). AdamW takes any range of elements. */
-#ifndef WHOLE_MATRICES
-#define WHOLE_MATRICES false
-#endif
-
 /* Returns whether the i-th tensor begins its bucket: the embedding, a block, or the end (final norm, head). */
 static inline bool param_begins_bucket(const ParamTable* t, int i) {
-    return i == 0 || t->items[i].layer != t->items[i - 1].layer || (WHOLE_MATRICES && !t->items[i].joined);
+    return i == 0 || t->items[i].layer != t->items[i - 1].layer;
 }
 
 /* Buckets begin and end at multiples of this many elements. */
@@ -327,6 +323,7 @@ static inline ParamTable param_table_open(const ModelConfig* c, int ranks) {
     ParamTable t;
     memset(&t, 0, sizeof t);
     t.items = (Param*)xcalloc(((size_t)c->num_layers + 1) * NUM_PARAM_SPECS, sizeof(Param));
+    t.optimizer = c->optimizer;
     t.ranks = ranks;
     return t;
 }

@@ -3,7 +3,7 @@
  * A bucket travels as a whole: the embedding, a block, or the final norm with the head; with LoRA the adapters of a block.
  * Buckets of more than BUCKET_MOST elements are cut into pieces. Every rank owns 1 / ranks of each piece, its shard: so all
  * ranks send and receive the same amount, whichever bucket travels. (If each rank owned one stretch of the whole arena, all
- * ranks would send a bucket to the same owner.) With WHOLE_MATRICES (config.h) each matrix is a bucket of its own, uncut.
+ * ranks would send a bucket to the same owner.)
  *
  *   arena   | piece 0: rank 0 | rank 1 | rank 2 | piece 1: rank 0 | rank 1 | rank 2 | ...
  *   rank 1            | piece 0's shard | piece 1's shard | ...       its m, v and master weights, its "local" elements
@@ -18,7 +18,8 @@
 #define LLMC_BUCKETS_H
 
 #include "llmc/base/utils.h"
-#include "llmc/config.h"  // defines: ArenaRange, ArenaRanges, ParamTable, WHOLE_MATRICES, bucket_align, param_begins_bucket
+#include "llmc/config.h"           // defines: ArenaRange, ArenaRanges, ParamTable, bucket_align, param_begins_bucket
+#include "llmc/optim/optimizer.h"  // defines: rule_of
 
 #ifndef BUCKET_MOST
 #define BUCKET_MOST ((size_t)64 << 20)  // elements: 256 MiB in fp32; tests set it smaller
@@ -43,7 +44,7 @@ static inline void buckets_free(Buckets* list) {
 
 /* Appends elements [first, end) of the arena, cut into as few pieces as possible, whose lengths differ by one unit at most. */
 static inline void buckets_add(Buckets* list, size_t first, size_t end, int layer, size_t unit) {
-    const size_t units = (end - first) / unit, pieces = WHOLE_MATRICES ? 1 : ceil_div(units, BUCKET_MOST / unit);
+    const size_t units = (end - first) / unit, pieces = ceil_div(units, BUCKET_MOST / unit);
     list->items = (Bucket*)xrealloc(list->items, ((size_t)list->count + pieces) * sizeof(Bucket));
     for (size_t i = 0; i < pieces; i++) {
         const size_t begin = units * i / pieces, stop = units * (i + 1) / pieces;
@@ -127,6 +128,62 @@ static inline ArenaRanges shard_ranges(const Buckets* list, int rank) {
         }
     }
     return own;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// owners of whole matrices
+
+/* A matrix whose rule takes it whole (optim/optimizer.h). Its shards stay where they are. For the rule's stage on the matrix
+ * they travel to the owner, and back. */
+typedef struct {
+    const Param* param;
+    double flops;  // of its product with its transpose
+    int owner;
+    int round;  // a rank owns at most one matrix of a round
+} DealtMatrix;
+
+typedef struct {
+    DealtMatrix* items;  // round after round
+    int count;
+} Deal;
+
+/* The most work first. Between equals the order of the arena decides. */
+static inline int deal_compare(const void* a, const void* b) {
+    const DealtMatrix *x = (const DealtMatrix*)a, *y = (const DealtMatrix*)b;
+    if (x->round != y->round) { return x->round - y->round; }
+    return x->flops != y->flops ? (x->flops < y->flops) - (x->flops > y->flops) : (x->param > y->param) - (x->param < y->param);
+}
+
+/* Gives each matrix to one rank, the largest first: to a rank with the fewest matrices of this block, and among these to the
+ * rank with the least work. Free `items`. */
+static inline Deal deal_matrices(const ParamTable* t) {
+    Deal d = {(DealtMatrix*)xcalloc((size_t)t->count, sizeof(DealtMatrix)), 0};
+    const size_t ranks = (size_t)t->ranks;
+    double* work = (double*)xcalloc(ranks, sizeof *work);
+    int *rounds = (int*)xcalloc(ranks, sizeof *rounds), *held = (int*)xcalloc((MAX_LAYERS + 1) * ranks, sizeof *held);
+    for (int i = 0; i < t->count; i++) {
+        const Param* p = &t->items[i];
+        if (!rule_of(t, p->kind)->prepare) { continue; }
+        d.items[d.count].param = p;
+        d.items[d.count++].flops = (double)param_size(p) * (double)size_min(p->rows, p->cols);
+    }
+    qsort(d.items, (size_t)d.count, sizeof *d.items, deal_compare);
+    for (int i = 0; i < d.count; i++) {
+        DealtMatrix* m = &d.items[i];
+        int* of_block = held + (size_t)(m->param->layer + 1) * ranks;
+        for (int r = 1; r < t->ranks; r++) {
+            const int fewer = of_block[r] - of_block[m->owner];
+            if (fewer < 0 || (fewer == 0 && work[r] < work[m->owner])) { m->owner = r; }
+        }
+        of_block[m->owner]++;
+        work[m->owner] += m->flops;
+        m->round = rounds[m->owner]++;
+    }
+    qsort(d.items, (size_t)d.count, sizeof *d.items, deal_compare);
+    free(work);
+    free(rounds);
+    free(held);
+    return d;
 }
 
 #endif

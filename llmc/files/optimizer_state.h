@@ -1,7 +1,7 @@
 /* optimizer_state.h -- saves and loads the optimizer state: one file per rank, state_rank00000.safetensors ..., with tensors
  * "SLOT.PARAMETER".
  *
- * SLOT is m, v or master. A rank owns ranges of the arena, and writes the parts of the parameters in them. A part that starts
+ * SLOT is m, v or master. The file has no v of a tensor whose rule keeps none (optim/optimizer.h). A rank owns ranges of the arena, and writes the parts of the parameters in them. A part that starts
  * at element 96 of its parameter is named "m.NAME@96"; a parameter may have several parts in a file. A later run may have
  * another number of ranks: each rank opens all files, checks that they hold each element once, and reads what it owns.
  */
@@ -10,24 +10,13 @@
 
 #include "llmc/base/utils.h"
 
-#include "llmc/config.h"
+#include "llmc/optim/optimizer.h"  // defines: SlotKind, slot_names, slot_kept, HeldState, held_place
 #include "llmc/files/file_sums.h"
 #include "llmc/files/safetensors.h"
 #include "llmc/files/tensor_stream.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // what a rank stores
-
-/* Parts of a model that can be read and written tensor by tensor. */
-typedef enum {
-    SLOT_WEIGHTS,  // the weights that the model computes with; unless LoRA freezes them, writing also sets the master weights
-    SLOT_MASTER,   // the exact weights that the optimizer updates, in a dtype that holds them: without master weights they
-                   // equal SLOT_WEIGHTS; with LoRA the adapters
-    SLOT_M,        // the optimizer's moments
-    SLOT_V,
-    NUM_SLOTS
-} SlotKind;
-static const char* const slot_names[NUM_SLOTS] = {"weights", "master", "m", "v"};  // as state files name them
 
 /* Finds the part of parameter p in a range of the arena: returns its number of elements, sets *first to its first one. */
 static inline size_t state_part(const Param* p, ArenaRange range, size_t* first) {
@@ -69,7 +58,7 @@ static inline size_t state_list(const ParamTable* t, const ArenaRanges* own, con
     for (int s = 0; s < num_slots; s++) {
         for (int i = 0; i < t->count; i++) {
             const Param* p = &t->items[i];
-            const size_t end = p->offset + param_size(p);
+            const size_t end = slot_kept(t, p, slots[s].name) ? p->offset + param_size(p) : 0;
             for (size_t r = state_range_at(own, p->offset); r < own->count && own->items[r].first < end; r++) {
                 SafeTensor* tensor = &tensors[count];
                 StateSpan* span = &spans[count++];
@@ -194,6 +183,10 @@ static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor
     if (tensor->dtype != SAFE_F32 && tensor->dtype != SAFE_BF16 && tensor->dtype != SAFE_F16) {
         return fail(e, "%s: %s.dtype is %s, wanted F32, BF16 or F16", file->path, shown, safe_dtypes[tensor->dtype].name);
     }
+    if (!slot_kept(t, &t->items[part->param], slots[part->slot].name)) {
+        return fail(e, "%s: tensor \"%s\" is state that the optimizer %s does not keep", file->path, shown,
+                    optimizer_rules[t->optimizer].word);
+    }
     const size_t size = param_size(&t->items[part->param]);
     if (part->first > size || tensor->count > size - part->first) {
         return fail(e, "%s: tensor \"%s\" has %zu elements, wanted at most %zu", file->path, shown, tensor->count,
@@ -217,7 +210,7 @@ static inline bool state_check_cover(const char* dir, const StatePart* parts, si
                 return fail(e, "%s: tensor \"%s\" starts at element %zu, but the parts before it end at %zu, wanted each once",
                             parts[k].file->path, parts[k].tensor->name, parts[k].first, covered);
             }
-            if (covered == param_size(&t->items[i])) { continue; }
+            if (covered == param_size(&t->items[i]) || !slot_kept(t, &t->items[i], slots[s].name)) { continue; }
             return fail(e, "%s: tensor \"%s.%s\" has %zu of its %zu elements in the state files, wanted each once", dir,
                         slots[s].name, t->items[i].name, covered, param_size(&t->items[i]));
         }
@@ -290,22 +283,37 @@ static inline bool state_load(const char* dir, int world_size, const ParamTable*
     return ok;
 }
 
-/* Return elements of an fp32 arena in host memory, and set them. */
-static inline bool arena_fetch(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+/* A slot in host memory, in fp32: the ctx of the functions below. */
+typedef struct {
+    float* arena;
+    const HeldState* held;
+    SlotKind kind;
+} HostSlot;
+
+/* Returns where element `first` of a parameter lies. */
+static inline float* host_slot_at(const HostSlot* s, const Param* p, size_t first) {
+    const size_t at = p->offset + first;
+    return s->arena + (s->kind < SLOT_M ? at : held_place(s->held, s->kind, at));
+}
+
+static inline bool host_slot_fetch(void* slot, const Param* p, size_t first, size_t n, float* dst, Error* e) {
     (void)e;
-    memcpy(dst, (float*)arena + p->offset + first, n * sizeof(float));
+    memcpy(dst, host_slot_at((HostSlot*)slot, p, first), n * sizeof(float));
     return true;
 }
 
-static inline bool arena_store(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+static inline bool host_slot_store(void* slot, const Param* p, size_t first, size_t n, const float* src, Error* e) {
     (void)e;
-    memcpy((float*)arena + p->offset + first, src, n * sizeof(float));
+    memcpy(host_slot_at((HostSlot*)slot, p, first), src, n * sizeof(float));
     return true;
 }
 
-/* Returns the slot of an fp32 arena in host memory. */
-static inline StateSlot arena_slot(SlotKind kind, float* arena) {
-    const StateSlot slot = {slot_names[kind], SAFE_F32, arena_fetch, arena_store, arena, NULL};
+/* Makes the slot of an arena: of all weights, or of m or v, as `held` lays them out. *s must outlive it. */
+static inline StateSlot host_slot(HostSlot* s, SlotKind kind, float* arena, const HeldState* held) {
+    const StateSlot slot = {slot_names[kind], SAFE_F32, host_slot_fetch, host_slot_store, s, NULL};
+    s->arena = arena;
+    s->held = held;
+    s->kind = kind;
     return slot;
 }
 

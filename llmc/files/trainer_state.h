@@ -69,6 +69,7 @@ typedef struct {
     uint64_t bad_steps;       // how many steps in a row were not finite, until this one
     uint64_t owed;            // bits of what a resumed run makes up for; a validation has its own step, in `val`
     bool timed;               // written by --checkpoint-minutes: any later checkpoint replaces it
+    char optimizer[32];       // the rule whose state lies beside it (optim/optimizer.h); "adamw" in files without the member
     int world_size;           // ranks, one state file each
     double loss_scale;        // of FP16 training; 1 otherwise
     uint64_t scale_good;      // finite steps since the loss scale last changed
@@ -186,6 +187,7 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     }
     fprintf(f, ",\n  \"not_finite\": %s", s->not_finite ? "true" : "false");
     fprintf(f, ",\n  \"kind\": \"%s\"", s->timed ? "timed" : "kept");
+    fprintf(f, ",\n  \"optimizer\": \"%s\"", s->optimizer);
     fprintf(f, ",\n  \"world_size\": %d,\n  \"loss_scale\": ", s->world_size);
     json_write_double(f, s->loss_scale);
     fputs(",\n  \"loss_window\": ", f);
@@ -342,6 +344,11 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
         return false;
     }
     s->world_size = (int)number;
+    const char* word = json_string(j, json_get(j, root, "optimizer"), NULL);
+    if (word && (strlen(word) >= sizeof s->optimizer || word[strspn(word, "abcdefghijklmnopqrstuvwxyz0123456789_")])) {
+        return json_wanted(j, root, "optimizer", e, "the name of one");
+    }
+    snprintf(s->optimizer, sizeof s->optimizer, "%s", word ? word : "adamw");
     const char* kind = json_string(j, json_get(j, root, "kind"), NULL);
     s->timed = kind && strcmp(kind, "timed") == 0;
     s->saved_options = json_get(j, root, "options");

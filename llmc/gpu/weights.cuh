@@ -5,13 +5,13 @@
 #ifndef LLMC_WEIGHTS_CUH
 #define LLMC_WEIGHTS_CUH
 
-#include "llmc/cuda/arena.cuh"           // defines: Arena, take
-#include "llmc/optim/master.cuh"         // defines: master_set_cuda, master_get_cuda
-#include "llmc/optim/optimizer.h"        // defines: MasterKind
-#include "llmc/base/float16.h"           // defines: bf16_from_f32, f32_from_bf16
-#include "llmc/base/utils.h"             // defines: die_usage
-#include "llmc/dist/buckets.h"           // defines: Buckets, shard_local, shard_left
-#include "llmc/files/optimizer_state.h"  // defines: SlotKind, slot_names
+#include "llmc/cuda/arena.cuh"         // defines: Arena, take
+#include "llmc/optim/master.cuh"       // defines: master_set_cuda, master_get_cuda
+#include "llmc/optim/optimizer.h"      // defines: MasterKind, SlotKind, slot_names
+#include "llmc/base/float16.h"         // defines: bf16_from_f32, f32_from_bf16
+#include "llmc/base/utils.h"           // defines: die_usage
+#include "llmc/dist/buckets.h"         // defines: Buckets, shard_local, shard_left
+#include "llmc/files/tensor_stream.h"  // defines: StateSlot, MODEL_PIECE
 #include "llmc/cuda/cuda_common.cuh"
 
 enum { WEIGHTS_STAGED = 4 };

@@ -69,8 +69,8 @@ unchanged() {
 unchanged
 
 # a sed expression too long for its line
-l2='s/const double decay = .*/const double decay = 0.0; float* g = (float*)a.grads + p->offset;'
-l2="$l2 for (size_t k = 0; k < param_size(p); k++) { g[k] += (float)h->weight_decay * a.params[p->offset + k]; }/"
+l2='s/step\.weight_decay = .*/step.weight_decay = 0.0;'
+l2="$l2 for (size_t k = 0; k < param_size(p); k++) { own.grads[k] += (float)step.hyper->weight_decay * own.params[k]; }/"
 
 fault "eps of 1e-6 for the model's own" train_llama3.c 's/m->config\.rms_eps/1e-6f/'
 fault "gate and up swapped" llmc/swiglu.h 's/\*gate = gate_up + n \* 2 \* width, \*up = gate + width/*up = gate_up + n * 2 * width, *gate = up + width/'
@@ -100,8 +100,8 @@ fault "norm gradient without its mean term" llmc/rmsnorm.h 's/- xn\[c\] \* mean_
 fault "SiLU's derivative without its second term" llmc/swiglu.h 's/ \* (1\.0f + g \* (1\.0f - s))//'
 fault "loss of the wrong target" llmc/crossentropy.h 's/row\[target\]/row[target ? target - 1 : 0]/'
 fault "the head of an untied model is the embedding" llmc/config.h 's/P_DOWN, P_LM_HEAD}/P_DOWN, P_EMBEDDING}/'
-fault "weight decay on norms" llmc/optim/optimizer.h 's/\.matrix ? h->weight_decay : 0\.0/.matrix ? h->weight_decay : h->weight_decay/'
-fault "no weight decay on the embedding" llmc/optim/optimizer.h 's/\.matrix ? h->weight_decay/.matrix \&\& p->kind != P_EMBEDDING ? h->weight_decay/'
+fault "weight decay on norms" llmc/optim/optimizer.h 's/\.matrix ? step\.hyper->weight_decay : 0\.0/.matrix ? step.hyper->weight_decay : step.hyper->weight_decay/'
+fault "no weight decay on the embedding" llmc/optim/optimizer.h 's/\.matrix ? step\.hyper/.matrix \&\& p->kind != P_EMBEDDING ? step.hyper/'
 fault "weight decay inside the gradient (Adam for AdamW)" llmc/optim/optimizer.h "$l2"
 fault "no bias correction of the first moment" llmc/optim/adamw.h 's/correction1 = .*/correction1 = 1.0;/'
 fault "no bias correction of the second moment" llmc/optim/adamw.h 's/correction2 = .*/correction2 = 1.0;/'

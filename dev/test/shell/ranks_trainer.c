@@ -26,7 +26,8 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 #define rope_backward shared_rope_backward
 #define attention_forward shared_attention_forward
 #define attention_backward shared_attention_backward
-#define main train_llama3_main  // this file uses its loop, but has its own main
+#define TEST_RULES "dev/test/sgd_matrix.h"  // an optimizer that takes whole matrices, with SGD_MATRIX set
+#define main train_llama3_main              // this file uses its loop, but has its own main
 #include "train_llama3.c"
 #undef main
 #undef rope_forward
@@ -34,7 +35,7 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 #undef attention_forward
 #undef attention_backward
 
-#include "llmc/dist/buckets.h"          // defines: Buckets, buckets_list, shard_of
+#include "llmc/dist/buckets.h"          // defines: Buckets, buckets_list, shard_of, deal_matrices
 #include "llmc/dist/launch.h"           // defines: launch_ranks
 #include "llmc/dist/ranks.h"            // defines: Ranks, RANKS_MAX, ranks_find
 #include "llmc/dist/sequence.h"         // defines: SequenceShare, heads_shape, heads_out, heads_width
@@ -187,25 +188,56 @@ static double sum_shards(Llama* m, const Recipe* recipe) {
     return square;
 }
 
-/* Updates this rank's shards and takes the others' weights. */
-static void update_shards(Llama* m, const Recipe* recipe, float grad_scale) {
-    const Ranks* r = &recipe->team->run;
-    const Hyperparameters* h = &recipe->hyper;
-    float* params = trained_params(m);
+/* Applies a stage of the rules to this rank's elements: `prepare`, or else `update`. */
+static void update_own(Llama* m, const Recipe* recipe, UpdateStep step, bool prepare) {
+    const OptimizerArenas arenas = {trained_params(m), m->grads, m->m, m->v};
     for (int b = 0; b < exchange.buckets.count; b++) {
-        const ArenaRange shard = shard_of(&exchange.buckets.items[b], r->rank, r->ranks);
+        const ArenaRange shard = shard_of(&exchange.buckets.items[b], recipe->team->run.rank, recipe->team->run.ranks);
         for (int i = 0; i < m->trained.count; i++) {
             const Param* p = &m->trained.items[i];
+            const OptimizerRule* rule = rule_of(&m->trained, p->kind);
             size_t first = 0;
-            const size_t n = state_part(p, shard, &first), at = p->offset + first;
-            const double decay = param_specs[p->kind].matrix ? h->weight_decay : 0.0;
-            const AdamW rule = {m->result.lr, h->beta1, h->beta2, h->eps, decay, grad_scale, (int64_t)recipe->run->updates};
-            if (n > 0) { adamw_update(params + at, m->grads + at, m->m + at, m->v + at, n, &rule); }
+            const size_t n = state_part(p, shard, &first);
+            step.weight_decay = param_specs[p->kind].matrix ? step.hyper->weight_decay : 0.0;
+            if (n == 0 || (prepare && !rule->prepare)) { continue; }
+            (prepare ? rule->prepare : rule->update)(optimizer_at(arenas, &m->held, p->offset + first), n, &step);
         }
-        memcpy(exchange.params + shard.first, params + shard.first, shard.count * sizeof(float));
+    }
+}
+
+/* Copies this rank's elements of `from` to `to`, and then the elements of all ranks back. */
+static void share_own(const Recipe* recipe, float* to, float* from, size_t elements) {
+    for (int b = 0; b < exchange.buckets.count; b++) {
+        const ArenaRange shard = shard_of(&exchange.buckets.items[b], recipe->team->run.rank, recipe->team->run.ranks);
+        memcpy(to + shard.first, from + shard.first, shard.count * sizeof(float));
     }
     barrier();
-    memcpy(params, exchange.params, m->trained.elements * sizeof(float));
+    memcpy(from, to, elements * sizeof(float));
+    barrier();
+}
+
+/* Updates this rank's shards and takes the others' weights. Before that, owners of matrices take and return them. */
+static void update_shards(Llama* m, const Recipe* recipe, float grad_scale) {
+    const UpdateStep step = {&recipe->hyper, m->result.lr, grad_scale, (int64_t)recipe->run->updates, 0};
+    const size_t elements = m->trained.elements;
+    Deal deal = deal_matrices(&m->trained);
+    update_own(m, recipe, step, true);
+    if (deal.count > 0) { share_own(recipe, exchange.params, m->grads, elements); }
+    for (int i = 0; i < deal.count; i++) {
+        const Param* p = deal.items[i].param;
+        if (deal.items[i].owner != recipe->team->run.rank) { continue; }
+        rule_of(&m->trained, p->kind)->matrix(m->grads + p->offset, p->rows, p->cols, m->scratch);
+        memcpy(exchange.params + p->offset, m->grads + p->offset, param_size(p) * sizeof(float));
+    }
+    barrier();
+    for (int i = 0; i < deal.count; i++) {
+        const Param* p = deal.items[i].param;
+        memcpy(m->grads + p->offset, exchange.params + p->offset, param_size(p) * sizeof(float));
+    }
+    barrier();
+    free(deal.items);
+    update_own(m, recipe, step, false);
+    share_own(recipe, exchange.params, trained_params(m), elements);
 }
 
 /* On rank $RANKS_SLOW: sleeps for twice the time of this step's computing, at least 20 ms. */

@@ -278,7 +278,8 @@ static void merged_adapters_are_those_of_the_plain_loops(void) {
         open_session(&s, flags, 4);
         job_export(&s);
         float* adapters = (float*)xcalloc(s.spec.trained.elements, sizeof(float));
-        CHECK(adapter_load(pairs[i], &s.spec.trained, NULL, arena_slot(SLOT_MASTER, adapters), &e), "%s", e.msg);
+        HostSlot slot;
+        CHECK(adapter_load(pairs[i], &s.spec.trained, NULL, host_slot(&slot, SLOT_MASTER, adapters, NULL), &e), "%s", e.msg);
         CHECK(model_open(&base, s.start.base_dir, &e) && model_open(&merged, out, &e), "%s", e.msg);
         for (int layer = 0; layer < s.spec.config.num_layers; layer++) {
             for (int linear = 0; linear < BLOCK_LINEARS; linear++) {

@@ -17,8 +17,7 @@ static ssize_t test_pread(int fd, void* out, size_t bytes, off_t offset) {
 
 static size_t bucket_most = (size_t)64 << 20;  // a small limit cuts small models' buckets
 #define BUCKET_MOST bucket_most
-static bool whole_matrices;  // as a rule wants that takes them
-#define WHOLE_MATRICES whole_matrices
+#define TEST_RULES "dev/test/sgd_matrix.h"
 
 #include "llmc/optim/optimizer.h"
 #include "llmc/base/threads.h"
@@ -42,7 +41,7 @@ static void check_layout(const char* name, const ParamTable* t) {
     size_t at = 0, params = 0;
     for (int i = 0; i < t->count; i++) {
         const Param* p = &t->items[i];
-        const bool begins = i == 0 || p->layer != t->items[i - 1].layer || (whole_matrices && !p->joined);
+        const bool begins = i == 0 || p->layer != t->items[i - 1].layer;
         if (!p->joined) { at = round_up(at, begins ? unit : PARAM_ALIGN); }
         CHECK(p->offset == at, "%s, %d ranks: %s is at %zu, wanted %zu", name, t->ranks, p->name, p->offset, at);
         CHECK(!begins || !p->joined, "%s: %s joins the bucket before", name, p->name);
@@ -56,14 +55,13 @@ static void check_layout(const char* name, const ParamTable* t) {
 /* Checks that the pieces tile the arena, and that each is of one bucket, aligned and bounded. No smaller number of pieces would
  * do. */
 static void check_pieces(const char* name, const ModelConfig* c, const ParamTable* t, const Buckets* list) {
-    const size_t unit = (size_t)PARAM_ALIGN * (size_t)t->ranks,
-                 most = whole_matrices ? SIZE_MAX / 2 : bucket_most / unit * unit;
+    const size_t unit = (size_t)PARAM_ALIGN * (size_t)t->ranks, most = bucket_most / unit * unit;
     size_t at = 0;
     int k = 0;
     for (int i = 0; i < t->count && k < list->count;) {
         const int layer = t->items[i].layer;
         const int wanted = layer < 0 && i > 0 ? c->num_layers : layer;
-        do { i++; } while (i < t->count && t->items[i].layer == layer && (!whole_matrices || t->items[i].joined));
+        do { i++; } while (i < t->count && t->items[i].layer == layer);
         const size_t end = i < t->count ? t->items[i].offset : t->elements;
         const size_t pieces = ceil_div(end - at, most);
         size_t shortest = SIZE_MAX, longest = 0;
@@ -307,30 +305,95 @@ static void check_vectors(const char* name, const ParamTable* t) {
     CHECK(t->vector_elements == end, "%s: %zu elements of vectors, wanted %zu", name, t->vector_elements, end);
 }
 
-/* For a rule that takes whole matrices: each lies in one bucket, also where others would be cut. */
-static void no_matrix_is_cut_where_none_may_be(void) {
-    static const char* const names[] = {"d1", "d3", "llama3.2-1b", "llama3.1-8b"};
-    bucket_most = PARAM_ALIGN * MOST_RANKS;
-    whole_matrices = true;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const ModelConfig c = preset(names[i], 300);
-        check_model(names[i], &c, false);
-        for (int ranks = 1; ranks <= MOST_RANKS; ranks *= 2) {
-            ParamTable t = trained_table_for(&c, ranks);
-            Buckets list = buckets_list(&t);
-            for (int k = 0; k < t.count; k++) {
-                const Param* p = &t.items[k];
-                const Bucket* b = bucket_at(&list, p->offset);
-                CHECK(b == bucket_at(&list, p->offset + param_size(p) - 1), "%s, %d ranks: %s is cut", names[i], ranks,
-                      p->name);
-            }
-            check_gradient_ring(names[i], &c, ranks);
-            check_vectors(names[i], &t);
-            buckets_free(&list);
-            param_table_free(&t);
+/* Checks the owners of the matrices of one model, whose work differs by less than two of its largest matrices. */
+static void check_deal(const char* name, const ModelConfig* c, int ranks) {
+    ParamTable t = trained_table_for(c, ranks);
+    Deal deal = deal_matrices(&t);
+    double work[MOST_RANKS] = {0}, least = INFINITY, most = 0;
+    int rounds[MOST_RANKS] = {0}, dealt = 0;
+    for (int i = 0; i < t.count; i++) {
+        unsigned long long owners = 0;
+        for (int k = 0; k < deal.count; k++) {
+            const DealtMatrix* m = &deal.items[k];
+            dealt += m->param == &t.items[i];
+            if (i > 0 || m->param->layer != 0) { continue; }
+            CHECK(ranks < 7 || !(owners >> m->owner & 1), "%s, %d ranks: rank %d has two matrices", name, ranks, m->owner);
+            owners |= 1ull << m->owner;
         }
     }
-    whole_matrices = false;
+    CHECK(deal.count == 7 * c->num_layers && dealt == deal.count, "%s: %d of %d matrices have an owner", name, dealt,
+          deal.count);
+    for (int k = 0; k < deal.count; k++) {
+        const DealtMatrix* m = &deal.items[k];
+        CHECK(k == 0 || m->round >= m[-1].round, "%s, %d ranks: rounds are not in their order", name, ranks);
+        CHECK(m->round == rounds[m->owner]++, "%s, %d ranks: a rank owns two matrices of a round", name, ranks);
+        work[m->owner] += m->flops;
+    }
+    for (int r = 0; r < ranks; r++) {
+        least = fmin(least, work[r]);
+        most = fmax(most, work[r]);
+    }
+    const double largest = (double)c->hidden_size * c->hidden_size * c->intermediate_size;
+    CHECK(most - least < 2 * largest, "%s, %d ranks: the work is between %g and %g", name, ranks, least, most);
+    free(deal.items);
+    param_table_free(&t);
+}
+
+static void each_whole_matrix_has_one_owner(void) {
+    static const char* const names[] = {"d1", "d3", "d12", "llama3.2-1b", "llama3.1-8b", "llama3.1-70b"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        ModelConfig c = preset(names[i], 300);
+        c.optimizer = 1;
+        for (int ranks = 1; ranks <= MOST_RANKS; ranks++) { check_deal(names[i], &c, ranks); }
+        c.optimizer = 0;
+        ParamTable t = trained_table_for(&c, 4);
+        Deal deal = deal_matrices(&t);
+        CHECK(deal.count == 0, "AdamW takes %d whole matrices", deal.count);
+        free(deal.items);
+        param_table_free(&t);
+    }
+}
+
+/* Each slot has one place for each element whose rule keeps it, in the order of the arena; m has room for all, v for AdamW's. */
+static void slots_hold_what_rules_keep(void) {
+    ModelConfig c = preset("d3", 300);
+    bucket_most = 3 * PARAM_ALIGN * MOST_RANKS;
+    for (int k = 0; k < 12; k++) {
+        c.optimizer = k % 2;
+        ParamTable t = trained_table_for(&c, 1 + k / 2 * 3);
+        Buckets list = buckets_list(&t);
+        size_t all[NUM_SLOTS] = {0}, wanted = 0, local = 0;
+        for (int rank = 0; rank < t.ranks; rank++) {
+            ArenaRanges own = shard_ranges(&list, rank);
+            HeldState held = held_state(&t, &own);
+            size_t next[NUM_SLOTS] = {0};
+            for (size_t at = 0; at < t.elements; at++) {
+                const HeldRange* h = held_at(&held, at);
+                CHECK((h != NULL) == shard_local(&list, rank, at, &local), "rank %d, element %zu", rank, at);
+                for (int slot = SLOT_MASTER; h && slot < NUM_SLOTS; slot++) {
+                    if (slot != SLOT_MASTER && !(h->rule->slots >> slot & 1)) { continue; }
+                    CHECK(held_place(&held, (SlotKind)slot, at) == next[slot]++, "%s of element %zu", slot_names[slot], at);
+                }
+                CHECK(!h || h->place[SLOT_MASTER] + (at - h->first) == local, "rank %d, element %zu is its %zu", rank, at,
+                      local);
+            }
+            for (int slot = SLOT_MASTER; slot < NUM_SLOTS; slot++) {
+                CHECK(held.elements[slot] == next[slot], "%s has %zu elements", slot_names[slot], held.elements[slot]);
+                all[slot] += next[slot];
+            }
+            CHECK(t.optimizer || t.ranks > 1 || held.count == 1, "%d ranges", held.count);
+            free(held.items);
+            free(own.items);
+        }
+        for (int i = 0; i < t.count; i++) {
+            const size_t end = i + 1 < t.count ? t.items[i + 1].offset : t.elements;
+            if (slot_kept(&t, &t.items[i], "v")) { wanted += end - t.items[i].offset; }
+        }
+        CHECK(all[SLOT_M] == t.elements && all[SLOT_V] == wanted, "%zu elements of m, %zu of v", all[SLOT_M], all[SLOT_V]);
+        CHECK((wanted < t.elements) == (c.optimizer == 1), "%zu elements have v", wanted);
+        buckets_free(&list);
+        param_table_free(&t);
+    }
     bucket_most = (size_t)64 << 20;
 }
 
@@ -604,6 +667,7 @@ typedef struct {
     ParamTable table;
     Buckets buckets;
     ArenaRanges own;
+    HeldState held;
     int rank;
     float* local[3];  // (shard_elements) m, v, master
 } Rank;
@@ -614,13 +678,14 @@ typedef struct {
     int kind;
 } RankState;
 
-static const char* const kinds[3] = {"m", "v", "master"};
+static const SlotKind kinds[3] = {SLOT_M, SLOT_V, SLOT_MASTER};
 
 static Rank rank_open(const ModelConfig* c, int rank, int ranks) {
     Rank r;
     r.table = trained_table_for(c, ranks);
     r.buckets = buckets_list(&r.table);
     r.own = shard_ranges(&r.buckets, rank);
+    r.held = held_state(&r.table, &r.own);
     r.rank = rank;
     for (int k = 0; k < 3; k++) { r.local[k] = (float*)xcalloc(shard_elements(&r.buckets), sizeof(float)); }
     return r;
@@ -629,18 +694,19 @@ static Rank rank_open(const ModelConfig* c, int rank, int ranks) {
 static void rank_close(Rank* r) {
     for (int k = 0; k < 3; k++) { free(r->local[k]); }
     free(r->own.items);
+    free(r->held.items);
     buckets_free(&r->buckets);
     param_table_free(&r->table);
 }
 
 /* Returns where n elements of a parameter lie among the rank's own elements; they must be adjacent there. */
 static float* place(const RankState* s, const Param* p, size_t first, size_t n) {
-    size_t begin = 0, end = 0;
     const Rank* r = s->rank;
-    const bool own = shard_local(&r->buckets, r->rank, p->offset + first, &begin) &&
-                     shard_local(&r->buckets, r->rank, p->offset + first + n - 1, &end) && end - begin == n - 1;
-    CHECK(own, "rank %d does not own elements %zu to %zu of %s", r->rank, first, first + n - 1, p->name);
-    return own ? r->local[s->kind] + begin : NULL;
+    const size_t at = p->offset + first;
+    const bool kept = slot_kept(&r->table, p, slot_names[kinds[s->kind]]);
+    const bool own = kept && held_at(&r->held, at) && held_at(&r->held, at) == held_at(&r->held, at + n - 1);
+    CHECK(own, "rank %d does not hold elements %zu to %zu of %s", r->rank, first, first + n - 1, p->name);
+    return own ? r->local[s->kind] + held_place(&r->held, kinds[s->kind], at) : NULL;
 }
 
 static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
@@ -673,8 +739,9 @@ static size_t rank_values(Rank* r, bool fill) {
         memset(want, 0, shard_elements(&r->buckets) * sizeof(float));
         for (int i = 0; i < r->table.count; i++) {
             const Param* p = &r->table.items[i];
-            for (size_t n = 0, local; n < param_size(p); n++) {
-                if (shard_local(&r->buckets, r->rank, p->offset + n, &local)) { want[local] = state_value(k, i, n); }
+            for (size_t n = 0; n < param_size(p) && slot_kept(&r->table, p, slot_names[kinds[k]]); n++) {
+                const size_t at = p->offset + n;
+                if (held_at(&r->held, at)) { want[held_place(&r->held, kinds[k], at)] = state_value(k, i, n); }
             }
         }
         for (size_t i = 0; i < shard_elements(&r->buckets); i++) {
@@ -689,7 +756,7 @@ static size_t rank_values(Rank* r, bool fill) {
 static void rank_slots(Rank* r, RankState states[3], StateSlot slots[3]) {
     for (int k = 0; k < 3; k++) {
         const RankState state = {r, k};
-        const StateSlot slot = {kinds[k], k == 0 ? SAFE_BF16 : SAFE_F32, give, take, &states[k], NULL};
+        const StateSlot slot = {slot_names[kinds[k]], k == 0 ? SAFE_BF16 : SAFE_F32, give, take, &states[k], NULL};
         states[k] = state;
         slots[k] = slot;
     }
@@ -779,7 +846,11 @@ static void any_number_of_ranks_reads_the_shards_of_any_other(void) {
     static const int chains[][5] = {{8, 4, 1, 8, 1}, {3, 5, 2, 7, 3}, {1, 64, 12, 1, 16}};
     ModelConfig c = tiny_model();
     for (int k = 0; k < 3; k++) { check_chain(&c, chains[k], 5); }
+    c.optimizer = 1;  // keeps no v of most tensors
+    for (int k = 0; k < 3; k++) { check_chain(&c, chains[k], 5); }
     bucket_most = 1024;  // several parts of a parameter in a file
+    check_chain(&c, chains[1], 5);
+    c.optimizer = 0;
     check_chain(&c, chains[0], 5);
     check_chain(&c, chains[1], 5);
     c.tied = true;
@@ -986,7 +1057,8 @@ int main(void) {
     RUN(adapters_are_shared_out_equally);
     RUN(each_element_has_one_owner_and_each_owner_one_element);
     RUN(ranks_are_added_in_their_order);
-    RUN(no_matrix_is_cut_where_none_may_be);
+    RUN(each_whole_matrix_has_one_owner);
+    RUN(slots_hold_what_rules_keep);
     RUN(norms_lie_apart_in_their_order);
     RUN(a_third_norm_has_a_place);
     RUN(gradients_take_turns_in_a_ring);

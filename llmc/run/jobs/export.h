@@ -162,7 +162,8 @@ static inline void job_export(Session* s) {
     session_load_weights(s, slot_to(NULL, NULL));
     if (s->spec.config.lora.rank > 0) {
         x.adapters = (float*)xcalloc(s->spec.trained.elements, sizeof(float));
-        session_load_adapters(s, arena_slot(SLOT_MASTER, x.adapters));
+        HostSlot slot;
+        session_load_adapters(s, host_slot(&slot, SLOT_MASTER, x.adapters, NULL));
     }
     must(model_open(&x.files, s->start.base_dir, &e), &e);
     const ExportDtype type = export_type(s, &x.files);

@@ -44,6 +44,8 @@ static inline bool verify_tensors(const char* dir, const TrainerState* s, const 
     char base[PATH_CAP];
     snprintf(base, sizeof base, "%s", lora_base ? lora_base : "");
     if (!verify_config(dir, &c, base, e)) { return false; }
+    c.optimizer = optimizer_find(s->optimizer);
+    if (c.optimizer < 0) { return fail(e, "%s: the optimizer %s is none of this build", dir, s->optimizer); }
     ParamTable table = param_table(&c), trained = trained_table(&c);
     ArenaRange range;
     const ArenaRanges whole = whole_arena(&trained, &range);

@@ -444,8 +444,20 @@ static inline void session_check_sense(Session* s) {
     s->spec.config.max_positions = o->seq;
 }
 
+/* Refuses the state of another optimizer. */
+static inline void session_check_optimizer(const Session* s) {
+    const char* word = optimizer_rules[s->spec.config.optimizer].word;
+    if (s->start.resumed && job_trains(s->process.job) && strcmp(s->run.state.optimizer, word) != 0) {
+        die("%s: its state is of the optimizer %s, but this run's is %s\n  hint: a new run can start from its weights: --model "
+            "%s",
+            s->start.dir, s->run.state.optimizer, word, s->start.dir);
+    }
+}
+
 /* Lays out the tensors for the ranks of the run. */
 static inline void session_lay_out(Session* s) {
+    s->spec.config.optimizer = RULE_OF_RUN;
+    session_check_optimizer(s);
     s->spec.table = param_table_for(&s->spec.config, s->process.ranks);
     s->spec.trained = trained_table_for(&s->spec.config, s->process.ranks);
     Buckets buckets = buckets_list(&s->spec.trained);

@@ -68,6 +68,7 @@ static inline bool session_seal(Session* s, Checkpoint* k, SafeDtype dtype, Erro
     s->run.state.seed = (uint64_t)s->chosen.seed;
     s->run.state.data_row = s->run.state.tokens / (uint64_t)s->chosen.seq;  // not train.row: a dropped step has read further
     s->run.state.world_size = s->process.ranks;
+    snprintf(s->run.state.optimizer, sizeof s->run.state.optimizer, "%s", optimizer_rules[s->spec.config.optimizer].word);
     s->run.state.options = options;
     session_add_side_files(s, k);
     session_add_flags(&saved, k);
