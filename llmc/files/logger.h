@@ -356,24 +356,6 @@ static inline void log_quantised(FILE* f, const QuantiseCounts* counts) {
     fputc('}', f);
 }
 
-/* Logs one optimizer step: `step` counts from 1, and `ms` is its whole time. seconds: the time since the process began. tokens:
- * counted since the run began. quantised: the counts of --fp8. skipped: the reason for a skipped update, or NULL. */
-static inline bool log_step(Logger* g, int64_t step, double loss, double gnorm, double lr, double ms, double tok_s,
-                            double seconds, int64_t tokens, int64_t trained, const SourceLosses* sources,
-                            const QuantiseCounts quantised[NUM_QUANTISED], const char* skipped, Error* e) {
-    FILE* f = logger_begin(g, "step", step);
-    log_double(f, "loss", loss);
-    log_double(f, "gnorm", gnorm);
-    log_double(f, "lr", lr);
-    fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f,\"seconds\":%.3f", ms, tok_s, seconds);
-    log_int(f, "tokens", tokens);
-    if (trained >= 0) { log_int(f, "trained", trained); }
-    if (sources->count > 0) { log_sources(f, sources); }
-    log_quantised(f, quantised);
-    if (skipped) { log_text(f, "skipped", skipped); }
-    return logger_end(g, e);
-}
-
 /* Logs the slowest of several ranks: see run/loop/slowest.h. */
 static inline bool log_slowest(Logger* g, int64_t step, int rank, const char* host, double ms, double others_ms, Error* e) {
     FILE* f = logger_begin(g, "slowest", step);

@@ -252,9 +252,12 @@ static char* log_text_of(const char* path) {
     return text ? text : xstrdup("");
 }
 
-static const SourceLosses one;                    // as a step without a mix reports
-static const QuantiseCounts none[NUM_QUANTISED];  // and one without --fp8
-static const QuantiseCounts some[NUM_QUANTISED] = {{100, 1, 25}, {64, 0, 16}};
+/* Logs a step like many others. */
+static bool log_plain_step(Logger* g, int64_t step, Error* e) {
+    const Metrics r = {.loss = 1, .norm = 1, .lr = 1, .ms = 1};
+    const StepLines s = {.last_step = step};
+    return log_step(g, &s, &r, 1.5, 64, false, NULL, e);
+}
 
 static void put_text(const char* path, const char* mode, const char* text, size_t len) {
     FILE* f = fopen(path, mode);
@@ -286,9 +289,12 @@ static void every_line_of_the_log_is_json_of_its_event(void) {
     const LoggedRun how = {"train_llama3", "FP32", "a machine", options, 2, argv};
     CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
     CHECK(log_config(&g, &run, &how, &c, &t, 123, &e), "%s", e.msg);
-    CHECK(log_step(&g, 1, 3.25, NAN, 3e-4, 41.2, 1000, 1.5, 64, -1, &one, none, NULL, &e) &&
-              log_step(&g, 2, INFINITY, 1, 0, 1, 1, 2, 128, 77, &one, some, "loss", &e),
-          "%s", e.msg);
+    const Metrics steps[] = {{.loss = 3.25, .norm = NAN, .lr = 3e-4, .ms = 41.2},
+                             {.loss = INFINITY, .norm = 1, .ms = 1, .trained = 77, .quantised = {{100, 1, 25}, {64, 0, 16}}}};
+    StepLines shown = {.last_step = 1, .tok_s = 1000};
+    CHECK(log_step(&g, &shown, &steps[0], 1.5, 64, false, NULL, &e), "%s", e.msg);
+    shown.last_step = 2;
+    CHECK(log_step(&g, &shown, &steps[1], 2, 128, true, "loss", &e), "%s", e.msg);
     CHECK(log_val(&g, 2, 3.5, 1.25, &e) && log_sample(&g, 2, "a\nb\0c", 5, &e) &&
               log_checkpoint(&g, 2, "out/step_00000002", 77, &e),
           "%s", e.msg);
@@ -371,7 +377,7 @@ static void a_resumed_log_is_cut_back_to_its_step(void) {
         put_text(path, "w", head, strlen(head));
         put_text(path, "a", cases[i].tail, strlen(cases[i].tail));
         CHECK(logger_open(&g, dir, 2, &e), "%s", e.msg);
-        CHECK(log_step(&g, 3, 1, 1, 1, 1, 1, 1, 64, -1, &one, none, NULL, &e), "%s", e.msg);
+        CHECK(log_plain_step(&g, 3, &e), "%s", e.msg);
         logger_close(&g);
         char* text = log_text_of(path);
         size_t len = strlen(head) + cases[i].keep;
@@ -430,7 +436,7 @@ static void a_full_disk_is_an_error_and_leaves_no_torn_line(void) {
     small.rlim_cur = 1000;
     setrlimit(RLIMIT_FSIZE, &small);
     int written = 0;
-    while (written < 100 && log_step(&g, written + 1, 1, 1, 1, 1, 1, 1, 64, -1, &one, none, NULL, &e)) { written++; }
+    while (written < 100 && log_plain_step(&g, written + 1, &e)) { written++; }
     setrlimit(RLIMIT_FSIZE, &old);
     signal(SIGXFSZ, SIG_DFL);
     CHECK(written > 3 && written < 100 && strstr(e.msg, "log.jsonl: writing failed"), "%d: %s", written, e.msg);
@@ -999,10 +1005,13 @@ static void the_columns_of_the_step_line_stand_below_their_names(void) {
     FILE* f = fmemopen(text, sizeof text, "w");
     StepLines s;
     step_lines_init(&s, 2000, 1024, 0, 1e9, 0);
-    double tok_s = step_line(f, &s, 1, 2000, 7.6241, 2.5, 3e-4, 512.0, (uint64_t)1 << 30, NULL);
-    CHECK(near(tok_s, 2000), "%g", tok_s);
+    Metrics r = {.loss = 7.6241, .norm = 2.5, .lr = 3e-4, .ms = 512};
+    step_line(f, &s, 1, 2000, &r, (uint64_t)1 << 30, NULL);
+    CHECK(near(s.tok_s, 2000), "%g", s.tok_s);
+    r.loss = NAN;
+    r.norm = 123456;
     for (int i = 2; i <= 60; i++) {  // step 41 is skipped and so shown; other steps after the first screen are not
-        step_line(f, &s, i, 2000, NAN, 123456.0, 3e-4, 512.0, (uint64_t)1 << 30, i == 41 ? "skipped" : NULL);
+        step_line(f, &s, i, 2000, &r, (uint64_t)1 << 30, i == 41 ? "skipped" : NULL);
     }
     fclose(f);
     size_t header = strcspn(text, "\n");

@@ -434,12 +434,9 @@ static inline void training_report(Training* t, const Metrics* r) {
     t->loss_scale = r->loss_scale;
     if (t->trainer->busy_ms) { t->busy_ms = t->trainer->busy_ms(t->model); }
     s->run.state.not_finite = not_finite;
-    const double tok_s = step_line(stdout, &t->lines, t->reported, s->run.plan.stop, r->loss, r->norm, r->lr, r->ms,
-                                   t->trainer->memory_used(t->model), skipped);
-    training_logged(
-        t, log_step(&s->run.log, t->reported, r->loss, r->norm, r->lr, r->ms, tok_s, now_seconds() - s->process.started,
-                    (int64_t)t->tokens, s->data.train.indexed ? (int64_t)r->trained : -1, &r->sources, r->quantised, skipped,
-                    &t->error));
+    step_line(stdout, &t->lines, t->reported, s->run.plan.stop, r, t->trainer->memory_used(t->model), skipped);
+    training_logged(t, log_step(&s->run.log, &t->lines, r, now_seconds() - s->process.started, t->tokens, s->data.train.indexed,
+                                skipped, &t->error));
     if (s->chosen.debug && r->verdict == UPDATE_NOT_FINITE) {
         training_name_not_finite(t, name);
         printf("debug   not finite: %s\n", name);

@@ -1,4 +1,4 @@
-/* screen.h -- the screen output of a training run: the model, a line per step, validation, the summary.
+/* screen.h -- the output of a training run: the model, a line and a log event per step, validation, the summary.
  *
  * train_llama3.py prints step lines with the same columns, widths and number formats.
  */
@@ -6,9 +6,11 @@
 #define LLMC_SCREEN_H
 
 #include "llmc/base/utils.h"
-#include "llmc/config.h"     // defines: ModelConfig, ParamTable
-#include "llmc/train/mfu.h"  // defines: flops_per_token, mfu_text
-#include "llmc/base/text.h"  // defines: text_count, text_plural, text_bytes, text_clock, print_names
+#include "llmc/base/text.h"     // defines: text_count, text_plural, text_bytes, text_clock, print_names
+#include "llmc/config.h"        // defines: ModelConfig, ParamTable
+#include "llmc/files/logger.h"  // defines: Logger, logger_begin, logger_end, log_sources, log_quantised
+#include "llmc/train/mfu.h"     // defines: flops_per_token, mfu_text
+#include "llmc/train/step.h"    // defines: Metrics
 
 #include <math.h>
 
@@ -47,6 +49,7 @@ typedef struct {
     double step_seconds;  // sum over all steps, for the summary
     int64_t first_step, last_step;
     double last_loss, last_val;
+    double tok_s;  // tokens per second of the last step
     int ranks;
 } StepLines;
 
@@ -72,26 +75,26 @@ static inline bool step_line_due(const StepLines* s, int64_t step, int64_t stop,
     return first || note || step == stop || now - s->shown >= 1.0;
 }
 
-/* Counts one step, and prints its line if one is due. `step` counts from 1; `ms` is its time; `memory` is in bytes; `note` (or
- * NULL) ends the line, such as "skipped: loss z 7.1". The estimated time left includes what happens between steps. Returns
- * tokens per second. */
-static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, double loss, double gnorm, double lr,
-                               double ms, uint64_t memory, const char* note) {
+/* Counts one step, and prints its line if one is due. `step` counts from 1; `memory` is in bytes; `note` (or NULL) ends the
+ * line, such as "skipped: loss z 7.1". The estimated time left includes what happens between steps. */
+static inline void step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, const Metrics* r, uint64_t memory,
+                             const char* note) {
     char width_text[32], number[32], mfu[16], eta[32];
     const int width = snprintf(width_text, sizeof width_text, "%lld", (long long)s->steps);
-    const double now = now_seconds(), tok_s = ms > 0 ? s->tokens_per_step / ms * 1e3 : 0.0;
+    const double now = now_seconds();
     // average over about the last 50 intervals, without the first, when caches are cold
     if (s->intervals > 0) {
         double weight = 1.0 / (double)(s->intervals < 50 ? s->intervals : 50);
         s->interval += weight * (now - s->last_time - s->interval);
     }
-    const double interval = s->intervals > 0 ? s->interval : ms * 1e-3;
+    const double interval = s->intervals > 0 ? s->interval : r->ms * 1e-3;
     s->intervals++;
     s->last_time = now;
     s->last_step = step;
-    s->last_loss = loss;
-    s->step_seconds += ms * 1e-3;
-    if (!step_line_due(s, step, stop, note, now)) { return tok_s; }
+    s->last_loss = r->loss;
+    s->step_seconds += r->ms * 1e-3;
+    s->tok_s = r->ms > 0 ? s->tokens_per_step / r->ms * 1e3 : 0.0;
+    if (!step_line_due(s, step, stop, note, now)) { return; }
     s->shown = now;
     if (s->lines % STEP_HEADER_EVERY == 0) {
         fprintf(f, "%*s %9s %8s %9s %8s %9s %6s %7s %8s\n", 2 * width + 1, "step", "loss", "gnorm", "lr", "ms", "tok/s",
@@ -99,12 +102,29 @@ static inline double step_line(FILE* f, StepLines* s, int64_t step, int64_t stop
     }
     s->lines++;
     // loss and gnorm are never negative; fabs() drops the sign of a nan
-    fprintf(f, "%*lld/%s %9.4f %8.3f %9.2e %8.1f %9s %6s %6.2fG %8s%s%s\n", width, (long long)step, width_text, fabs(loss),
-            fabs(gnorm), lr, ms, text_count((uint64_t)(tok_s + 0.5), number, sizeof number),
-            mfu_text(tok_s * s->flops_per_token, s->peak_flops, mfu, sizeof mfu), (double)memory / (1 << 30),
+    fprintf(f, "%*lld/%s %9.4f %8.3f %9.2e %8.1f %9s %6s %6.2fG %8s%s%s\n", width, (long long)step, width_text, fabs(r->loss),
+            fabs(r->norm), r->lr, r->ms, text_count((uint64_t)(s->tok_s + 0.5), number, sizeof number),
+            mfu_text(s->tok_s * s->flops_per_token, s->peak_flops, mfu, sizeof mfu), (double)memory / (1 << 30),
             text_clock((double)(stop - step) * interval, eta, sizeof eta), note ? "  " : "", note ? note : "");
     fflush(f);
-    return tok_s;
+}
+
+/* Logs the step that step_line() has counted. seconds: the time since the process began. tokens: counted since the run began.
+ * `counted`: the number of trained targets differs from step to step, and is logged. skipped: the reason for a skipped update,
+ * or NULL. */
+static inline bool log_step(Logger* g, const StepLines* s, const Metrics* r, double seconds, uint64_t tokens, bool counted,
+                            const char* skipped, Error* e) {
+    FILE* f = logger_begin(g, "step", s->last_step);
+    log_double(f, "loss", r->loss);
+    log_double(f, "gnorm", r->norm);
+    log_double(f, "lr", r->lr);
+    fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f,\"seconds\":%.3f", r->ms, s->tok_s, seconds);
+    log_int(f, "tokens", (int64_t)tokens);
+    if (counted) { log_int(f, "trained", (int64_t)r->trained); }
+    if (r->sources.count > 0) { log_sources(f, &r->sources); }
+    log_quantised(f, r->quantised);
+    if (skipped) { log_text(f, "skipped", skipped); }
+    return logger_end(g, e);
 }
 
 /* Prints a validation. `bpb`: bits per byte; NaN: unknown. */
