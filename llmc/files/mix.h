@@ -7,18 +7,18 @@
  * in a file's name, or in a pattern that matches files, does not end a part. A single part needs no weight, and dataloader.h
  * reads it. If there are several parts, each one needs a weight.
  *
- * A block is MIX_BLOCK rows of the stream. Source s gives the same number of rows to each block, share[s]: its weight's part
+ * A block is MIX_BLOCK rows of the stream. Source s gives the same number of rows to each block, its share: its weight's part
  * of MIX_BLOCK, rounded down, and one more for the largest remainders until the shares add up. If two remainders differ by less
  * than 1e-6, the first counts as larger: so 0.6, 0.3, 0.1 and 6, 3, 1 give the same shares in spite of rounding.
  *
  * The order in block k is a Fisher-Yates permutation `order` of 0 ... MIX_BLOCK-1, made like the permutation of shards in
- * dataloader.h, from the draws (seed, RAND_MIX, stream = k). Row i of the block has the first source s with order[i] < share[0]
- * + ... + share[s].
+ * dataloader.h, from the draws (seed, RAND_MIX, stream = k). Row i of the block has the first source s with order[i] <
+ * share of source 0 + ... + share of source s.
  *
  * Each source gives its rows in its own order, epoch after epoch, as if it were alone; a small one begins its next epoch while
  * a large one is in its first. The row that source s gives at row n of the stream is its row
  *
- *   position = k * share[s] + (rows of s in block k before row n)
+ *   position = k * its share + (rows of s in block k before row n)
  *
  * so the table of one block finds any row, and a checkpoint saves only the number of rows. An epoch of the mix has as many rows
  * as the epochs of all sources together.
@@ -42,8 +42,10 @@ enum {
 
 typedef struct {
     char* pattern;
-    double weight;  // 0: none is given
-} MixPart;
+    double weight;     // 0: none is given
+    int share;         // rows of a block
+    DataLoader* data;  // of a single source: the stream itself
+} MixSource;
 
 typedef struct {
     uint64_t block;              // UINT64_MAX: none yet
@@ -52,17 +54,15 @@ typedef struct {
 } MixBlock;
 
 typedef struct {
-    int count;  // of the sources
-    MixPart parts[MIX_MOST];
-    int share[MIX_MOST];  // rows of a block
+    int count;
+    MixSource sources[MIX_MOST];  // (count)
     uint64_t seed;
-    DataLoader* sources;  // (count); a single source is the stream itself
-    DataLoader* stream;   // what the training run reads
+    DataLoader* stream;  // what the training run reads
 
     // for several sources
-    MixBlock* reading;  // belongs to the stream's reader, which may be a thread
-    MixBlock* taking;   // belongs to the caller
-    int32_t* taken;     // (B) the source of each row of the last batch
+    MixBlock* reader_block;  // belongs to the stream's reader, which may be a thread
+    MixBlock* caller_block;  // belongs to the caller
+    int32_t* batch_sources;  // (B) the source of each row of the last batch
 } Mix;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ static size_t mix_part_length(const char* text) {
 }
 
 /* Reads a part of n bytes. A part without a weight after a ':' is a pattern alone. */
-static bool mix_parse_part(MixPart* p, const char* text, size_t n, Error* e) {
+static bool mix_parse_source(MixSource* p, const char* text, size_t n, Error* e) {
     const size_t colon = mix_last(text, n, ':');
     char *whole = xcopy_text(text, n), *end = whole;
     const char* number = colon < n ? whole + colon + 1 : "";
@@ -119,32 +119,32 @@ static bool mix_parse_part(MixPart* p, const char* text, size_t n, Error* e) {
     return ok;
 }
 
-/* Frees the parts of a text. */
-static inline void mix_free_parts(Mix* m) {
+/* Frees the patterns of a text. */
+static inline void mix_free_patterns(Mix* m) {
     for (int i = 0; i < MIX_MOST; i++) {
-        free(m->parts[i].pattern);
-        m->parts[i].pattern = NULL;
+        free(m->sources[i].pattern);
+        m->sources[i].pattern = NULL;
     }
     m->count = 0;
 }
 
-/* Reads the parts of `text`. Call mix_free_parts() afterwards, also if it fails. */
+/* Reads the parts of `text`. Call mix_free_patterns() afterwards, also if it fails. */
 static inline bool mix_parse(Mix* m, const char* text, Error* e) {
     const char* rest = text;
     memset(m, 0, sizeof *m);
     for (bool more = true; more;) {
         const size_t n = mix_part_length(rest);
         if (m->count == MIX_MOST) { return fail(e, "--train: has more than %d parts", MIX_MOST); }
-        if (!mix_parse_part(&m->parts[m->count++], rest, n, e)) { return false; }
+        if (!mix_parse_source(&m->sources[m->count++], rest, n, e)) { return false; }
         more = rest[n] == ',';
         rest += n + more;
     }
     for (int i = 0; m->count > 1 && i < m->count; i++) {
-        if (m->parts[i].weight > 0) { continue; }
+        if (m->sources[i].weight > 0) { continue; }
         return fail(e,
                     "--train: %s has no weight, wanted one for each of the %d parts\n"
                     "  hint: a weight is a number behind a colon, as in --train 'a*.bin:0.7,b.bin:0.3'",
-                    m->parts[i].pattern, m->count);
+                    m->sources[i].pattern, m->count);
     }
     return true;
 }
@@ -153,8 +153,8 @@ static inline bool mix_parse(Mix* m, const char* text, Error* e) {
 static inline bool mix_folder(const char* text, char* out /* PATH_CAP */, Error* e) {
     Mix m;
     const bool ok = mix_parse(&m, text, e);
-    if (ok) { folder_of(m.parts[0].pattern, out); }
-    mix_free_parts(&m);
+    if (ok) { folder_of(m.sources[0].pattern, out); }
+    mix_free_patterns(&m);
     return ok;
 }
 
@@ -162,23 +162,23 @@ static inline bool mix_folder(const char* text, char* out /* PATH_CAP */, Error*
 static bool mix_share(Mix* m, Error* e) {
     double sum = 0, quota[MIX_MOST];
     int rest = MIX_BLOCK;
-    for (int i = 0; i < m->count; i++) { sum += m->parts[i].weight; }
+    for (int i = 0; i < m->count; i++) { sum += m->sources[i].weight; }
     for (int i = 0; i < m->count; i++) {
-        quota[i] = m->parts[i].weight / sum * MIX_BLOCK;
-        m->share[i] = (int)quota[i];
-        rest -= m->share[i];
+        quota[i] = m->sources[i].weight / sum * MIX_BLOCK;
+        m->sources[i].share = (int)quota[i];
+        rest -= m->sources[i].share;
     }
     for (; rest > 0; rest--) {
         int most = 0;
         for (int i = 1; i < m->count; i++) {
-            if (quota[i] - m->share[i] > quota[most] - m->share[most] + 1e-6) { most = i; }
+            if (quota[i] - m->sources[i].share > quota[most] - m->sources[most].share + 1e-6) { most = i; }
         }
-        m->share[most]++;
+        m->sources[most].share++;
     }
     for (int i = 0; i < m->count; i++) {
-        if (m->share[i] > 0) { continue; }
-        return fail(e, "--train: the weight of %s is %g of %g in all, too small for one row in %d", m->parts[i].pattern,
-                    m->parts[i].weight, sum, MIX_BLOCK);
+        if (m->sources[i].share > 0) { continue; }
+        return fail(e, "--train: the weight of %s is %g of %g in all, too small for one row in %d", m->sources[i].pattern,
+                    m->sources[i].weight, sum, MIX_BLOCK);
     }
     return true;
 }
@@ -193,7 +193,7 @@ static inline void mix_table(const Mix* m, MixBlock* t, uint64_t block) {
     dataloader_permute(order, MIX_BLOCK, m->seed, RAND_MIX, (uint32_t)block);
     for (int i = 0; i < MIX_BLOCK; i++) {
         int s = 0;
-        for (int end = m->share[0]; order[i] >= end; end += m->share[s]) { s++; }
+        for (int end = m->sources[0].share; order[i] >= end; end += m->sources[s].share) { s++; }
         t->source[i] = (uint8_t)s;
         t->before[i] = (uint16_t)before[s]++;
     }
@@ -205,7 +205,7 @@ static inline int mix_locate(const Mix* m, MixBlock* t, uint64_t row, uint64_t* 
     const uint64_t block = row / MIX_BLOCK, i = row % MIX_BLOCK;
     mix_table(m, t, block);
     const int s = t->source[i];
-    *position = block * (uint64_t)m->share[s] + t->before[i];
+    *position = block * (uint64_t)m->sources[s].share + t->before[i];
     return s;
 }
 
@@ -215,9 +215,9 @@ static inline void mix_count(const Mix* m, uint64_t rows, uint64_t* counts /* (m
         counts[0] = rows;
         return;
     }
-    mix_table(m, m->taking, rows / MIX_BLOCK);
-    for (int s = 0; s < m->count; s++) { counts[s] = rows / MIX_BLOCK * (uint64_t)m->share[s]; }
-    for (uint64_t i = 0; i < rows % MIX_BLOCK; i++) { counts[m->taking->source[i]]++; }
+    mix_table(m, m->caller_block, rows / MIX_BLOCK);
+    for (int s = 0; s < m->count; s++) { counts[s] = rows / MIX_BLOCK * (uint64_t)m->sources[s].share; }
+    for (uint64_t i = 0; i < rows % MIX_BLOCK; i++) { counts[m->caller_block->source[i]]++; }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -227,14 +227,13 @@ static inline void mix_count(const Mix* m, uint64_t rows, uint64_t* counts /* (m
 static bool mix_read_row(void* mix, uint64_t row, int32_t* out, Error* e) {
     const Mix* m = (const Mix*)mix;
     uint64_t position;
-    const int s = mix_locate(m, m->reading, row, &position);
-    return dataloader_read_row(&m->sources[s], position, out, e);
+    const int s = mix_locate(m, m->reader_block, row, &position);
+    return dataloader_read_row(m->sources[s].data, position, out, e);
 }
 
-/* Checks source s against the sources before it, and passes its vocabulary and tokenizer on to the stream. All sources must
+/* Checks a source against the sources before it, and passes its vocabulary and tokenizer on to the stream. All sources must
  * come from one tokenizer. */
-static bool mix_add_source(Mix* m, int s, Error* e) {
-    const DataLoader* d = &m->sources[s];
+static bool mix_add_source(Mix* m, const DataLoader* d, Error* e) {
     DataLoader* all = m->stream;
     const char* path = d->shards[0].path;
     if (d->vocab_size && all->vocab_size && d->vocab_size != all->vocab_size) {
@@ -261,14 +260,15 @@ static bool mix_add_source(Mix* m, int s, Error* e) {
 /* Closes stream and sources. May be called after a failed open, and twice. */
 static inline void mix_close(Mix* m) {
     if (m->stream) { dataloader_close(m->stream); }  // first, since its thread reads the sources
-    if (m->sources && m->sources != m->stream) {
-        for (int s = 0; s < m->count; s++) { dataloader_close(&m->sources[s]); }
-        free(m->sources);
+    for (int s = 0; s < m->count; s++) {
+        if (!m->sources[s].data || m->sources[s].data == m->stream) { continue; }
+        dataloader_close(m->sources[s].data);
+        free(m->sources[s].data);
     }
-    free(m->reading);
-    free(m->taking);
-    free(m->taken);
-    mix_free_parts(m);
+    free(m->reader_block);
+    free(m->caller_block);
+    free(m->batch_sources);
+    mix_free_patterns(m);
     memset(m, 0, sizeof *m);
 }
 
@@ -281,17 +281,18 @@ static MixBlock* mix_new_table(void) {
 /* Opens several sources, and the stream over them. */
 static bool mix_open_sources(Mix* m, BatchShare share, const RowRule* rule, Error* e) {
     const BatchShare alone = {1, share.T, 0, 1};
-    m->sources = (DataLoader*)xcalloc((size_t)m->count, sizeof *m->sources);
-    m->reading = mix_new_table();
-    m->taking = mix_new_table();
-    m->taken = (int32_t*)xcalloc((size_t)share.B, sizeof *m->taken);
+    m->reader_block = mix_new_table();
+    m->caller_block = mix_new_table();
+    m->batch_sources = (int32_t*)xcalloc((size_t)share.B, sizeof *m->batch_sources);
     m->stream->seed = m->seed;
     m->stream->shuffle = true;
     m->stream->read_row = mix_read_row;
     m->stream->read_ctx = m;
     for (int s = 0; s < m->count; s++) {
-        if (!dataloader_open(&m->sources[s], m->parts[s].pattern, alone, m->seed, true, rule, e)) { return false; }
-        if (!mix_add_source(m, s, e)) { return false; }
+        MixSource* source = &m->sources[s];
+        source->data = (DataLoader*)xcalloc(1, sizeof *source->data);
+        if (!dataloader_open(source->data, source->pattern, alone, m->seed, true, rule, e)) { return false; }
+        if (!mix_add_source(m, source->data, e)) { return false; }
     }
     dataloader_open_batches(m->stream, share);
     return true;
@@ -306,8 +307,8 @@ static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, BatchS
     m->stream = stream;
     m->seed = seed;
     if (ok && m->count == 1) {
-        m->sources = stream;
-        ok = dataloader_open(stream, m->parts[0].pattern, share, seed, true, rule, e);
+        m->sources[0].data = stream;
+        ok = dataloader_open(stream, m->sources[0].pattern, share, seed, true, rule, e);
     } else if (ok) {
         ok = mix_share(m, e) && mix_open_sources(m, share, rule, e);
     }
@@ -318,14 +319,14 @@ static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, BatchS
 /* Checks every source against the model and the run's tokenizer, as dataloader_check_vocab() does. */
 static inline bool mix_check_vocab(Mix* m, int model_vocab, uint64_t tokenizer_fingerprint, Error* e) {
     for (int s = 0; s < m->count; s++) {
-        if (!dataloader_check_vocab(&m->sources[s], model_vocab, tokenizer_fingerprint, e)) { return false; }
+        if (!dataloader_check_vocab(m->sources[s].data, model_vocab, tokenizer_fingerprint, e)) { return false; }
     }
     return true;
 }
 
 static inline int mix_num_files(const Mix* m) {
     int files = 0;
-    for (int s = 0; s < m->count; s++) { files += m->sources[s].num_shards; }
+    for (int s = 0; s < m->count; s++) { files += m->sources[s].data->num_shards; }
     return files;
 }
 
@@ -338,8 +339,8 @@ static inline bool mix_fingerprint(const Mix* m, uint64_t* fingerprint, Error* e
     crc_begin(&content);
     for (int s = 0; s < m->count; s++) {
         uint64_t print;
-        if (!dataloader_fingerprint(&m->sources[s], &print, e)) { return false; }
-        const uint32_t words[3] = {(uint32_t)(print >> 32), (uint32_t)m->share[s], (uint32_t)print};
+        if (!dataloader_fingerprint(m->sources[s].data, &print, e)) { return false; }
+        const uint32_t words[3] = {(uint32_t)(print >> 32), (uint32_t)m->sources[s].share, (uint32_t)print};
         crc_add(&name, words, 2 * sizeof *words);
         crc_add(&content, words + 2, sizeof *words);
     }
@@ -350,14 +351,14 @@ static inline bool mix_fingerprint(const Mix* m, uint64_t* fingerprint, Error* e
 // ---------------------------------------------------------------------------------------------------------------------
 // the stream
 
-/* Does dataloader_next() for several sources: `taken` then has the source of each row. */
+/* Does dataloader_next() for several sources: `batch_sources` then has the source of each row. */
 static inline bool mix_next(Mix* m, int32_t* x /* (B, T) */, int32_t* y /* (B, T) */, Error* e) {
     const DataLoader* d = m->stream;
     const uint64_t first = d->row + (uint64_t)d->rank * (uint64_t)d->B;
     if (!dataloader_next(m->stream, x, y, e)) { return false; }
     for (int b = 0; b < d->B; b++) {
         uint64_t position;
-        m->taken[b] = mix_locate(m, m->taking, first + (uint64_t)b, &position);
+        m->batch_sources[b] = mix_locate(m, m->caller_block, first + (uint64_t)b, &position);
     }
     return true;
 }

@@ -53,7 +53,7 @@ static inline BatchSource batches_of(DataLoader* d) {
 static inline bool batches_from_mix(void* mix, int32_t* x, int32_t* y, Error* e) { return mix_next((Mix*)mix, x, y, e); }
 
 static inline BatchSource batches_of_mix(Mix* m) {
-    const BatchSource source = {batches_from_mix, m, m->stream->B, m->count, m->taken, m->stream->starts};
+    const BatchSource source = {batches_from_mix, m, m->stream->B, m->count, m->batch_sources, m->stream->starts};
     return m->count == 1 ? batches_of(m->stream) : source;
 }
 

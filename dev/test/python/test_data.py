@@ -366,7 +366,7 @@ int main(int argc, char** argv) {
     for (uint64_t row = 0; row < 9000; row++) {
         int shard;
         uint64_t position, in_shard;
-        DataLoader* source = &m.sources[mix_locate(&m, m.taking, row, &position)];
+        DataLoader* source = m.sources[mix_locate(&m, m.caller_block, row, &position)].data;
         dataloader_locate(source, position, &shard, &in_shard);
         printf("%s %llu\n", source->shards[shard].path, (unsigned long long)in_shard);
     }

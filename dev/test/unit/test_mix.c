@@ -81,7 +81,8 @@ static void each_source_gives_its_own_rows_in_its_own_order(void) {
     DataLoader stream;
     Error e = NO_ERROR;
     open_mix(&m, &stream, text_of(weights[0], weights[1], weights[2]), 1, 0, 1);
-    naive_stream(want, m.share);
+    const int share[SOURCES] = {m.sources[0].share, m.sources[1].share, m.sources[2].share};
+    naive_stream(want, share);
     mix_close(&m);
     for (int i = 0; i < 4; i++) {
         for (int B = 1; B <= 3; B += 2) {
@@ -94,7 +95,7 @@ static void each_source_gives_its_own_rows_in_its_own_order(void) {
                     for (int b = 0; b < B; b++) {
                         const int32_t token = want[row + (uint64_t)b];
                         wrong += x[b * T] != token || y[b * T + T - 1] != token + T;
-                        wrong_source += m.taken[b] != source_of(token);
+                        wrong_source += m.batch_sources[b] != source_of(token);
                     }
                 }
                 CHECK(wrong == 0 && wrong_source == 0, "rank %d of %d, B %d: %d rows, %d sources", rank, ranks[i], B, wrong,
@@ -162,7 +163,7 @@ static void a_distant_row_is_found_at_once(void) {
     uint64_t position, counts[SOURCES];
     const uint64_t row = (uint64_t)1 << 43;
     open_mix(&m, &stream, text_of(1, 1, 2), 1, 0, 1);
-    const int s = mix_locate(&m, m.taking, row + 1, &position);
+    const int s = mix_locate(&m, m.caller_block, row + 1, &position);
     mix_count(&m, row + 1, counts);
     CHECK(counts[0] + counts[1] + counts[2] == row + 1, "%llu", (unsigned long long)counts[0]);
     CHECK(counts[s] == position, "source %d gives row %llu, wanted %llu", s, (unsigned long long)position,
@@ -184,7 +185,7 @@ static void the_shares_of_a_block_are_exact(void) {
             int seen[SOURCES] = {0};
             for (uint64_t row = 0; row < MIX_BLOCK; row++) {
                 uint64_t position;
-                seen[mix_locate(&m, m.taking, (block - 1) * MIX_BLOCK + row, &position)]++;
+                seen[mix_locate(&m, m.caller_block, (block - 1) * MIX_BLOCK + row, &position)]++;
             }
             mix_count(&m, block * MIX_BLOCK, counts);
             for (int s = 0; s < SOURCES; s++) {
@@ -208,7 +209,7 @@ static void one_source_is_read_as_without_a_mix(void) {
         snprintf(text, sizeof text, "%s%s", in_folder("a*.bin"), weighted ? ":0.7" : "");
         open_mix(&m, &stream, text, 2, 1, 2);
         CHECK(dataloader_open(&plain, in_folder("a*.bin"), (BatchShare){2, T, 1, 2}, SEED, true, &cross, &e), "%s", e.msg);
-        CHECK(!stream.read_row && !m.taken && stream.rows_per_epoch == plain.rows_per_epoch, "it is no plain loader");
+        CHECK(!stream.read_row && !m.batch_sources && stream.rows_per_epoch == plain.rows_per_epoch, "it is no plain loader");
         CHECK(mix_fingerprint(&m, &a, &e) && dataloader_fingerprint(&plain, &b, &e) && a == b, "another fingerprint");
         for (int i = 0; i < 2000; i++) {
             CHECK(dataloader_next(&stream, x, y, &e) && dataloader_next(&plain, want_x, want_y, &e), "%s", e.msg);
@@ -250,7 +251,8 @@ static void an_epoch_of_the_mix_is_one_of_all_sources_together(void) {
     open_mix(&m, &stream, text_of(1, 1, 1), 1, 0, 1);
     CHECK(stream.rows_per_epoch == source_rows[0] + source_rows[1] + source_rows[2], "%llu",
           (unsigned long long)stream.rows_per_epoch);
-    CHECK(stream.num_tokens == m.sources[0].num_tokens + m.sources[1].num_tokens + m.sources[2].num_tokens, "tokens");
+    CHECK(stream.num_tokens == m.sources[0].data->num_tokens + m.sources[1].data->num_tokens + m.sources[2].data->num_tokens,
+          "tokens");
     CHECK(mix_num_files(&m) == 4 && stream.vocab_size == 300000 && stream.fingerprint == 5, "files, vocabulary, tokenizer");
     mix_close(&m);
 }
@@ -265,10 +267,10 @@ static void parts_are(const char* text, const char* want) {
     Error e = NO_ERROR;
     CHECK(mix_parse(&m, text, &e), "%s: %s", text, e.msg);
     for (int i = 0; i < m.count; i++) {
-        snprintf(got + strlen(got), sizeof got - strlen(got), "%s=%g ", m.parts[i].pattern, m.parts[i].weight);
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%s=%g ", m.sources[i].pattern, m.sources[i].weight);
     }
     CHECK(strcmp(got, want) == 0, "%s: %s, wanted %s", text, got, want);
-    mix_free_parts(&m);
+    mix_free_patterns(&m);
 }
 
 static void a_file_by_its_very_name_wins(void) {

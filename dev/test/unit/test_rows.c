@@ -342,9 +342,11 @@ static void a_mix_of_data_with_and_without_a_mask_knows_all_starts(void) {
             with_start += stream.starts[i] > 0;
             untrained += y[i] < 0;
         }
-        rows[m.taken[0]]++;
-        if (m.taken[0] == 1) { CHECK(with_start == 0 && untrained == 0, "a row across documents has %d starts", with_start); }
-        if (m.taken[0] == 0) { CHECK(x[0] >= 0 && untrained > 0, "a row of the masked source trains all tokens"); }
+        rows[m.batch_sources[0]]++;
+        if (m.batch_sources[0] == 1) {
+            CHECK(with_start == 0 && untrained == 0, "a row across documents has %d starts", with_start);
+        }
+        if (m.batch_sources[0] == 0) { CHECK(x[0] >= 0 && untrained > 0, "a row of the masked source trains all tokens"); }
     }
     CHECK(rows[0] > 0 && rows[1] > 0, "one source gave no row");
     mix_close(&m);

@@ -154,7 +154,7 @@ static inline void training_scan_data(const Session* s) {
     Error e = NO_ERROR;
     if (s->process.rank != 0) { return; }
     for (int i = 0; i < s->data.mix.count; i++) {
-        must(training_scan(&s->data.mix.sources[i], s->data.mix.parts[i].pattern, &e), &e);
+        must(training_scan(s->data.mix.sources[i].data, s->data.mix.sources[i].pattern, &e), &e);
     }
     if (s->data.has_val) { must(training_scan(&s->data.val, s->chosen.val, &e), &e); }
 }
@@ -167,15 +167,15 @@ static inline void training_print_plan(const Session* s) {
     uint64_t counts[MIX_MOST];
     char tokens[32];
     print_plan(stdout, &s->run.plan, &s->chosen, session_share(s).groups, s->data.train.num_tokens);
-    for (int i = 0; i < m->count; i++) { print_rows(stdout, m->parts[i].pattern, &m->sources[i]); }
+    for (int i = 0; i < m->count; i++) { print_rows(stdout, m->sources[i].pattern, m->sources[i].data); }
     if (s->data.has_val) { print_rows(stdout, s->chosen.val, &s->data.val); }
     if (m->count <= 1) { return; }
     const bool known = s->chosen.minutes == 0 || s->chosen.steps >= 0;
     mix_count(m, known ? (uint64_t)s->run.plan.steps * rows : 0, counts);
     for (int i = 0; i < m->count; i++) {
-        const DataLoader* d = &m->sources[i];
-        print_names(stdout, "source  %s: %.2f %% of the rows, %s tokens", m->parts[i].pattern, 100.0 * m->share[i] / MIX_BLOCK,
-                    text_count(d->num_tokens, tokens, sizeof tokens));
+        const DataLoader* d = m->sources[i].data;
+        print_names(stdout, "source  %s: %.2f %% of the rows, %s tokens", m->sources[i].pattern,
+                    100.0 * m->sources[i].share / MIX_BLOCK, text_count(d->num_tokens, tokens, sizeof tokens));
         if (known) { printf(", %.2f epochs", (double)counts[i] / (double)d->rows_per_epoch); }
         printf("\n");
     }
@@ -650,7 +650,7 @@ static inline void training_close(Training* t) {
     }
     char words[256];
     const bool chats = s->data.train.masked && s->data.has_tokenizer && chat_template_fits(&s->data.tokenizer);
-    first_words(&s->data.mix.sources[0], s->data.has_tokenizer ? &s->data.tokenizer : NULL, words, sizeof words);
+    first_words(s->data.mix.sources[0].data, s->data.has_tokenizer ? &s->data.tokenizer : NULL, words, sizeof words);
     print_summary(stdout, &t->lines, s->process.argv[0], s->run.newest,
                   *s->chosen.prompt ? s->chosen.prompt
                   : chats           ? NULL

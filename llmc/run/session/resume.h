@@ -148,7 +148,7 @@ LLMC_PRINTF(2, 3) static void session_differs(const Session* s, const char* fmt,
 /* Returns whether two values of --documents read all data of the run in the same way: `auto` may stand for the other value. */
 static inline bool session_reads_alike(const Session* s, Documents a, Documents b) {
     for (int i = 0; i < s->data.mix.count; i++) {
-        const bool masked = s->data.mix.sources[i].masked;
+        const bool masked = s->data.mix.sources[i].data->masked;
         if (documents_of(a, masked) != documents_of(b, masked)) { return false; }
     }
     return !s->data.has_val || documents_of(a, s->data.val.masked) == documents_of(b, s->data.val.masked);
