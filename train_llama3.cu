@@ -34,7 +34,7 @@
 #include "llmc/gpu/shard_reader.cuh"    // defines: ShardReader, shard_reader_source
 #include "llmc/cuda/arena.cuh"          // defines: Arena, take
 #include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, crossentropy
-#include "llmc/gpu/fp8.cuh"             // defines: Fp8, fp8_check, fp8_lay_out, fp8_copies_of, fp8_begin, fp8_refresh
+#include "llmc/gpu/fp8.cuh"             // defines: Fp8, fp8_check, fp8_lay_out_copies, fp8_copies_of, fp8_begin, fp8_refresh
 #include "llmc/gpu/linear.cuh"          // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
 #include "llmc/gpu/feedforward.cuh"     // defines: gate_up_swiglu, down_dx_swiglu
 #include "llmc/gpu/qkv.cuh"             // defines: qkv_rope
@@ -312,8 +312,10 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         runner_lay_out(&m->runner, w, &mem[MEM_PINNED]);
         m->queue.counts = m->runner.state ? m->runner.state->quantised : NULL;
     }
-    const size_t chunk = o->fp8_head ? rows : 0;
-    if (o->fp8) { fp8_lay_out(&m->fp8, &m->queue, &mem[MEM_FP8], w, c, &m->table, N, chunk, m->sharded != NULL, o->train); }
+    if (o->fp8) {
+        fp8_lay_out_copies(&m->fp8, c, &m->table, o->fp8_head, m->sharded != NULL, &mem[MEM_FP8]);
+        fp8_lay_out_factors(&m->fp8, &m->queue, N, rows, o->train, w);
+    }
     if (o->cache_len > 0) {
         Arena* a = &mem[MEM_CACHE];
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));

@@ -30,7 +30,7 @@
 #ifndef LLMC_FP8_CUH
 #define LLMC_FP8_CUH
 
-#include "llmc/config.h"          // defines: ModelConfig, ParamTable, param_offset
+#include "llmc/config.h"          // defines: ModelConfig, ParamTable, param_offset, linear_shape
 #include "llmc/dist/zero.h"       // defines: GATHER_SLOTS
 #include "llmc/cuda/arena.cuh"    // defines: Arena, take
 #include "llmc/gpu/device.cuh"    // defines: Device
@@ -100,14 +100,9 @@ static inline void fp8_check_device(const Device* d) {
     }
 }
 
-/* Lays out the copies in `weights`: of all weights or, if blocks are `gathered`, of the gathered ones. Lays out the buffer of
- * one operand in `workspace`, and with `train` the buffer of two transposes. table: all weights   N: rows of a block
- * chunk: rows of the head; 0: the head stays in 16 bits */
-static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspace, const ModelConfig* c,
-                               const ParamTable* table, size_t N, size_t chunk, bool gathered, bool train) {
-    const int C = c->hidden_size, F = c->intermediate_size, Q = q_width(c), QKV = (int)qkv_width(c);
-    const struct { int R, C; } sizes[NUM_LINEARS] = {{QKV, C}, {C, Q}, {2 * F, C}, {C, F}, {c->vocab_size, C}};
-    size_t most_bytes = 0, most_transposed = 0;
+/* Lays out the copies of the blocks, or of the slots if blocks are `gathered`; with `head` also of the head. table: all weights */
+static inline void fp8_lay_out_copies(Fp8* f, const ModelConfig* c, const ParamTable* table, bool head, bool gathered,
+                                      Arena* memory) {
     f->blocks = gathered ? GATHER_SLOTS : c->num_layers;
     f->gathered = gathered;
     f->several = table->ranks > 1;
@@ -115,28 +110,35 @@ static inline void fp8_lay_out(Fp8* f, Queue* q, Arena* weights, Arena* workspac
     f->block = c->num_layers > 1 ? param_offset(table, P_INPUT_NORM, 1) - f->first_block : 0;
     f->head = param_offset(table, P_LM_HEAD, -1);
     f->head_layer = c->tied ? -1 : c->num_layers;
+    f->num_largest = 2 * NUM_LINEARS * (size_t)c->num_layers;
     for (int i = 0; i < BLOCK_LINEARS; i++) { f->first[i] = param_offset(table, linear_params[i], 0) - f->first_block; }
-    for (int i = 0; i < (chunk > 0 ? NUM_LINEARS : BLOCK_LINEARS); i++) {
+    for (int i = 0; i < (head ? NUM_LINEARS : BLOCK_LINEARS); i++) {
         QuantisedWeights* w = &f->of[i];
-        const size_t R = (size_t)sizes[i].R, C = (size_t)sizes[i].C, rows = i == LINEAR_HEAD ? chunk : N;
-        const size_t count = i == LINEAR_HEAD ? 1 : (size_t)f->blocks;
-        w->R = sizes[i].R;
-        w->C = sizes[i].C;
-        w->rows = take<uint8_t>(weights, count * R * C);
-        w->columns = take<uint8_t>(weights, count * R * C);
-        w->scales = take<float>(weights, count * (R + C));
+        linear_shape(c, (LinearKind)i, &w->R, &w->C);
+        const size_t R = (size_t)w->R, C = (size_t)w->C, count = i == LINEAR_HEAD ? 1 : (size_t)f->blocks;
+        w->rows = take<uint8_t>(memory, count * R * C);
+        w->columns = take<uint8_t>(memory, count * R * C);
+        w->scales = take<float>(memory, count * (R + C));
+    }
+}
+
+/* Lays out the buffer of one factor of a product, and with `train` the buffer of two transposes. N: rows of a block
+ * chunk: rows of the head */
+static inline void fp8_lay_out_factors(Fp8* f, Queue* q, size_t N, size_t chunk, bool train, Arena* memory) {
+    size_t most_bytes = 0, most_transposed = 0;
+    for (int i = 0; i < NUM_LINEARS; i++) {
+        const size_t R = (size_t)f->of[i].R, C = (size_t)f->of[i].C, rows = i == LINEAR_HEAD ? chunk : N;
         most_bytes = size_max(most_bytes, rows * size_max(train ? quantised_pitch(R) : 0, quantised_pitch(C)));
         most_transposed = size_max(most_transposed, (R + C) * quantised_pitch(rows));
     }
-    q->quantised.data = take<uint8_t>(workspace, most_bytes);
-    q->quantised.scale = take<float>(workspace, N);
+    q->quantised.data = take<uint8_t>(memory, most_bytes);
+    q->quantised.scale = take<float>(memory, N);
     if (train) {
-        q->transposes = take<uint8_t>(workspace, most_transposed);
-        for (float*& scale : q->transpose_scale) { scale = take<float>(workspace, 1); }
-        f->num_largest = 2 * NUM_LINEARS * (size_t)c->num_layers;
-        f->largest = take<uint32_t>(workspace, f->num_largest);
+        q->transposes = take<uint8_t>(memory, most_transposed);
+        for (float*& scale : q->transpose_scale) { scale = take<float>(memory, 1); }
+        f->largest = take<uint32_t>(memory, f->num_largest);
     }
-    f->counts = f->several ? take<QuantiseCounts>(workspace, 1) : q->counts ? q->counts + QUANTISED_WEIGHT : NULL;
+    f->counts = f->several ? take<QuantiseCounts>(memory, 1) : q->counts ? q->counts + QUANTISED_WEIGHT : NULL;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
