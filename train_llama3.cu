@@ -195,7 +195,7 @@ static Linear linear_at(const Llama* m, LinearKind kind, int l, const floatX* w,
 static Block block_at(const Llama* m, int l, Pass pass) {
     const ParamTable* t = &m->table;
     const size_t first = param_offset(t, P_INPUT_NORM, l);
-    if (!m->sharded || m->config.lora.rank > 0) { exchange_await(&m->exchange, l); }  // the block, or its adapters
+    if (!m->sharded || m->config.lora.rank > 0) { exchange_wait_gathered(&m->exchange, l); }  // the block, or its adapters
     const floatX* block =
         m->sharded ? sharded_block(m->sharded, &m->exchange, &m->weights, &m->fp8, l) : m->weights.params + first;
     const auto at = [&](ParamKind kind) { return block + (param_offset(t, kind, l) - first); };
@@ -207,8 +207,8 @@ static Block block_at(const Llama* m, int l, Pass pass) {
 static Ends ends_at(const Llama* m, bool last, Pass pass) {
     const WeightArena* a = &m->weights;
     size_t run = 0;
-    exchange_await(&m->exchange, -1);
-    if (last) { exchange_await(&m->exchange, m->config.num_layers); }
+    exchange_wait_gathered(&m->exchange, -1);
+    if (last) { exchange_wait_gathered(&m->exchange, m->config.num_layers); }
     return {weight_at(a, param_offset(&m->table, P_EMBEDDING, -1), &run), grad_at(m, P_EMBEDDING, -1),
             norm_at(m, P_FINAL_NORM, -1, weight_at(a, param_offset(&m->table, P_FINAL_NORM, -1), &run)),
             linear_at(m, LINEAR_HEAD, -1, weight_at(a, param_offset(&m->table, P_LM_HEAD, -1), &run), pass)};
@@ -516,27 +516,27 @@ static void llama_loss(const Llama* m, float dloss, bool add) {
 // backward
 
 /* Runs the backward pass after llama_forward() and llama_loss(dloss != 0). Carries dh from the last block to the first. With
- * `add` it adds to the gradients of matrices; otherwise it overwrites them. With several GPUs, sends each gradient once it
- * is complete. */
-static void llama_backward(Llama* m, bool add, bool first, bool last) {
+ * several GPUs, sends each gradient once it is complete. */
+static void llama_backward(Llama* m, MicroKind kind) {
     const Queue* q = &m->queue;
     const Rows rows = batch_rows(m);
     const size_t N = rows.N;
     const int C = m->config.hidden_size, L = m->config.num_layers;
     const Ends ends = ends_at(m, true, BATCH);
+    const bool add = gradients_add(&m->grads, kind);
     ProfileRange phase("backward");
 
-    gradients_zero(&m->grads, first, m->queue.stream);
+    gradients_zero(&m->grads, L, kind, q->stream);
     CUDA_CHECK(cudaMemsetAsync(m->dh, 0, N * pitch_of(C) * sizeof(floatX), m->queue.stream));
     norm_backward(q, m->dh, &ends.final_norm, m->dnorm, m->h_final, m->rstd_final, N);
-    exchange_send_layer(&m->exchange, &m->grads, L, first, last);
+    exchange_send_layer(&m->exchange, &m->grads, L, kind);
     for (int l = L - 1; l >= 0; l--) {
         LayerRange layer(l);
         const Block w = block_at(m, l, BATCH);
         const BlockActivations* s = &m->blocks[l];
         const Recomputed again = recompute_at(&m->layout.recompute, l);
         block_forward(m, NULL, &w, s, &rows, again);
-        exchange_await_ring(&m->exchange, &m->grads, l);
+        exchange_wait_sent(&m->exchange, &m->grads, l);
         // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and SwiGLU may make its factors
         down_dx_swiglu(q, s->gate_up, again.norms ? s->act : NULL, &w.down, m->dh, N, &w.gate_up);
         linear_backward_weight(q, &w.down, m->dh, s->act, N, add);
@@ -547,13 +547,12 @@ static void llama_backward(Llama* m, bool add, bool first, bool last) {
         attend_backward(q, m->dqkv, m->datt, s->att, again.block || l == L - 1, s->lse, s->qkv, &rows);
         linear_backward(q, m->dnorm, &w.qkv, m->dqkv, s->norm1, N, add);
         norm_backward(q, m->dh, &w.input_norm, m->dnorm, s->h, s->rstd1, N);
-        exchange_send_layer(&m->exchange, &m->grads, l, first, last);
+        exchange_send_layer(&m->exchange, &m->grads, l, kind);
     }
-    exchange_await_ring(&m->exchange, &m->grads, -1);
-    gradients_zero_embedding(&m->grads, first, m->queue.stream);
+    exchange_wait_sent(&m->exchange, &m->grads, -1);
+    gradients_zero(&m->grads, -1, kind, q->stream);
     embedding_backward(q, ends.dembedding, m->dh, m->feed.x, N, C, m->config.vocab_size);
-    gradients_zero_gaps(&m->grads, m->queue.stream);
-    exchange_send_layer(&m->exchange, &m->grads, -1, first, last);
+    exchange_send_layer(&m->exchange, &m->grads, -1, kind);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -577,7 +576,7 @@ static void update_shards(Llama* m, const Recipe* recipe) {
         if (stays) { continue; }
         exchange_gather(x, i, weights - (mine.first - b->first));
         fp8_follow(&m->fp8, x, i, &m->weights);
-        exchange_gathered(x, i);
+        exchange_record_gathered(x, i);
     }
 }
 
@@ -629,18 +628,20 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
 /* Returns whether the ranks meet in every micro-step, not only in the last one of a step. */
 static bool meets_always(const Llama* m) { return m->grads.in_ring || m->team; }
 
-/* Runs the micro-batch in feed.x and feed.y, and adds to the sums of losses. The first one of a step overwrites the gradients,
- * later ones add to them; in a ring all overwrite. After the last one, the ranks add up gradients and losses. */
+/* Runs the micro-batch in feed.x and feed.y, and adds to the sums of losses. After the last one of a step, the ranks add up
+ * gradients and losses. */
 static void micro_step(void* model, const Recipe* recipe, MicroKind kind) {
     Llama* m = (Llama*)model;
-    const bool first = kind & MICRO_FIRST, last = kind & MICRO_LAST, add = !first && !m->grads.in_ring;
     llama_forward(m);
-    llama_loss(m, (float)recipe->hyper.loss_weight, add);
-    loss_sum_cuda(m->runner.state, m->losses, m->feed.y, m->feed.sources, recipe->data.num_sources, m->feed.B, m->feed.T, first,
-                  m->queue.stream);
-    llama_backward(m, add, first, last);
-    if (last) { exchange_finish(&m->exchange, m->runner.state, m->grads.apart); }
-    if (!last && meets_always(m)) { exchange_pause(&m->exchange); }
+    llama_loss(m, (float)recipe->hyper.loss_weight, gradients_add(&m->grads, kind));
+    loss_sum_cuda(m->runner.state, m->losses, m->feed.y, m->feed.sources, recipe->data.num_sources, m->feed.B, m->feed.T,
+                  kind & MICRO_FIRST, m->queue.stream);
+    llama_backward(m, kind);
+    if (kind & MICRO_LAST) {
+        exchange_sum_step(&m->exchange, m->runner.state, m->grads.extra);
+    } else if (meets_always(m)) {
+        exchange_wait_summed(&m->exchange);
+    }
 }
 
 /* Queues forward and backward over the step's micro-batches, then the update with learning rate `lr`. Until the update, a step
@@ -744,14 +745,14 @@ static void trainer_destroy(void* model) {
 
 static StateSlot trainer_slot(void* model, SlotKind kind) {
     Llama* m = (Llama*)model;
-    exchange_settle(&m->exchange);
+    exchange_wait_all_gathered(&m->exchange);
     return weights_slot(&m->weights, kind);
 }
 
 /* Returns the slot of weights that the ranks read together; without a source if rank 0 has them all. */
 static StateSlot trainer_collect(void* model, SlotKind kind) {
     Llama* m = (Llama*)model;
-    exchange_settle(&m->exchange);
+    exchange_wait_all_gathered(&m->exchange);
     return {slot_names[kind], SAFE_F32, shard_reader_source(&m->reader, kind), NULL, &m->reader, NULL};
 }
 

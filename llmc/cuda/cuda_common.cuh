@@ -65,6 +65,19 @@ static inline void copy_out(void* host, const void* device, size_t bytes, cudaSt
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
+/* Makes an event that orders streams and takes no time. */
+static inline cudaEvent_t event_new(void) {
+    cudaEvent_t event;
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return event;
+}
+
+/* Lets a stream wait for everything that `other` has queued so far. */
+static inline void stream_wait(cudaStream_t stream, cudaStream_t other, cudaEvent_t event) {
+    CUDA_CHECK(cudaEventRecord(event, other));
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event));
+}
+
 /* Returns an attribute of the current device; cheap enough to call at every launch. */
 static inline int device_attribute(cudaDeviceAttr attribute) {
     int device = 0, value = 0;

@@ -3,7 +3,7 @@
  * Every rank computes gradients of all trained tensors from its own rows. The tensors are cut into buckets, and every rank owns
  * a shard of each bucket (dist/buckets.h). A rank sends each shard of its gradients to the owner. The owner adds up what
  * arrives, in rank order, and updates the shard; it alone keeps m, v and master weights of it. Then all gather the new weights.
- * Gradients of norms are small: every rank gathers and adds up all of them (exchange_finish()). Adapters go as in ZeRO 1.
+ * Gradients of norms are small: every rank gathers and adds up all of them (exchange_sum_step()). Adapters go as in ZeRO 1.
  *
  *   ZeRO 1   every rank holds all weights and all gradients; the last micro-step of a step sends
  *   ZeRO 2   gradients lie in a ring (dist/zero.h); every micro-step sends, and the owner adds onto its sums
@@ -69,7 +69,7 @@
 #include "llmc/dist/agree.h"          // defines: agree_ok, agree_gather, agree_hosts
 #include "llmc/dist/buckets.h"        // defines: Bucket, Buckets
 #include "llmc/dist/zero.h"           // defines: GRADIENT_PARTS
-#include "llmc/gpu/gradients.cuh"     // defines: Gradient
+#include "llmc/gpu/gradients.cuh"     // defines: Gradients, Gradient, MicroKind, MICRO_FIRST, MICRO_LAST
 #include "llmc/gpu/nccl.cuh"          // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
 #include "llmc/gpu/profile.cuh"       // defines: Profiler, Op
 #include "llmc/optim/step_state.cuh"  // defines: StepState, step_computed_cuda, norm_finish_cuda
@@ -139,25 +139,17 @@ __global__ void __launch_bounds__(SUM_THREADS)
     if (threadIdx.x == 0) { partials[blockIdx.x] = squares; }
 }
 
-/* Adds up gradients (ranks, n) as above. */
-template <bool ADD>
-static void ordered_sum_with(float* out, double* partials, const void* parts, bool fp32, int ranks, size_t n,
-                             cudaStream_t stream) {
-    if (fp32) {
-        ordered_sum_kernel<float, ADD><<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const float*)parts, ranks, n);
-    } else {
-        ordered_sum_kernel<floatX, ADD><<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const floatX*)parts, ranks, n);
-    }
-    CUDA_CHECK_LAUNCH("ordered_sum_kernel");
-}
-
+/* Adds up gradients (ranks, n) as above; with `add` onto `out`. */
 static inline void ordered_sum_cuda(float* out, double* partials, const void* parts, bool fp32, int ranks, size_t n, bool add,
                                     cudaStream_t stream) {
-    if (add) {
-        ordered_sum_with<true>(out, partials, parts, fp32, ranks, n, stream);
+    if (fp32) {
+        auto* kernel = add ? ordered_sum_kernel<float, true> : ordered_sum_kernel<float, false>;
+        kernel<<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const float*)parts, ranks, n);
     } else {
-        ordered_sum_with<false>(out, partials, parts, fp32, ranks, n, stream);
+        auto* kernel = add ? ordered_sum_kernel<floatX, true> : ordered_sum_kernel<floatX, false>;
+        kernel<<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const floatX*)parts, ranks, n);
     }
+    CUDA_CHECK_LAUNCH("ordered_sum_kernel");
 }
 
 /* Replaces the sums of a step by the sums over the ranks, added in rank order. */
@@ -187,7 +179,7 @@ static inline size_t exchange_most(const Buckets* list) {
 
 static inline cudaEvent_t* exchange_events(const Exchange* x) {
     cudaEvent_t* events = (cudaEvent_t*)xcalloc((size_t)x->buckets.count, sizeof *events);
-    for (int i = 0; i < x->buckets.count; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming)); }
+    for (int i = 0; i < x->buckets.count; i++) { events[i] = event_new(); }
     return events;
 }
 
@@ -247,8 +239,8 @@ static inline void exchange_open(Exchange* x, cudaStream_t compute) {
     x->ready = exchange_events(x);
     x->updated = exchange_events(x);
     x->gathered = exchange_events(x);
-    CUDA_CHECK(cudaEventCreateWithFlags(&x->summed, cudaEventDisableTiming));
-    for (int i = 0; i < GRADIENT_PARTS; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&x->sent[i], cudaEventDisableTiming)); }
+    x->summed = event_new();
+    for (cudaEvent_t& event : x->sent) { event = event_new(); }
 }
 
 static inline void exchange_close(Exchange* x) {
@@ -307,8 +299,7 @@ static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool a
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks, bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX));
     float* sum = x->sums + b->first / (size_t)x->ranks;
-    CUDA_CHECK(cudaEventRecord(x->ready[bucket], x->compute));
-    CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->ready[bucket]));
+    stream_wait(x->stream, x->compute, x->ready[bucket]);
     double* partials = x->partials + (size_t)bucket * SUM_BLOCKS;
     if (x->links.hosts > 1) {
         const float* arrived = exchange_on_hosts(x, grads, shard, partials);
@@ -323,49 +314,45 @@ static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool a
     ordered_sum_cuda(sum, partials, x->landing, grads.fp32, x->ranks, shard, add, x->stream);
 }
 
-/* Call after the sends from a part of the ring. exchange_await_sent() lets the compute stream wait for them. */
-static inline void exchange_sent(Exchange* x, int part) { CUDA_CHECK(cudaEventRecord(x->sent[part], x->stream)); }
-static inline void exchange_await_sent(const Exchange* x, int part) {
-    Op op(x->profiler, x->compute, "wait: gradients", 0, 0);
-    CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->sent[part]));
-}
-
-/* Sends the gradients of a layer to their owners: of the embedding (-1), a block, or final norm and head (the number of
- * layers). Without a ring only the `last` micro-step sends, because it completes the gradients. In a ring each micro-step
- * sends its own gradients: in the `first` one they overwrite the owners' sums, in later ones they are added. */
-static inline void exchange_send_layer(Exchange* x, const Gradients* g, int layer, bool first, bool last) {
-    for (int i = 0; (g->in_ring || last) && i < x->buckets.count; i++) {
+/* Call after the backward pass of a layer: the embedding (-1), a block, or final norm and head (the number of layers). Sends its
+ * gradients to their owners. Without a ring only the last micro-step of a step sends, because it completes the gradients. In a
+ * ring each micro-step sends its own gradients: in the first one they overwrite the owners' sums, in later ones they are added. */
+static inline void exchange_send_layer(Exchange* x, const Gradients* g, int layer, MicroKind kind) {
+    if (!g->in_ring && !(kind & MICRO_LAST)) { return; }
+    for (int i = 0; i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
-        if (b->layer == layer) { exchange_send(x, i, gradient_of_element(g, b->first), g->in_ring && !first); }
+        const bool add = g->in_ring && !(kind & MICRO_FIRST);
+        if (b->layer == layer) { exchange_send(x, i, gradient_of_element(g, b->first), add); }
     }
-    if (g->in_ring) { exchange_sent(x, gradient_part_of(layer, g->config.num_layers, g->config.tied)); }
+    const int part = gradient_part_of(layer, g->config.num_layers, g->config.tied);
+    if (g->in_ring) { CUDA_CHECK(cudaEventRecord(x->sent[part], x->stream)); }
 }
 
-/* Waits until the part of the ring for a layer's gradients (-1: the embedding) is free, if this micro-step has used that
- * part before. */
-static inline void exchange_await_ring(const Exchange* x, const Gradients* g, int layer) {
+/* Call before a layer's gradients are written. Lets the compute stream wait until the sends from their part of the ring are done,
+ * if this micro-step has used that part before. */
+static inline void exchange_wait_sent(const Exchange* x, const Gradients* g, int layer) {
     const int L = g->config.num_layers;
-    const bool taken = layer < 0 ? !g->config.tied : layer + GRADIENT_BLOCKS < L;
-    if (g->in_ring && taken) { exchange_await_sent(x, gradient_part_of(layer, L, g->config.tied)); }
+    const bool used = layer < 0 ? !g->config.tied : layer + GRADIENT_BLOCKS < L;
+    if (!g->in_ring || !used) { return; }
+    Op op(x->profiler, x->compute, "wait: gradients", 0, 0);
+    CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->sent[gradient_part_of(layer, L, g->config.tied)]));
 }
 
 /* Ends a micro-step that another one follows: the compute stream waits for all that the exchange stream has queued. */
-static inline void exchange_pause(Exchange* x) {
+static inline void exchange_wait_summed(Exchange* x) {
     Op op(x->profiler, x->compute, "wait: gradients", 0, 0);
-    CUDA_CHECK(cudaEventRecord(x->summed, x->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->summed));
+    stream_wait(x->compute, x->stream, x->summed);
 }
 
-/* Call after the last send. Adds up over the ranks, in place, the gradients of the norms (norm_elements), the sums of the step
+/* Call after the last send of a step. Adds up over the ranks, in place, the gradients of the norms (norm_elements), the sums of the step
  * and the norm of the gradients. Then the compute stream may continue. */
-static inline void exchange_finish(Exchange* x, StepState* state, float* norms) {
+static inline void exchange_sum_step(Exchange* x, StepState* state, float* norms) {
     if (x->ranks <= 1) { return; }
     const int count = x->buckets.count * SUM_BLOCKS;
     double* of_norms = x->partials + count;
     step_computed_cuda(state, x->compute);
     Op wait(x->profiler, x->compute, "wait: gradients", 0, 0);
-    CUDA_CHECK(cudaEventRecord(x->summed, x->compute));
-    CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->summed));
+    stream_wait(x->stream, x->compute, x->summed);
     norm_finish_cuda(state, x->partials, count, x->stream);
     nccl_all_gather(x->links.all, state, x->states, sizeof(StepState), x->stream, "the exchange of losses");
     add_states_kernel<<<1, 1, 0, x->stream>>>(state, x->states, x->ranks);
@@ -375,31 +362,29 @@ static inline void exchange_finish(Exchange* x, StepState* state, float* norms) 
         norm_finish_cuda(state, of_norms, SUM_BLOCKS, x->stream);
     }
     CUDA_CHECK_LAUNCH("add_states_kernel");
-    CUDA_CHECK(cudaEventRecord(x->summed, x->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->summed));
+    stream_wait(x->compute, x->stream, x->summed);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // weights to all
 
 /* Gathers the weights (bucket's count) of a bucket, whose shards the compute streams of their owners have updated. Call
- * exchange_gathered() after it, and after the 8-bit copies of these weights: a stream that waits for a layer then waits for
+ * exchange_record_gathered() after it, and after the 8-bit copies of these weights: a stream that waits for a layer then waits for
  * both. */
 static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks;
-    CUDA_CHECK(cudaEventRecord(x->updated[bucket], x->compute));
-    CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->updated[bucket]));
+    stream_wait(x->stream, x->compute, x->updated[bucket]);
     Op op(x->profiler, x->stream, "weights to all", 0, (double)(x->ranks - 1) * (double)shard * sizeof(floatX));
     nccl_all_gather(x->links.all, weights + (size_t)x->rank * shard, weights, shard * sizeof(floatX), x->stream,
                     "the exchange of weights");
 }
-static inline void exchange_gathered(const Exchange* x, int bucket) {
+static inline void exchange_record_gathered(const Exchange* x, int bucket) {
     CUDA_CHECK(cudaEventRecord(x->gathered[bucket], x->stream));
 }
 
 /* Lets the compute stream wait for an event of the exchange that a captured graph may not hold. */
-static inline void exchange_await_outer(const Exchange* x, cudaEvent_t event) {
+static inline void exchange_wait_uncaptured(const Exchange* x, cudaEvent_t event) {
     cudaStreamCaptureStatus status;
     Op op(x->profiler, x->compute, "wait: weights", 0, 0);
     CUDA_CHECK(cudaStreamIsCapturing(x->compute, &status));
@@ -408,18 +393,18 @@ static inline void exchange_await_outer(const Exchange* x, cudaEvent_t event) {
 }
 
 /* Lets the compute stream wait for the weights of a layer: -1 the embedding, the number of layers final norm and head. */
-static inline void exchange_await(const Exchange* x, int layer) {
+static inline void exchange_wait_gathered(const Exchange* x, int layer) {
     if (x->ranks <= 1) { return; }
     for (int i = 0; i < x->buckets.count; i++) {
         if (x->buckets.items[i].layer != layer) { continue; }
         const bool last = i + 1 == x->buckets.count || x->buckets.items[i + 1].layer != layer;
-        if (last) { exchange_await_outer(x, x->gathered[i]); }  // they arrive in order
+        if (last) { exchange_wait_uncaptured(x, x->gathered[i]); }  // they arrive in order
     }
 }
 
 /* Lets the compute stream wait for all weights. */
-static inline void exchange_settle(const Exchange* x) {
-    if (x->ranks > 1) { exchange_await_outer(x, x->gathered[x->buckets.count - 1]); }
+static inline void exchange_wait_all_gathered(const Exchange* x) {
+    if (x->ranks > 1) { exchange_wait_uncaptured(x, x->gathered[x->buckets.count - 1]); }
 }
 
 #endif

@@ -31,8 +31,8 @@ static inline void feed_open(Feed* f, cudaStream_t stream) {
     f->stream = stream;
     CUDA_CHECK(cudaStreamCreateWithFlags(&f->copy_stream, cudaStreamNonBlocking));
     for (int i = 0; i < IN_FLIGHT; i++) {
-        CUDA_CHECK(cudaEventCreateWithFlags(&f->copied[i], cudaEventDisableTiming));
-        CUDA_CHECK(cudaEventCreateWithFlags(&f->consumed[i], cudaEventDisableTiming));
+        f->copied[i] = event_new();
+        f->consumed[i] = event_new();
     }
 }
 
@@ -92,8 +92,7 @@ static inline bool feed_next(Feed* f, const BatchSource* data, Error* e) {
     CUDA_CHECK(cudaStreamWaitEvent(f->copy_stream, f->consumed[slot]));
     CUDA_CHECK(
         cudaMemcpyAsync(f->device[slot], f->host[slot], count * sizeof(int32_t), cudaMemcpyHostToDevice, f->copy_stream));
-    CUDA_CHECK(cudaEventRecord(f->copied[slot], f->copy_stream));
-    CUDA_CHECK(cudaStreamWaitEvent(f->stream, f->copied[slot]));
+    stream_wait(f->stream, f->copy_stream, f->copied[slot]);
     CUDA_CHECK(cudaMemcpyAsync(f->x, f->device[slot], N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
     CUDA_CHECK(cudaMemcpyAsync(f->y, f->device[slot] + N, N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
     if (B > 0) {

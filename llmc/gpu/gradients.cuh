@@ -1,7 +1,7 @@
 /* gradients.cuh -- where the gradients of a model lie on the device.
  *
  * Gradients of matrices have one type, though the head's may be fp32. Gradients of norms, and of any tensor that is no matrix,
- * are fp32 and lie apart, as the table's arena of vectors. One GPU, and ZeRO 1, hold all of them, laid out as the trained
+ * are fp32 and lie in `extra`, as the table's arena of vectors. One GPU, and ZeRO 1, hold all of them, laid out as the trained
  * tensors. In ZeRO 2 and 3 the gradients of matrices lie in a ring (dist/zero.h), which every micro-step overwrites. Before
  * that, each rank has sent them to their owners, who add them up.
  *
@@ -14,8 +14,8 @@
  *   activations         |    of 1    |    of 2    |    of 3    |  (block 0 has its own memory)
  *
  * Gaps between tensors, and the places of norms among the matrices, are zero when the gradients are summed or sent. They begin
- * as zero and stay so, unless activations have lain there: then they are zeroed after the backward pass. In the ring head and
- * embedding take turns in one place, where the gaps are zeroed each time.
+ * as zero and stay so, unless activations have lain there: then they are zeroed after the backward pass of the blocks. In the ring
+ * head and embedding take turns in one place, where the gaps are zeroed each time.
  */
 #ifndef LLMC_GRADIENTS_CUH
 #define LLMC_GRADIENTS_CUH
@@ -24,6 +24,11 @@
 #include "llmc/dist/zero.h"           // defines: GradientRing, gradient_part
 #include "llmc/cuda/arena.cuh"        // defines: Arena, take
 #include "llmc/cuda/cuda_common.cuh"  // defines: floatX, CUDA_CHECK
+
+/* A micro-step by its place in its step. The first overwrites the gradients of matrices, the others add to them; in a ring all
+ * overwrite. With several ranks the last one of a step sends, in a ring each one. */
+typedef unsigned MicroKind;
+enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_KINDS = 4 };
 
 /* The gradient of a tensor, in fp32 or floatX. */
 typedef struct {
@@ -41,8 +46,8 @@ typedef struct {
 
     void* all;  // without a ring: of the matrices, elements [first, end) of the trained tensors
     size_t first, end;
-    float* apart;  // (apart_size) the norms' gradients; then, without a ring, the head's if fp32_head
-    size_t apart_size;
+    float* extra;  // (extra_size) in fp32: the norms' gradients; then, without a ring, the head's if fp32_head
+    size_t extra_size;
     GradientRing ring;
     void* parts[GRADIENT_PARTS];
 } Gradients;
@@ -60,11 +65,11 @@ static inline size_t gradients_bytes(bool fp32) { return fp32 ? sizeof(float) : 
 /* Returns the elements of the norms' gradients. The gap after a norm has a gradient as well: zero. */
 static inline size_t norms_size(const Gradients* g) { return g->trained.vector_elements; }
 
-/* Returns the elements of the bucket of the head, or of an embedding that is tied to it, and sets *first to its first
- * element. */
-static inline size_t head_bucket(const Gradients* g, size_t* first) {
-    *first = g->config.tied ? 0 : param_offset(&g->trained, P_FINAL_NORM, -1);
-    return (g->config.tied ? g->trained.items[1].offset : g->trained.elements) - *first;
+/* Returns the bucket of the head, or of an embedding that is tied to it. */
+static inline ArenaRange head_bucket(const Gradients* g) {
+    if (g->config.tied) { return {0, g->trained.items[1].offset}; }
+    const size_t first = param_offset(&g->trained, P_FINAL_NORM, -1);
+    return {first, g->trained.elements - first};
 }
 
 /* Returns whether this tensor is the head, or an embedding that is tied to it. */
@@ -74,10 +79,9 @@ static inline bool is_head(const ModelConfig* c, ParamKind kind) {
 
 /* Finds the gradient of an element in the ring. */
 static inline Gradient gradient_in_ring(const Gradients* g, size_t at) {
-    size_t first = 0, head = 0;
+    size_t first = 0;
     const int part = gradient_part(&g->ring, at, &first);
-    head_bucket(g, &head);
-    const bool fp32 = g->fp32 || (g->fp32_head && part == PART_ENDS && first == head);
+    const bool fp32 = g->fp32 || (g->fp32_head && part == PART_ENDS && first == head_bucket(g).first);
     return {(char*)g->parts[part] + (at - first) * gradients_bytes(fp32), fp32};
 }
 
@@ -85,50 +89,39 @@ static inline Gradient gradient_in_ring(const Gradients* g, size_t at) {
 static inline Gradient gradient_of_element(const Gradients* g, size_t at) {
     if (g->in_ring) { return gradient_in_ring(g, at); }
     if (at >= g->first && at < g->end) { return {(char*)g->all + (at - g->first) * gradients_bytes(g->fp32), g->fp32}; }
-    size_t first = 0;
-    head_bucket(g, &first);
-    return {g->apart + norms_size(g) + (at - first), true};
+    return {g->extra + norms_size(g) + (at - head_bucket(g).first), true};
 }
 
 /* Finds the gradient of a tensor; {NULL} if it is frozen. */
 static inline Gradient gradient_of(const Gradients* g, ParamKind kind, int l) {
     const Param* p = param_at(&g->trained, kind, l);
     if (!p) { return {NULL, g->fp32}; }
-    if (!param_specs[p->kind].matrix) { return {g->apart + p->vector_offset, true}; }
+    if (!param_specs[p->kind].matrix) { return {g->extra + p->vector_offset, true}; }
     return gradient_of_element(g, p->offset);
 }
 
-/* Lays out the gradients. With fp32_head, the head's bucket moves from `all` to `apart`; it is the first bucket (tied) or the
- * last. */
-static inline void gradients_lay_out_all(Gradients* g, Arena* a) {
-    const bool head_apart = g->fp32_head && g->config.lora.rank == 0;
-    size_t first = 0;
-    const size_t head = head_apart ? head_bucket(g, &first) : 0;
-    g->first = head_apart && first == 0 ? head : 0;
-    g->end = head_apart && first > 0 ? first : g->trained.elements;
-    g->apart_size = norms_size(g) + head;
-    g->all = take<char>(a, (g->end - g->first) * gradients_bytes(g->fp32));
-    g->apart = take<float>(a, g->apart_size);
-}
-
-/* Does the same for the ring. */
 static inline void gradients_lay_out_ring(Gradients* g, Arena* a) {
-    size_t first = 0;
-    const size_t head = head_bucket(g, &first) * gradients_bytes(g->fp32 || g->fp32_head), own = gradients_bytes(g->fp32);
+    const size_t own = gradients_bytes(g->fp32), head = head_bucket(g).count * gradients_bytes(g->fp32 || g->fp32_head);
     g->ring = gradient_ring_of(&g->trained, g->config.num_layers, g->config.tied);
     g->parts[PART_ENDS] = take<char>(a, size_max(head, g->ring.first_block * own));
     g->parts[PART_LAST_NORM] = take<char>(a, g->config.tied ? (g->ring.elements - g->ring.end) * own : 0);
     for (int i = 0; i < GRADIENT_BLOCKS; i++) { g->parts[PART_BLOCK + i] = take<char>(a, g->ring.block * own); }
-    g->apart_size = norms_size(g);
-    g->apart = take<float>(a, g->apart_size);
 }
 
+/* Lays out the gradients. Without a ring, fp32_head moves the head's bucket from `all` to `extra`; it is the first bucket (tied)
+ * or the last. */
 static inline void gradients_lay_out(Gradients* g, Arena* a) {
+    const bool moves = !g->in_ring && g->fp32_head && g->config.lora.rank == 0;
+    const ArenaRange head = moves ? head_bucket(g) : ArenaRange{g->trained.elements, 0};
+    g->first = moves && head.first == 0 ? head.count : 0;
+    g->end = head.first > 0 ? head.first : g->trained.elements;
+    g->extra_size = norms_size(g) + head.count;
     if (g->in_ring) {
         gradients_lay_out_ring(g, a);
     } else {
-        gradients_lay_out_all(g, a);
+        g->all = take<char>(a, (g->end - g->first) * gradients_bytes(g->fp32));
     }
+    g->extra = take<float>(a, g->extra_size);
 }
 
 /* Finds memory for `bytes` of block l's activations, below its gradients and below *top, where the activations of later blocks
@@ -151,11 +144,14 @@ static inline void gradients_zero_elements(const Gradients* g, size_t from, size
     if (to > from) { CUDA_CHECK(cudaMemsetAsync(at.data, 0, (to - from) * gradients_bytes(at.fp32), stream)); }
 }
 
-/* Call between the backward pass of the head and the backward pass of the blocks. In the `first` micro-step, zeroes the norms'
- * gradients, to which each micro-step adds. In the ring, zeroes the gaps beside the head. */
-static inline void gradients_zero(const Gradients* g, bool first, cudaStream_t stream) {
+/* Returns whether a micro-step adds to the gradients of matrices. */
+static inline bool gradients_add(const Gradients* g, MicroKind kind) { return !(kind & MICRO_FIRST) && !g->in_ring; }
+
+/* Zeroes the norms' gradients in the first micro-step of a step: each adds to them. In the ring, zeroes the gaps beside the head,
+ * where the embedding's gradient has lain. */
+static inline void gradients_zero_ends(const Gradients* g, MicroKind kind, cudaStream_t stream) {
     const size_t norms = norms_size(g), V = (size_t)g->config.vocab_size * g->config.hidden_size;  // norms 0: frozen
-    if (first && norms > 0) { CUDA_CHECK(cudaMemsetAsync(g->apart, 0, norms * sizeof(float), stream)); }
+    if (kind & MICRO_FIRST && norms > 0) { CUDA_CHECK(cudaMemsetAsync(g->extra, 0, norms * sizeof(float), stream)); }
     if (g->in_ring && !g->config.tied) {
         const size_t head = param_offset(&g->trained, P_LM_HEAD, -1);
         gradients_zero_elements(g, g->ring.end, head, stream);
@@ -163,21 +159,26 @@ static inline void gradients_zero(const Gradients* g, bool first, cudaStream_t s
     }
 }
 
-/* Call before the backward pass of the embedding, which adds to its gradient. Zeroes it in the `first` micro-step, in the ring
- * in each, but not if it is tied: then the head has just written it. */
-static inline void gradients_zero_embedding(const Gradients* g, bool first, cudaStream_t stream) {
+/* Zeroes the embedding's gradient where a micro-step does not add to an earlier one's. A tied one stays: the head has just written
+ * it. Zeroes the gaps, and the places of norms among the matrices, where activations have lain. */
+static inline void gradients_zero_embedding(const Gradients* g, MicroKind kind, cudaStream_t stream) {
     const bool trained = g->config.lora.rank == 0 && !g->config.tied;
-    if (trained && (first || g->in_ring)) { gradients_zero_elements(g, 0, param_offset(&g->trained, P_INPUT_NORM, 0), stream); }
-}
-
-/* Call after the backward pass. Zeroes the gaps, and the places of norms among the matrices, where activations have lain. */
-static inline void gradients_zero_gaps(const Gradients* g, cudaStream_t stream) {
+    if (trained && !gradients_add(g, kind)) {
+        gradients_zero_elements(g, 0, param_offset(&g->trained, P_INPUT_NORM, 0), stream);
+    }
     for (int i = 0; g->lends && i < g->trained.count; i++) {
         const Param* p = &g->trained.items[i];
         const size_t next = i + 1 < g->trained.count ? p[1].offset : g->trained.elements;
-        if (p->offset < g->first || p->offset >= g->end) { continue; }  // the head's, apart
+        if (p->offset < g->first || p->offset >= g->end) { continue; }  // the head's, in `extra`
         gradients_zero_elements(g, p->offset + (param_specs[p->kind].matrix ? param_size(p) : 0), next, stream);
     }
+}
+
+/* Call just before the backward pass of a layer, as exchange_send_layer() after it. Zeroes the gradients to which that pass adds.
+ * The head's backward pass comes before the final norm's (layer L). When the embedding's (-1) begins, no activation is left. */
+static inline void gradients_zero(const Gradients* g, int layer, MicroKind kind, cudaStream_t stream) {
+    if (layer == g->config.num_layers) { gradients_zero_ends(g, kind, stream); }
+    if (layer < 0) { gradients_zero_embedding(g, kind, stream); }
 }
 
 #endif

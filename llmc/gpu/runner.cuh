@@ -7,13 +7,9 @@
 #include "llmc/cuda/arena.cuh"        // defines: Arena, take
 #include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, copy_in
 #include "llmc/gpu/feed.cuh"          // defines: IN_FLIGHT
+#include "llmc/gpu/gradients.cuh"     // defines: MicroKind, MICRO_FIRST, MICRO_LAST, MICRO_KINDS
 #include "llmc/optim/step_state.cuh"  // defines: StepState, step_begin_cuda
 #include "llmc/train/step.h"          // defines: Recipe, Metrics
-
-/* A micro-step by its place in its step. The first overwrites gradients; with several ranks, the last exchanges them, and adds
- * up losses and norms. With ZeRO 2 and 3 every micro-step overwrites and sends. */
-typedef unsigned MicroKind;
-enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_KINDS = 4 };
 
 /* Returns the kind of a step's micro-step k. A single process has no MICRO_LAST. */
 static inline MicroKind micro_kind(const Recipe* recipe, int k) {
@@ -52,7 +48,7 @@ static inline void runner_open(Runner* t, cudaStream_t stream) {
     for (int i = 0; i < IN_FLIGHT; i++) {
         CUDA_CHECK(cudaEventCreate(&t->begin[i]));
         CUDA_CHECK(cudaEventCreate(&t->end[i]));
-        CUDA_CHECK(cudaEventCreateWithFlags(&t->losses_end[i], cudaEventDisableTiming));
+        t->losses_end[i] = event_new();
     }
 }
 

@@ -21,7 +21,7 @@
 #define LLMC_SEQUENCE_CUH
 
 #include "llmc/dist/sequence.h"   // defines: SequenceShare, heads_shape, heads_out, heads_width
-#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join_some, exchange_await
+#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join_some, exchange_wait_gathered
 #include "llmc/gpu/layers.cuh"    // defines: Queue, attention, attention_cached, attention_backward, pitch_of
 #include "llmc/gpu/nccl.cuh"      // defines: NcclGroup, nccl_all_to_all, nccl_leave
 
@@ -99,7 +99,7 @@ static inline bool sequence_join(NcclGroup** group, Team* team, SequenceShare sh
 /* Makes the events. The model lays out the buffers. beside: the stream of the exchange */
 static inline void sequence_open(Sequence* p, cudaStream_t beside) {
     p->beside = beside;
-    for (int i = 0; p->parts > 1 && i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&p->turn[i], cudaEventDisableTiming)); }
+    for (int i = 0; p->parts > 1 && i < 2; i++) { p->turn[i] = event_new(); }
 }
 
 static inline void sequence_close(Sequence* p) {
@@ -113,16 +113,14 @@ static inline void sequence_close(Sequence* p) {
 
 /* Lets the compute stream wait for all weights, before the first exchange of a forward pass. They arrive in order. */
 static inline void sequence_begin(const Sequence* p, const Exchange* x) {
-    if (p->parts > 1) { exchange_await(x, x->buckets.items[x->buckets.count - 1].layer); }
+    if (p->parts > 1) { exchange_wait_gathered(x, x->buckets.items[x->buckets.count - 1].layer); }
 }
 
 /* Lets the compute stream wait for all operations queued on the exchange stream. The exchange stream joins it first, as every
  * stream of a captured graph must. */
 static inline void sequence_turn(const Sequence* p, cudaStream_t compute) {
-    CUDA_CHECK(cudaEventRecord(p->turn[0], compute));
-    CUDA_CHECK(cudaStreamWaitEvent(p->beside, p->turn[0]));
-    CUDA_CHECK(cudaEventRecord(p->turn[1], p->beside));
-    CUDA_CHECK(cudaStreamWaitEvent(compute, p->turn[1]));
+    stream_wait(p->beside, compute, p->turn[0]);
+    stream_wait(compute, p->beside, p->turn[1]);
 }
 
 /* Exchanges pieces (B, parts, T, heads / parts) for heads (B, T parts, heads / parts), or heads for pieces; both have the

@@ -12,7 +12,7 @@
 #include "llmc/dist/buckets.h"    // defines: Bucket, bucket_at
 #include "llmc/dist/zero.h"       // defines: GatherRing, gather_ring_next, gather_ring_reset
 #include "llmc/cuda/arena.cuh"    // defines: Arena, take
-#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_settle
+#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_wait_all_gathered
 #include "llmc/gpu/fp8.cuh"       // defines: Fp8, fp8_follow_slot
 #include "llmc/gpu/weights.cuh"   // defines: WeightArena
 
@@ -53,8 +53,8 @@ static inline void sharded_lay_out(ShardedBlocks* g, WeightArena* a, Arena* memo
 
 static inline void sharded_open(ShardedBlocks* g) {
     if (!g) { return; }
-    CUDA_CHECK(cudaEventCreateWithFlags(&g->used, cudaEventDisableTiming));
-    for (int i = 0; i < GATHER_SLOTS; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&g->there[i], cudaEventDisableTiming)); }
+    g->used = event_new();
+    for (cudaEvent_t& event : g->there) { event = event_new(); }
 }
 
 static inline void sharded_close(ShardedBlocks* g) {
@@ -67,7 +67,7 @@ static inline void sharded_close(ShardedBlocks* g) {
 static inline void sharded_begin(ShardedBlocks* g, const Exchange* x) {
     if (!g) { return; }
     gather_ring_reset(&g->ring);
-    exchange_settle(x);  // so that the first gather comes after the update's gathers, also in a graph
+    exchange_wait_all_gathered(x);  // so that the first gather comes after the update's gathers, also in a graph
 }
 
 /* Queues the gathers of block l, piece by piece. Then queues its 8-bit copies, and the event that announces both. */
@@ -92,10 +92,7 @@ static inline void sharded_queue(ShardedBlocks* g, const Exchange* x, const Weig
 static inline const floatX* sharded_block(ShardedBlocks* g, const Exchange* x, const WeightArena* a, const Fp8* fp8, int l) {
     int list[GATHER_SLOTS];
     const int count = gather_ring_next(&g->ring, l, list);
-    if (count > 0) {
-        CUDA_CHECK(cudaEventRecord(g->used, x->compute));
-        CUDA_CHECK(cudaStreamWaitEvent(x->stream, g->used));
-    }
+    if (count > 0) { stream_wait(x->stream, x->compute, g->used); }
     for (int i = 0; i < count; i++) { sharded_queue(g, x, a, fp8, list[i]); }
     Op op(x->profiler, x->compute, "wait: blocks", 0, 0);
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, g->there[l % GATHER_SLOTS]));

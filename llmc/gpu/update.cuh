@@ -27,7 +27,7 @@ typedef struct {
     size_t state_first;   // the element whose master, m and v come first
 } UpdateRange;
 
-/* Lists the stretches of the trained tensors, with their weight decay and the gradients that lie apart in fp32. With several
+/* Lists the stretches of the trained tensors, with their weight decay and the gradients that are extra, in fp32. With several
  * ranks the sums of all gradients, except the norms' gradients, lie in the exchange. */
 static inline void optimizer_open(Optimizer* o, const Gradients* g, bool alone, cudaStream_t stream) {
     OptimizerStretch* list = (OptimizerStretch*)xcalloc(g->trained.count, sizeof *list);
@@ -36,11 +36,11 @@ static inline void optimizer_open(Optimizer* o, const Gradients* g, bool alone, 
         if (p->joined) { continue; }
         OptimizerStretch* s = &list[o->num_stretches++];
         const bool head = g->fp32_head && alone && is_head(&g->config, p->kind);
-        const bool apart = !param_specs[p->kind].matrix || head;
+        const bool extra = !param_specs[p->kind].matrix || head;
         s->first = p->offset;
         s->tensor = (uint32_t)i;
         s->decays = param_specs[p->kind].matrix;
-        s->grad = apart ? (const float*)gradient_of(g, p->kind, p->layer).data : NULL;
+        s->grad = extra ? (const float*)gradient_of(g, p->kind, p->layer).data : NULL;
     }
     copy_in(o->stretches, list, o->num_stretches * sizeof *list, stream);
     free(list);
@@ -76,7 +76,7 @@ static void optimizer_update_all_as(const Optimizer* o, const Queue* q, const We
     {
         Op op(q->profiler, q->stream, "gradient norm", 0, (double)of_grads.count * sizeof(Grad));
         norm_square_cuda(&norm, (const Grad*)g->all, of_grads.count, q->stream);
-        norm_square_cuda(&norm, g->apart, g->apart_size, q->stream);
+        norm_square_cuda(&norm, g->extra, g->extra_size, q->stream);
     }
     step_decide_cuda(state, &norm, &recipe->hyper, q->stream);
     optimizer_update<Grad>(o, q, a, state, recipe, {all, a->trained, g->all, of_grads, 0});

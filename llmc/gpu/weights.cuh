@@ -81,7 +81,7 @@ static inline void weights_lay_out_state(WeightArena* a, size_t elements, Arena*
 /* Makes the events; the model lays out the buffers. */
 static inline void weights_open(WeightArena* a, cudaStream_t stream) {
     a->stream = stream;
-    for (int i = 0; i < WEIGHTS_STAGED; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&a->staged[i], cudaEventDisableTiming)); }
+    for (cudaEvent_t& event : a->staged) { event = event_new(); }
 }
 
 static inline void weights_close(WeightArena* a) {

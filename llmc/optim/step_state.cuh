@@ -8,7 +8,7 @@
  *   loss_sum_cuda        for each micro-batch: adds its token losses, and counts its trained targets; both also by the source
  *                        of each row, if the data has several (mix.h)
  *   norm_square_cuda     for each array of gradients: its sum of squares, in parts
- *   (several GPUs: the exchange makes these parts with its sums; exchange_finish() adds up the ranks' StepStates in rank order)
+ *   (several GPUs: the exchange makes these parts with its sums; exchange_sum_step() adds up the StepStates in rank order)
  *   step_decide_cuda     adds up these parts; mean loss, norm, clip factor, outliers, loss scale; whether this step updates
  *   the optimizer        reads all of it (gpu/update.cuh)
  */

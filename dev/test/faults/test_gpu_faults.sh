@@ -47,7 +47,7 @@ width for pitch in rmsnorm | BF16 | test_kernels_cu rmsnorm_forward_agrees | llm
 eps left out of rmsnorm | FP32 | test_llama3cu $tied | llmc/rmsnorm.cuh | s/ \/ (float)C + eps)/ \/ (float)C)/
 RoPE turned forward in backward | FP32 | test_llama3cu $pair | llmc/rope.cuh | s/cos_sin, -1\.0f,/cos_sin, 1.0f,/
 beta 0 for 1: the second micro-step overwrites | BF16 | test_kernels_cu matmul_agrees | llmc/matmul.cuh | s/accumulate ? dw.data : NULL/NULL/
-beta 1 for 0: the first micro-step adds to what was there | FP32 | test_llama3cu $pair | train_llama3.cu | s/add = !first \&\& !m->grads.in_ring/add = true/
+beta 1 for 0: the first micro-step adds to what was there | FP32 | test_llama3cu $pair | llmc/gpu/gradients.cuh | s/return !(kind & MICRO_FIRST) \&\& !g->in_ring;/return true;/
 loss scale not divided out | BF16 | test_kernels_cu decisions_follow | llmc/optim/step_state.cuh | s/h.grad_clip) \* factor \/ scale)/h.grad_clip) * factor)/
 the window of losses is not kept | BF16 | test_kernels_cu decisions_follow | llmc/optim/step_state.cuh | s/copy_window(&s->loss_window, &loss_window);//
 the norm of the second array is left out | BF16 | test_kernels_cu norm_and_loss_sums_agree | llmc/optim/step_state.cuh | s/i < NORM_LISTS; i++/i < 1; i++/
@@ -78,9 +78,9 @@ starts of the first half alone | FP32 | one_and_two.sh --seq-parallel 2 --docume
 the second rank has the first half, too | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/run/loop/validate.h | s/b \* T + (size_t)p->share\.part \* count/b * T/
 the output of another block in backward | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/if (!fresh) {/if (false) {/
 gradients of heads are not sent back | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/^    heads_to_rows(q, p, dqkv, dqkv, r->shape);//
-a part of the ring is written while it travels | BF16 | zero_bits.sh | llmc/gpu/exchange.cuh | s/if (g->in_ring && taken)/if (false)/
+a part of the ring is written while it travels | BF16 | zero_bits.sh | llmc/gpu/exchange.cuh | s/if (!g->in_ring || !used)/if (true)/
 the head's gaps in the ring are not zeroed | BF16 | zero_bits.sh | llmc/gpu/gradients.cuh | s/if (g->in_ring && !g->config.tied) {/if (false) {/
-sums of a step begin with those of the step before | BF16 | zero_bits.sh | llmc/gpu/exchange.cuh | s/g->in_ring && !first)/g->in_ring)/
+sums of a step begin with those of the step before | BF16 | zero_bits.sh | llmc/gpu/exchange.cuh | s/add = g->in_ring && !(kind.*/add = g->in_ring;/
 a block is gathered into the slot of another | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/const int slot = l % GATHER_SLOTS;/const int slot = (l + (l == 5)) % GATHER_SLOTS;/
 a block of the forward pass is not gathered again for the backward pass | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/const Bucket\* b = bucket_at(/const Bucket* b = g->ring.step < 0 \&\& l == 2 ? end : bucket_at(/
 a block is overwritten while it computes | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
@@ -127,8 +127,8 @@ SwiGLU's gradient takes gate for up | BF16 | test_kernels_cu swiglu_joins | llmc
 the last group of a product's tiles is taken for a full one | BF16 | test_kernels_cu tiles_of | llmc/matmul_sm90.cuh | s/min(s\.group, s\.rows - first)/s.group/
 a block that keeps its activations has those of another | BF16 | test_determinism_cu recomputation_gives_the_same | train_llama3.cu | s/l + 1 < L ? (int)l : 0)/0)/
 a block's activations lie on its gradients | BF16 | test_determinism_cu activations_in_memory | llmc/gpu/gradients.cuh | s/own = (param_offset(&g->trained, P_INPUT_NORM/own = (param_offset(\&g->trained, P_POST_NORM/
-gaps hold activations when gradients are summed | BF16 | test_determinism_cu activations_in_memory | train_llama3.cu | s/^    gradients_zero_gaps(.*//
-the embedding's gradient is zeroed while activations lie there | BF16 | test_determinism_cu activations_in_memory | train_llama3.cu | s/^    gradients_zero_embedding(.*//; s/^    gradients_zero(.*/&\n    gradients_zero_embedding(\&m->grads, first, m->queue.stream);/
+gaps hold activations when gradients are summed | BF16 | test_determinism_cu activations_in_memory | llmc/gpu/gradients.cuh | s/g->lends \&\& i < g->trained/false \&\& i < g->trained/
+the embedding's gradient is zeroed while activations lie there | BF16 | test_determinism_cu activations_in_memory | train_llama3.cu | s/^    gradients_zero(&m->grads, -1.*//; s/^    gradients_zero(&m->grads, L.*/&\n    gradients_zero(\&m->grads, -1, kind, q->stream);/
 activations lie on the gradient of a tied embedding | BF16 | test_determinism_cu activations_in_memory | llmc/gpu/gradients.cuh | s/least = g->config\.tied ?/least = false ?/
 a gradient is looked for where activations lie | BF16 | test_determinism_cu a_gradient_is_named | train_llama3.cu | s/^    \/\/ first, as the forward pass may overwrite them.*/    llama_forward(m);/
 weights without a master are rounded to nearest | BF16 | test_kernels_cu small_steps | llmc/optim/adamw.cuh | s/const uint32_t r = weight_random\.v\[k \/ 2\];/const uint32_t r = 0x80008000u;/

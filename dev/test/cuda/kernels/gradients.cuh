@@ -33,11 +33,11 @@ static void gradients_of_a_third_norm_have_a_place() {
         if (param_specs[p->kind].matrix) {
             CHECK(found.data == (char*)g.all + p->offset * sizeof(floatX) && !found.fp32, "%s", p->name);
         } else {
-            CHECK(found.data == g.apart + norms && found.fp32, "%s of block %d", p->name, p->layer);
+            CHECK(found.data == g.extra + norms && found.fp32, "%s of block %d", p->name, p->layer);
             norms += 256;  // 192, padded
         }
     }
-    CHECK(norms == 9 * 256 && g.apart_size == norms, "%zu elements of norms, room for %zu", norms, g.apart_size);
+    CHECK(norms == 9 * 256 && g.extra_size == norms, "%zu elements of norms, room for %zu", norms, g.extra_size);
     CHECK(!gradient_of(&g, P_FINAL_NORM, 1).data, "block 1 has a third norm");
     param_table_free(&g.trained);
 }
