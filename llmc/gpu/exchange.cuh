@@ -83,6 +83,11 @@ typedef struct {
     int hosts;  // 1: sums have one level
 } Links;
 
+/* The events of the table above that each bucket has. */
+typedef struct {
+    cudaEvent_t ready, updated, gathered;
+} BucketEvents;
+
 typedef struct {
     int rank, ranks;  // ranks <= 1: nothing is exchanged, and all functions do nothing
     Buckets buckets;  // of the trained tensors
@@ -96,9 +101,7 @@ typedef struct {
     Links links;                   // all zero: the model is not trained
     cudaStream_t compute, stream;  // the model's stream, and the exchange stream
     Profiler* profiler;            // NULL: none
-    cudaEvent_t* ready;            // (buckets) the events of the table above
-    cudaEvent_t* updated;          // (buckets)
-    cudaEvent_t* gathered;         // (buckets)
+    BucketEvents* events;          // (buckets)
     cudaEvent_t summed;
     cudaEvent_t sent[GRADIENT_PARTS];
 } Exchange;
@@ -177,12 +180,6 @@ static inline size_t exchange_most(const Buckets* list) {
     return most;
 }
 
-static inline cudaEvent_t* exchange_events(const Exchange* x) {
-    cudaEvent_t* events = (cudaEvent_t*)xcalloc((size_t)x->buckets.count, sizeof *events);
-    for (int i = 0; i < x->buckets.count; i++) { events[i] = event_new(); }
-    return events;
-}
-
 /* Connects the GPUs of the `count` ranks first, first + step, ...; this rank is one. All ranks call this, each for its own
  * group, to which rank `first` invites. End *group with nccl_leave() and free(). Fails on all ranks if one cannot. */
 static inline bool exchange_join_some(NcclGroup** group, Team* team, int first, int step, int count, Error* e) {
@@ -236,29 +233,25 @@ static inline void exchange_open(Exchange* x, cudaStream_t compute) {
     x->compute = compute;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&x->stream, cudaStreamNonBlocking, highest));
-    x->ready = exchange_events(x);
-    x->updated = exchange_events(x);
-    x->gathered = exchange_events(x);
+    x->events = (BucketEvents*)xcalloc((size_t)x->buckets.count, sizeof *x->events);
+    for (int i = 0; i < x->buckets.count; i++) { x->events[i] = {event_new(), event_new(), event_new()}; }
     x->summed = event_new();
     for (cudaEvent_t& event : x->sent) { event = event_new(); }
 }
 
 static inline void exchange_close(Exchange* x) {
     if (x->ranks <= 1) { return; }
-    NcclGroup* const groups[] = {x->links.across, x->links.inside, x->links.all};
-    for (int i = 0; i < 3; i++) {
-        if (groups[i]) { nccl_leave(groups[i]); }
+    for (NcclGroup* group : {x->links.across, x->links.inside, x->links.all}) {
+        if (group) { nccl_leave(group); }
     }
     for (int i = 0; i < x->buckets.count; i++) {
-        CUDA_CHECK(cudaEventDestroy(x->ready[i]));
-        CUDA_CHECK(cudaEventDestroy(x->updated[i]));
-        CUDA_CHECK(cudaEventDestroy(x->gathered[i]));
+        for (cudaEvent_t event : {x->events[i].ready, x->events[i].updated, x->events[i].gathered}) {
+            CUDA_CHECK(cudaEventDestroy(event));
+        }
     }
-    free(x->ready);
-    free(x->updated);
-    free(x->gathered);
+    free(x->events);
     CUDA_CHECK(cudaEventDestroy(x->summed));
-    for (int i = 0; i < GRADIENT_PARTS; i++) { CUDA_CHECK(cudaEventDestroy(x->sent[i])); }
+    for (cudaEvent_t event : x->sent) { CUDA_CHECK(cudaEventDestroy(event)); }
     CUDA_CHECK(cudaStreamDestroy(x->stream));
 }
 
@@ -299,7 +292,7 @@ static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool a
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks, bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX));
     float* sum = x->sums + b->first / (size_t)x->ranks;
-    stream_wait(x->stream, x->compute, x->ready[bucket]);
+    stream_wait(x->stream, x->compute, x->events[bucket].ready);
     double* partials = x->partials + (size_t)bucket * SUM_BLOCKS;
     if (x->links.hosts > 1) {
         const float* arrived = exchange_on_hosts(x, grads, shard, partials);
@@ -374,13 +367,13 @@ static inline void exchange_sum_step(Exchange* x, StepState* state, float* norms
 static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks;
-    stream_wait(x->stream, x->compute, x->updated[bucket]);
+    stream_wait(x->stream, x->compute, x->events[bucket].updated);
     Op op(x->profiler, x->stream, "weights to all", 0, (double)(x->ranks - 1) * (double)shard * sizeof(floatX));
     nccl_all_gather(x->links.all, weights + (size_t)x->rank * shard, weights, shard * sizeof(floatX), x->stream,
                     "the exchange of weights");
 }
 static inline void exchange_record_gathered(const Exchange* x, int bucket) {
-    CUDA_CHECK(cudaEventRecord(x->gathered[bucket], x->stream));
+    CUDA_CHECK(cudaEventRecord(x->events[bucket].gathered, x->stream));
 }
 
 /* Lets the compute stream wait for an event of the exchange that a captured graph may not hold. */
@@ -398,13 +391,13 @@ static inline void exchange_wait_gathered(const Exchange* x, int layer) {
     for (int i = 0; i < x->buckets.count; i++) {
         if (x->buckets.items[i].layer != layer) { continue; }
         const bool last = i + 1 == x->buckets.count || x->buckets.items[i + 1].layer != layer;
-        if (last) { exchange_wait_uncaptured(x, x->gathered[i]); }  // they arrive in order
+        if (last) { exchange_wait_uncaptured(x, x->events[i].gathered); }  // they arrive in order
     }
 }
 
 /* Lets the compute stream wait for all weights. */
 static inline void exchange_wait_all_gathered(const Exchange* x) {
-    if (x->ranks > 1) { exchange_wait_uncaptured(x, x->gathered[x->buckets.count - 1]); }
+    if (x->ranks > 1) { exchange_wait_uncaptured(x, x->events[x->buckets.count - 1].gathered); }
 }
 
 #endif

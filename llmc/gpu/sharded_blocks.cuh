@@ -9,12 +9,12 @@
 #ifndef LLMC_SHARDED_BLOCKS_CUH
 #define LLMC_SHARDED_BLOCKS_CUH
 
-#include "llmc/dist/buckets.h"    // defines: Bucket, bucket_at
+#include "llmc/dist/buckets.h"    // defines: Bucket, Buckets, bucket_at, shard_owner, shard_left
 #include "llmc/dist/zero.h"       // defines: GatherRing, gather_ring_next, gather_ring_reset
 #include "llmc/cuda/arena.cuh"    // defines: Arena, take
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_wait_all_gathered
 #include "llmc/gpu/fp8.cuh"       // defines: Fp8, fp8_follow_slot
-#include "llmc/gpu/weights.cuh"   // defines: WeightArena
+#include "llmc/gpu/weights.cuh"   // defines: WeightArena, weights_get, copy_out_staged
 
 /* Functions take NULL where every rank has all weights, and then do nothing. */
 typedef struct {
@@ -102,6 +102,49 @@ static inline const floatX* sharded_block(ShardedBlocks* g, const Exchange* x, c
 /* Replaces each rank's `memory` (bytes) by the memory of rank 0, so that all ranks decide the same way by it. */
 static inline void sharded_take_first(const ShardedBlocks* g, const Exchange* x, void* memory, size_t bytes) {
     if (g) { nccl_broadcast(x->links.all, memory, bytes, 0, x->compute, "the logits of rank 0"); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// checkpoints: weights that no rank has whole are the exact weights of a 16-bit build and, with ZeRO 3, those of the blocks. The
+// owner of each part of a piece broadcasts it. All ranks ask for the same pieces in the same order (run/session/lockstep.h), and
+// rank 0 gets them.
+
+/* The ctx of the sources below. */
+typedef struct {
+    const WeightArena* weights;
+    const Exchange* exchange;
+} ShardReader;
+
+/* A TensorSource of the exact weights of the trained tensors, or of the weights that the model computes with; only rank 0 fills
+ * dst. */
+template <bool EXACT>
+static bool shard_reader_piece(void* reader, const Param* p, size_t first, size_t n, float* dst, Error*) {
+    const ShardReader* c = (const ShardReader*)reader;
+    const WeightArena* a = c->weights;
+    const Buckets* owners = EXACT ? &a->shards : &a->blocks;
+    for (size_t i = 0, run, local; i < n; i += run) {
+        const size_t at = p->offset + first + i;
+        const int owner = shard_owner(owners, at, &local);
+        run = size_min(shard_left(owners, at), n - i);
+        if (owner == a->rank) { weights_get(a, EXACT, at, run, a->staging[0] + i); }
+        nccl_broadcast(c->exchange->links.all, a->staging[0] + i, run * sizeof(float), owner, a->stream,
+                       "the weights of a checkpoint");
+    }
+    if (a->rank == 0) {
+        copy_out_staged(a, dst, n);
+    } else {
+        CUDA_CHECK(cudaStreamSynchronize(a->stream));  // never far ahead of the writer
+    }
+    return true;
+}
+
+/* Returns the source of a checkpoint's weights, which all ranks call in the same order; NULL where rank 0 has them all. */
+static inline TensorSource shard_reader_source(const ShardReader* c, SlotKind kind) {
+    const WeightArena* a = c->weights;
+    const bool sharded = a->blocks.ranks > 1, adapters = a->trained != a->params;
+    if (!c->exchange->links.all) { return NULL; }
+    if (kind == SLOT_WEIGHTS) { return sharded ? shard_reader_piece<false> : NULL; }
+    return a->master_kind != MASTER_NONE || (sharded && !adapters) ? shard_reader_piece<true> : NULL;
 }
 
 #endif

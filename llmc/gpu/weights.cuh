@@ -141,78 +141,61 @@ static inline void store_piece(WeightArena* a, floatX* weights, size_t at, size_
     CUDA_CHECK(cudaEventRecord(a->staged[slot], a->stream));
 }
 
-/* Sets weights that the model computes with. */
-static bool store_weights(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    WeightArena* a = (WeightArena*)arena;
-    (void)e;
-    store_piece(a, a->params, p->offset + first, n, src);
-    return true;
-}
-
-/* Sets exact weights of trained tensors. */
-static bool store_trained(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
-    WeightArena* a = (WeightArena*)arena;
-    (void)e;
-    store_piece(a, a->trained, p->offset + first, n, src);
-    return true;
-}
-
 /* dst (n) = what lies in the first staging buffer. */
 static inline void copy_out_staged(const WeightArena* a, float* dst, size_t n) {
     copy_out(a->pinned[0], a->staging[0], n * sizeof(float), a->stream);
     memcpy(dst, a->pinned[0], n * sizeof(float));
 }
 
-/* The weights that the model computes with, where a rank has all of them (otherwise see shard_reader.cuh). */
-static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
-    const WeightArena* a = (const WeightArena*)arena;
-    (void)e;
-    master_get_cuda(a->staging[0], a->params + p->offset + first, NULL, MASTER_NONE, n, a->stream);
-    copy_out_staged(a, dst, n);
-    return true;
+/* Writes elements [at, at + n), which this rank has, to `to` on the device: the exact weights, which the optimizer updates, or
+ * the weights that the model computes with. */
+static inline void weights_get(const WeightArena* a, bool exact, size_t at, size_t n, float* to) {
+    size_t run = 0;
+    void* master = exact ? master_at(a, at) : NULL;
+    const floatX* from = exact ? trained_at(a, at) : weight_at(a, at, &run);
+    master_get_cuda(to, from, master, master ? a->master_kind : MASTER_NONE, n, a->stream);
 }
 
-/* Reads the exact weights, which the optimizer updates: all on this rank, or none of them. */
-static bool fetch_trained(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
-    const WeightArena* a = (const WeightArena*)arena;
-    const size_t at = p->offset + first;
-    void* master = master_at(a, at);
-    (void)e;
-    master_get_cuda(a->staging[0], trained_at(a, at), master, master ? a->master_kind : MASTER_NONE, n, a->stream);
-    copy_out_staged(a, dst, n);
-    return true;
-}
+// the sinks and sources of the slots. Where no rank has all weights, a checkpoint takes the source of sharded_blocks.cuh
 
-/* Sets m or v of elements of this rank. It is fp32, or bfloat16, whose values floats hold exactly. */
 template <SlotKind KIND>
-static bool store_moment(void* arena, const Param* p, size_t first, size_t n, const float* src, Error* e) {
+static bool store_weights(void* arena, const Param* p, size_t first, size_t n, const float* src, Error*) {
+    WeightArena* a = (WeightArena*)arena;
+    store_piece(a, KIND == SLOT_MASTER ? a->trained : a->params, p->offset + first, n, src);
+    return true;
+}
+
+template <SlotKind KIND>
+static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, float* dst, Error*) {
     const WeightArena* a = (const WeightArena*)arena;
-    char* device = (char*)(KIND == SLOT_M ? a->m : a->v) + state_at(a, p->offset + first) * moment_bytes(a->bf16_moments);
-    (void)e;
-    if (!a->bf16_moments) {
-        copy_in(device, src, n * sizeof(float), a->stream);
-        return true;
-    }
+    weights_get(a, KIND == SLOT_MASTER, p->offset + first, n, a->staging[0]);
+    copy_out_staged(a, dst, n);
+    return true;
+}
+
+/* Returns where m or v of an element of this rank lies. It is fp32, or bfloat16, whose values floats hold exactly. */
+static inline char* moment_at(const WeightArena* a, SlotKind kind, size_t at) {
+    return (char*)(kind == SLOT_M ? a->m : a->v) + state_at(a, at) * moment_bytes(a->bf16_moments);
+}
+
+template <SlotKind KIND>
+static bool store_moment(void* arena, const Param* p, size_t first, size_t n, const float* src, Error*) {
+    const WeightArena* a = (const WeightArena*)arena;
     uint16_t* bits = (uint16_t*)xmalloc(n * sizeof(uint16_t));
-    for (size_t i = 0; i < n; i++) { bits[i] = bf16_from_f32(src[i]); }
-    copy_in(device, bits, n * sizeof(uint16_t), a->stream);
+    for (size_t i = 0; a->bf16_moments && i < n; i++) { bits[i] = bf16_from_f32(src[i]); }
+    copy_in(moment_at(a, KIND, p->offset + first), a->bf16_moments ? (const void*)bits : src, n * moment_bytes(a->bf16_moments),
+            a->stream);
     free(bits);
     return true;
 }
 
 template <SlotKind KIND>
-static bool fetch_moment(void* arena, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+static bool fetch_moment(void* arena, const Param* p, size_t first, size_t n, float* dst, Error*) {
     const WeightArena* a = (const WeightArena*)arena;
-    const char* device =
-        (const char*)(KIND == SLOT_M ? a->m : a->v) + state_at(a, p->offset + first) * moment_bytes(a->bf16_moments);
-    (void)e;
-    if (!a->bf16_moments) {
-        copy_out(dst, device, n * sizeof(float), a->stream);
-        return true;
-    }
     uint16_t* bits = (uint16_t*)xmalloc(n * sizeof(uint16_t));
-    copy_out(bits, device, n * sizeof(uint16_t), a->stream);
-    for (size_t i = 0; i < n; i++) { dst[i] = f32_from_bf16(bits[i]); }
+    copy_out(a->bf16_moments ? (void*)bits : dst, moment_at(a, KIND, p->offset + first), n * moment_bytes(a->bf16_moments),
+             a->stream);
+    for (size_t i = 0; a->bf16_moments && i < n; i++) { dst[i] = f32_from_bf16(bits[i]); }
     free(bits);
     return true;
 }
@@ -223,8 +206,8 @@ static inline StateSlot weights_slot(WeightArena* a, SlotKind kind) {
     switch (kind) {
         case SLOT_M: return {slot_names[kind], moment, fetch_moment<SLOT_M>, store_moment<SLOT_M>, a, NULL};
         case SLOT_V: return {slot_names[kind], moment, fetch_moment<SLOT_V>, store_moment<SLOT_V>, a, NULL};
-        case SLOT_MASTER: return {slot_names[kind], exact, fetch_trained, store_trained, a, NULL};
-        default: return {slot_names[kind], SAFE_F32, fetch_weights, store_weights, a, NULL};
+        case SLOT_MASTER: return {slot_names[kind], exact, fetch_weights<SLOT_MASTER>, store_weights<SLOT_MASTER>, a, NULL};
+        default: return {slot_names[kind], SAFE_F32, fetch_weights<SLOT_WEIGHTS>, store_weights<SLOT_WEIGHTS>, a, NULL};
     }
 }
 
