@@ -13,14 +13,13 @@ enum { IN_FLIGHT = 2 };  // steps or batches that may be queued
 
 typedef struct {
     int B, T;
-    int parts;   // T counts the tokens of one of so many parts of a row (--seq-parallel); starts cover whole rows
-    int32_t* x;  // (B, T) on the device: the model's tokens and targets
-    int32_t* y;
-    int32_t* starts;           // (B, T parts) on the device: where each token's document starts in its row, or NULL (one a row)
-    int32_t* starts_room;      // memory for `starts`, if the data has documents; otherwise NULL
+    int parts;                 // T counts the tokens of one of so many parts of a row (--seq-parallel); starts cover whole rows
+    int32_t *x, *y;            // (B, T) on the device: the model's tokens and targets; sources and starts follow them
     int32_t* sources;          // (B) the source of each row, if the data has several
-    int32_t* host[IN_FLIGHT];  // (2, B, T), (B) and, with starts_room, (B, T parts) pinned: x, y, sources, starts
-    int32_t* device[IN_FLIGHT];  // the same on the device
+    int32_t* starts;           // (B, T parts) where each token's document starts in its row, or NULL (one a row)
+    int32_t* starts_room;      // memory for `starts`, if the data has documents; otherwise NULL
+    int32_t* host[IN_FLIGHT];  // pinned: the same numbers in this order
+    int32_t* device[IN_FLIGHT];  // on the device
     cudaEvent_t copied[IN_FLIGHT], consumed[IN_FLIGHT];
     cudaStream_t stream, copy_stream;  // the model's stream, and the feed's own
     uint64_t batches;
@@ -44,23 +43,20 @@ static inline void feed_close(Feed* f) {
     CUDA_CHECK(cudaStreamDestroy(f->copy_stream));
 }
 
-/* Returns the elements of a slot with this many starts. */
-static inline size_t feed_slot(size_t B, size_t T, size_t starts) { return 2 * B * T + B + starts; }
-
 /* Returns the number of a batch's starts. */
 static inline size_t feed_num_starts(const Feed* f) { return (size_t)f->B * f->T * f->parts; }
 
 /* Lays out the buffers of a feed of batches (B, T), where T is the length of one of `parts` parts of a row. documents: rows
  * may hold several documents */
 static inline void feed_lay_out(Feed* f, int B, int T, int parts, bool documents, Arena* device, Arena* pinned) {
-    const size_t N = (size_t)B * T, starts = documents ? N * parts : 0, slot = feed_slot(B, T, starts);
+    const size_t N = (size_t)B * T, starts = documents ? N * parts : 0, slot = 2 * N + B + starts;
     f->B = B;
     f->T = T;
     f->parts = parts;
-    f->x = take<int32_t>(device, N);
-    f->y = take<int32_t>(device, N);
-    f->sources = take<int32_t>(device, B);
-    f->starts_room = starts > 0 ? take<int32_t>(device, starts) : NULL;
+    f->x = take<int32_t>(device, slot);
+    f->y = f->x + N;
+    f->sources = f->y + N;
+    f->starts_room = starts > 0 ? f->sources + B : NULL;
     for (int i = 0; i < IN_FLIGHT; i++) {
         f->device[i] = take<int32_t>(device, slot);
         f->host[i] = take<int32_t>(pinned, slot);
@@ -80,29 +76,20 @@ static inline void feed_aim(Feed* f, const BatchSource* data) { f->starts = data
 
 /* Queues the next batch of `data` for x and y, and starts if it has some. Queues nothing if it cannot be read. */
 static inline bool feed_next(Feed* f, const BatchSource* data, Error* e) {
-    const size_t N = (size_t)f->B * f->T, B = data->num_sources > 0 ? f->B : 0, starts_at = 2 * N + f->B;
-    const size_t num_starts = feed_num_starts(f), count = data->starts ? starts_at + num_starts : 2 * N + B;
+    const size_t N = (size_t)f->B * f->T, B = f->B, num_starts = feed_num_starts(f);
+    const size_t count = data->starts ? 2 * N + B + num_starts : data->num_sources > 0 ? 2 * N + B : 2 * N;
     const int slot = (int)(f->batches % IN_FLIGHT);
+    int32_t* host = f->host[slot];
     CUDA_CHECK(cudaEventSynchronize(f->copied[slot]));  // the copy of IN_FLIGHT batches ago: frees the pinned memory
-    if (!batch_read(data, f->B, f->T, f->host[slot], f->host[slot] + N, e)) { return false; }
-    if (B > 0) { memcpy(f->host[slot] + 2 * N, data->sources, B * sizeof(int32_t)); }
-    if (data->starts) { memcpy(f->host[slot] + starts_at, data->starts, num_starts * sizeof(int32_t)); }
+    if (!batch_read(data, f->B, f->T, host, host + N, e)) { return false; }
+    if (data->num_sources > 0) { memcpy(host + 2 * N, data->sources, B * sizeof(int32_t)); }
+    if (data->starts) { memcpy(host + 2 * N + B, data->starts, num_starts * sizeof(int32_t)); }
     feed_aim(f, data);
     f->batches++;
     CUDA_CHECK(cudaStreamWaitEvent(f->copy_stream, f->consumed[slot]));
-    CUDA_CHECK(
-        cudaMemcpyAsync(f->device[slot], f->host[slot], count * sizeof(int32_t), cudaMemcpyHostToDevice, f->copy_stream));
+    CUDA_CHECK(cudaMemcpyAsync(f->device[slot], host, count * sizeof(int32_t), cudaMemcpyHostToDevice, f->copy_stream));
     stream_wait(f->stream, f->copy_stream, f->copied[slot]);
-    CUDA_CHECK(cudaMemcpyAsync(f->x, f->device[slot], N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
-    CUDA_CHECK(cudaMemcpyAsync(f->y, f->device[slot] + N, N * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
-    if (B > 0) {
-        CUDA_CHECK(
-            cudaMemcpyAsync(f->sources, f->device[slot] + 2 * N, B * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
-    }
-    if (data->starts) {
-        CUDA_CHECK(cudaMemcpyAsync(f->starts, f->device[slot] + starts_at, num_starts * sizeof(int32_t),
-                                   cudaMemcpyDeviceToDevice, f->stream));
-    }
+    CUDA_CHECK(cudaMemcpyAsync(f->x, f->device[slot], count * sizeof(int32_t), cudaMemcpyDeviceToDevice, f->stream));
     CUDA_CHECK(cudaEventRecord(f->consumed[slot], f->stream));
     return true;
 }
