@@ -35,8 +35,7 @@
 #include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, crossentropy
 #include "llmc/gpu/fp8.cuh"             // defines: Fp8, fp8_check, fp8_lay_out_copies, fp8_copies_of, fp8_begin, fp8_refresh
 #include "llmc/gpu/linear.cuh"          // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
-#include "llmc/gpu/feedforward.cuh"     // defines: gate_up_swiglu, down_dx_swiglu
-#include "llmc/gpu/qkv.cuh"             // defines: qkv_rope
+#include "llmc/gpu/joined.cuh"          // defines: qkv_rope, gate_up_swiglu, down_dx_swiglu
 #include "llmc/gpu/sequence.cuh"        // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
 #include "llmc/rope.cuh"                // defines: rope_upload
 #include "llmc/optim/step_state.cuh"    // defines: StepState, loss_sum_cuda, step_decide_cuda

@@ -55,14 +55,14 @@ static inline double bytes_x(double elements) { return elements * sizeof(floatX)
 static inline double product_flops(size_t N, size_t C, size_t OC) { return 2.0 * (double)N * (double)C * (double)OC; }
 
 static inline void embedding(const Queue* q, floatX* out, const floatX* w, const int32_t* tokens, size_t N, int C) {
-    Op op(q->profiler, q->stream, "embedding", 0, bytes_x(2.0 * N * C));
+    Op op(q, "embedding", 0, bytes_x(2.0 * N * C));
     embedding_forward_cuda(out, w, tokens, {N, C, pitch_of(C)}, q->stream);
 }
 
 static inline void embedding_backward(const Queue* q, Gradient dw, const floatX* dout, const int32_t* tokens, size_t N, int C,
                                       int V) {
     if (!dw.data) { return; }
-    Op op(q->profiler, q->stream, "embedding backward", 0, bytes_x(3.0 * N * C));
+    Op op(q, "embedding backward", 0, bytes_x(3.0 * N * C));
     const RowShape rows = {N, C, pitch_of(C)};
     if (dw.fp32) {
         embedding_backward_cuda((float*)dw.data, q->scratch, dout, tokens, V, rows, q->stream);
@@ -73,7 +73,7 @@ static inline void embedding_backward(const Queue* q, Gradient dw, const floatX*
 
 static inline void rope(const Queue* q, floatX* qkv, const Rows* r) {
     const AttentionShape s = r->shape;
-    Op op(q->profiler, q->stream, "rope", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
+    Op op(q, "rope", 0, bytes_x(2.0 * s.B * s.T * (s.NH + s.NKV) * s.HD));
     rope_forward_cuda(qkv, r->starts, r->rope, r->first_pos, s, pitch_of(qkv_width(s)), q->stream);
 }
 
@@ -81,7 +81,7 @@ static inline void rope(const Queue* q, floatX* qkv, const Rows* r) {
 static inline void attention(const Queue* q, floatX* out, float* lse, const floatX* qkv, const Rows* r) {
     const AttentionShape s = r->shape;
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
-    Op op(q->profiler, q->stream, "attention", r->starts ? 0 : 2.0 * N * s.T * Q, bytes_x((double)N * (QKV + Q)));
+    Op op(q, "attention", r->starts ? 0 : 2.0 * N * s.T * Q, bytes_x((double)N * (QKV + Q)));
     attention_forward_cuda(out, lse, qkv, r->starts, s, pitch_of(QKV), pitch_of(Q), q->stream);
 }
 
@@ -101,7 +101,7 @@ static inline void attention_backward(const Queue* q, floatX* dqkv, const floatX
                                       const floatX* qkv, const Rows* r) {
     const AttentionShape s = r->shape;
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
-    Op op(q->profiler, q->stream, "attention backward", r->starts ? 0 : 5.0 * N * s.T * Q, bytes_x(2.0 * N * (QKV + Q)));
+    Op op(q, "attention backward", r->starts ? 0 : 5.0 * N * s.T * Q, bytes_x(2.0 * N * (QKV + Q)));
     attention_backward_cuda(dqkv, q->scratch, dout, out, lse, qkv, r->starts, r->rope, s, pitch_of(QKV), pitch_of(Q),
                             q->stream);
 }
@@ -109,21 +109,21 @@ static inline void attention_backward(const Queue* q, floatX* dqkv, const floatX
 static inline SwigluShape swiglu_shape(size_t N, int F) { return {N, F, pitch_of(2 * (size_t)F), pitch_of(F)}; }
 
 static inline void swiglu(const Queue* q, floatX* out, const floatX* gate_up, size_t N, int F) {
-    Op op(q->profiler, q->stream, "swiglu", 0, bytes_x(3.0 * N * F));
+    Op op(q, "swiglu", 0, bytes_x(3.0 * N * F));
     swiglu_forward_cuda(out, gate_up, swiglu_shape(N, F), q->stream);
 }
 
 /* dgate_up may be gate_up. Computes out again unless it is NULL. */
 static inline void swiglu_backward(const Queue* q, floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up,
                                    size_t N, int F) {
-    Op op(q->profiler, q->stream, "swiglu backward", 0, bytes_x((out ? 6.0 : 5.0) * N * F));
+    Op op(q, "swiglu backward", 0, bytes_x((out ? 6.0 : 5.0) * N * F));
     swiglu_backward_cuda(dgate_up, out, dout, gate_up, swiglu_shape(N, F), q->stream);
 }
 
 /* Writes the losses of `rows` tokens; unless dloss is 0, also overwrites the logits with their gradients. */
 static inline void crossentropy(const Queue* q, float* losses, floatX* logits, const int32_t* targets, float dloss,
                                 const float* loss_scale, size_t rows, int V) {
-    Op op(q->profiler, q->stream, "cross-entropy", 0, bytes_x((dloss == 0.0f ? 1.0 : 2.0) * rows * V));
+    Op op(q, "cross-entropy", 0, bytes_x((dloss == 0.0f ? 1.0 : 2.0) * rows * V));
     if (dloss == 0.0f) {
         crossentropy_forward_cuda(losses, logits, targets, {rows, V, pitch_of(V)}, q->stream);
     } else {

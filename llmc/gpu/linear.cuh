@@ -118,7 +118,7 @@ static inline float fp8_factor_behind(const Linear* head, float dloss) {
 
 /* Quantises x (N, C) into rows `to` of the shared buffer. */
 static inline void fp8_quantise(const Queue* q, QuantisedRows to, QuantisedKind kind, const floatX* x, size_t N, int C) {
-    Op op(q->profiler, q->stream, "quantise", 0, 3.0 * (double)N * C);
+    Op op(q, "quantise", 0, 3.0 * (double)N * C);
     quantise_rows_cuda(to, x, {N, C, pitch_of(C)}, fp8_counts(q, kind), q->stream);
 }
 
@@ -130,7 +130,7 @@ static inline void linear_forward_fp8(const Queue* q, floatX* y, const Linear* l
     if (!spec->x_made) { fp8_quantise(q, rows, spec->x, x, N, l->C); }
     const Operand x8 = fp8_operand(rows, FP8_FAST_FORWARD), w8 = fp8_operand(l->fp8.rows, FP8_FAST_FORWARD);
     const double moved = (double)N * l->C + (double)l->OC * l->C + bytes_x((double)N * l->OC * (residual ? 2 : 1));
-    Op op(q->profiler, q->stream, spec->name, product_flops(N, l->C, l->OC), moved, FP8_RATE);
+    Op op(q, spec->name, product_flops(N, l->C, l->OC), moved, FP8_RATE);
     matmul_forward_cuda(q->matmul, output(y, pitch_of(l->OC)), x8, w8, residual, {N, l->C, l->OC}, q->stream);
 }
 
@@ -140,12 +140,12 @@ static inline void linear_dx_fp8(const Queue* q, floatX* dx, const Linear* l, co
     const QuantisedRows rows = fp8_dy(q, l);
     if (!spec->dy_made) { fp8_quantise(q, rows, spec->dy, dy, N, l->OC); }
     if (l->fp8.dout_largest) {
-        Op op(q->profiler, q->stream, "transpose", 0, 2.0 * (double)N * l->OC);
+        Op op(q, "transpose", 0, 2.0 * (double)N * l->OC);
         quantise_shifted_cuda(fp8_dy_t(q, N), rows, N, l->OC, fp8_counts(q, quantised_transpose(spec->dy)), q->stream);
     }
     const Operand dy8 = fp8_operand(rows, FP8_FAST_DX), w8 = fp8_operand(l->fp8.columns, FP8_FAST_DX);
     const double moved = (double)N * l->OC + (double)l->OC * l->C + bytes_x((double)N * l->C);
-    Op op(q->profiler, q->stream, spec->dx, product_flops(N, l->C, l->OC), moved, FP8_RATE);
+    Op op(q, spec->dx, product_flops(N, l->C, l->OC), moved, FP8_RATE);
     matmul_forward_cuda(q->matmul, output(dx, pitch_of(l->C)), dy8, w8, NULL, {N, l->OC, l->C}, q->stream, factor);
 }
 
@@ -155,13 +155,12 @@ static void linear_dw_fp8(const Queue* q, const Linear* l, const floatX* x, size
     const LinearSpec* spec = &linear_specs[l->kind];
     const QuantisedTranspose x_t = fp8_x_t(q, N, l->OC);
     {
-        Op op(q->profiler, q->stream, "transpose", 0, 3.0 * (double)N * l->C);
+        Op op(q, "transpose", 0, 3.0 * (double)N * l->C);
         quantise_transposed_cuda(x_t, x, l->fp8.x_largest, {N, l->C, pitch_of(l->C)},
                                  fp8_counts(q, quantised_transpose(spec->x)), q->stream);
     }
     const double grad = (double)l->OC * l->C * sizeof(Grad) * (add ? 2 : 1);
-    Op op(q->profiler, q->stream, spec->dw, product_flops(N, l->C, l->OC), (double)N * l->C + (double)N * l->OC + grad,
-          FP8_RATE);
+    Op op(q, spec->dw, product_flops(N, l->C, l->OC), (double)N * l->C + (double)N * l->OC + grad, FP8_RATE);
     const Operand dy8 = fp8_operand(fp8_dy_t(q, N), spec->dy), x8 = fp8_operand(x_t, spec->x);
     const Output dw = output((Grad*)l->dw.data, l->C);
     matmul_backward_weight_transposed_cuda(q->matmul, dw, dy8, x8, {N, l->C, l->OC}, add, q->stream, factor);
@@ -173,14 +172,14 @@ static void linear_dw_fp8(const Queue* q, const Linear* l, const floatX* x, size
 static inline void linear_forward_x(const Queue* q, floatX* y, const Linear* l, const floatX* x, const floatX* residual,
                                     size_t N) {
     const double moved = (double)N * l->C + (double)l->OC * l->C + (double)N * l->OC * (residual ? 2 : 1);
-    Op op(q->profiler, q->stream, linear_specs[l->kind].name, product_flops(N, l->C, l->OC), bytes_x(moved));
+    Op op(q, linear_specs[l->kind].name, product_flops(N, l->C, l->OC), bytes_x(moved));
     matmul_forward_cuda(q->matmul, output(y, pitch_of(l->OC)), operand(x, pitch_of(l->C)), operand(l->w, l->C), residual,
                         {N, l->C, l->OC}, q->stream);
 }
 
 static inline void linear_dx_x(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N) {
     const double moved = (double)N * l->C + (double)l->OC * l->C + (double)N * l->OC;
-    Op op(q->profiler, q->stream, linear_specs[l->kind].dx, product_flops(N, l->C, l->OC), bytes_x(moved));
+    Op op(q, linear_specs[l->kind].dx, product_flops(N, l->C, l->OC), bytes_x(moved));
     matmul_backward_input_cuda(q->matmul, output(dx, pitch_of(l->C)), operand(dy, pitch_of(l->OC)), operand(l->w, l->C),
                                {N, l->C, l->OC}, q->stream);
 }
@@ -188,8 +187,7 @@ static inline void linear_dx_x(const Queue* q, floatX* dx, const Linear* l, cons
 template <typename Grad>
 static void linear_dw_x(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N, bool add) {
     const double grad = (double)l->OC * l->C * sizeof(Grad) * (add ? 2 : 1);
-    Op op(q->profiler, q->stream, linear_specs[l->kind].dw, product_flops(N, l->C, l->OC),
-          bytes_x((double)N * l->C + (double)N * l->OC) + grad);
+    Op op(q, linear_specs[l->kind].dw, product_flops(N, l->C, l->OC), bytes_x((double)N * l->C + (double)N * l->OC) + grad);
     matmul_backward_weight_cuda(q->matmul, output((Grad*)l->dw.data, l->C), operand(dy, pitch_of(l->OC)),
                                 operand(x, pitch_of(l->C)), {N, l->C, l->OC}, add, q->stream);
 }
@@ -206,21 +204,21 @@ static inline double lora_bytes(const Lora* l, size_t N) {
 /* Writes t and adds the adapters' part to y (N, OC). */
 static inline void lora_add(const Queue* q, floatX* y, const Linear* l, const floatX* x, size_t N) {
     if (l->lora.parts == 0) { return; }
-    Op op(q->profiler, q->stream, "lora", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
+    Op op(q, "lora", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
     lora_forward_cuda(q->matmul, y, l->t, x, l->adapters, &l->lora, N, q->stream);
 }
 
 /* Writes dt and adds the adapters' part to dx (N, C). */
 static inline void lora_add_dx(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N) {
     if (l->lora.parts == 0) { return; }
-    Op op(q->profiler, q->stream, "lora dx", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
+    Op op(q, "lora dx", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
     lora_backward_input_cuda(q->matmul, dx, l->dt, dy, l->adapters, &l->lora, N, q->stream);
 }
 
 /* Overwrites the adapters' gradients, or with `add` adds to them; lora_add_dx() has written dt. */
 template <typename Grad>
 static void lora_dw(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N, bool add) {
-    Op op(q->profiler, q->stream, "lora dw", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
+    Op op(q, "lora dw", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
     lora_backward_weight_cuda(q->matmul, (Grad*)l->dadapters.data, l->dt, dy, x, l->t, &l->lora, N, add, q->stream);
 }
 
@@ -275,11 +273,11 @@ static inline void norm(const Queue* q, floatX* y, float* rstd, const Norm* n, c
                         const Linear* reader) {
     const RowShape rows = {N, n->C, pitch_of(n->C)};
     if (!reader || !reader->fp8.rows.data) {
-        Op op(q->profiler, q->stream, "rmsnorm", 0, bytes_x(2.0 * N * n->C));
+        Op op(q, "rmsnorm", 0, bytes_x(2.0 * N * n->C));
         rmsnorm_forward_cuda(y, rstd, x, n->w, rows, n->eps, q->stream);
         return;
     }
-    Op op(q->profiler, q->stream, "rmsnorm", 0, 5.0 * N * n->C);
+    Op op(q, "rmsnorm", 0, 5.0 * N * n->C);
     rmsnorm_forward_quantised_cuda(fp8_x(q, reader), y, rstd, x, n->w, rows, n->eps,
                                    fp8_counts(q, linear_specs[reader->kind].x), q->stream);
 }
@@ -287,7 +285,7 @@ static inline void norm(const Queue* q, floatX* y, float* rstd, const Norm* n, c
 /* Adds to dx (N, C) and to the gain's gradient, from dy (N, C) and the forward pass's x and rstd. */
 static inline void norm_backward(const Queue* q, floatX* dx, const Norm* n, const floatX* dy, const floatX* x,
                                  const float* rstd, size_t N) {
-    Op op(q->profiler, q->stream, "rmsnorm backward", 0, bytes_x(4.0 * N * n->C));
+    Op op(q, "rmsnorm backward", 0, bytes_x(4.0 * N * n->C));
     rmsnorm_backward_cuda(dx, (float*)n->dw.data, q->scratch, dy, {x, n->w, rstd}, {N, n->C, pitch_of(n->C)}, q->stream);
 }
 

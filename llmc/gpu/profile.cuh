@@ -62,6 +62,10 @@ struct Op {
         CUDA_CHECK(cudaEventCreate(&op->end));
         CUDA_CHECK(cudaEventRecord(op->begin, stream));
     }
+    /* On the stream of a queue (layers.cuh). */
+    template <typename Queue>
+    Op(const Queue* q, const char* name, double flops, double bytes, double rate = 1)
+        : Op(q->profiler, q->stream, name, flops, bytes, rate) {}
     ~Op() {
         if (op) { CUDA_CHECK(cudaEventRecord(op->end, stream)); }
     }

@@ -2,7 +2,7 @@
  * the layouts and the oracle). Before attention the ranks exchange parts of rows for heads, after it heads for parts of rows;
  * the gradients go the opposite way. One exchange sends (parts - 1) / parts of the data:
  *
- *   forward:   qkv of the own tokens -> q, k, v of the own heads, RoPE (qkv.cuh), attention -> its output for the own tokens
+ *   forward:   qkv of the own tokens -> q, k, v of the own heads, RoPE (joined.cuh), attention -> its output for the own tokens
  *   backward:  its gradient for the own tokens -> for the own heads, attention backward -> dqkv for the own tokens
  *
  * Forward keeps qkv and lse as attention wants them, and the output as the next product wants it. So backward exchanges the
@@ -138,14 +138,14 @@ static inline double exchange_bytes(AttentionShape s) { return bytes_x(4.0 * s.B
 
 /* Writes heads from rows; both may be one buffer. */
 static inline void rows_to_heads(const Queue* q, const Sequence* p, floatX* heads, floatX* rows, AttentionShape s) {
-    Op op(q->profiler, q->stream, "exchange of heads", 0, exchange_bytes(s));
+    Op op(q, "exchange of heads", 0, exchange_bytes(s));
     heads_pack_cuda(p->pieces, rows, s, p->parts, false, q->stream);
     sequence_exchange(q, p, heads, p->pieces, s);
 }
 
 /* Writes rows from heads; both may be one buffer. */
 static inline void heads_to_rows(const Queue* q, const Sequence* p, floatX* rows, const floatX* heads, AttentionShape s) {
-    Op op(q->profiler, q->stream, "exchange of heads", 0, exchange_bytes(s));
+    Op op(q, "exchange of heads", 0, exchange_bytes(s));
     sequence_exchange(q, p, p->pieces, heads, s);
     heads_pack_cuda(p->pieces, rows, s, p->parts, true, q->stream);
 }

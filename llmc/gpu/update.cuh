@@ -52,7 +52,7 @@ static void optimizer_update(const Optimizer* o, const Queue* q, const WeightAre
                              const Recipe* recipe, UpdateRange r) {
     const double moved = 4 * moment_bytes(a->bf16_moments) + 2 * master_bytes(a->master_kind) + sizeof(Grad) +
                          sizeof(floatX) * (a->master_kind == MASTER_FP32 ? 1 : 2);
-    Op op(q->profiler, q->stream, "adamw", 0, (double)r.elements.count * moved);
+    Op op(q, "adamw", 0, (double)r.elements.count * moved);
     OptimizerTensors<Grad> t;
     t.params = r.weights - r.elements.first;  // as if all weights lay there
     t.grads = (const Grad*)r.grads;
@@ -74,7 +74,7 @@ static void optimizer_update_all_as(const Optimizer* o, const Queue* q, const We
     const ArenaRange all = {0, g->trained.elements}, of_grads = {g->first, g->end - g->first};
     NormSums norm = norm_sums(q->scratch);
     {
-        Op op(q->profiler, q->stream, "gradient norm", 0, (double)of_grads.count * sizeof(Grad));
+        Op op(q, "gradient norm", 0, (double)of_grads.count * sizeof(Grad));
         norm_square_cuda(&norm, (const Grad*)g->all, of_grads.count, q->stream);
         norm_square_cuda(&norm, g->extra, g->extra_size, q->stream);
     }

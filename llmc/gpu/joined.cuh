@@ -1,16 +1,37 @@
-/* feedforward.cuh -- SwiGLU with the product before it: gate and up in the forward pass, dx of down in the backward pass.
+/* joined.cuh -- a product and the layer beside it: the product of q, k and v with RoPE; gate and up with SwiGLU, and dx of down with
+ * SwiGLU's gradient.
  *
- * One kernel computes both where it takes the sizes (matmul_sm90.cuh) and nothing comes between them, neither 8 bits nor
- * adapters. Otherwise they are two layers. Sizes, flags and the card alone decide, so every step of a run computes, and
- * recomputes, the same way.
+ * One kernel computes both where it takes the sizes (matmul_sm90.cuh) and nothing comes between them, neither 8 bits, nor
+ * adapters, nor an exchange of heads (sequence.cuh). Otherwise they are two layers. Sizes, flags and the card alone decide, so
+ * every step of a run computes, and recomputes, the same way.
  */
-#ifndef LLMC_FEEDFORWARD_CUH
-#define LLMC_FEEDFORWARD_CUH
+#ifndef LLMC_JOINED_CUH
+#define LLMC_JOINED_CUH
 
-#include "llmc/gpu/layers.cuh"   // defines: swiglu, swiglu_backward
-#include "llmc/gpu/linear.cuh"   // defines: Linear, linear, linear_backward_input
-#include "llmc/matmul_sm90.cuh"  // defines: matmul_takes_swiglu, matmul_swiglu_cuda, matmul_swiglu_backward_cuda
-#include "llmc/swiglu.cuh"       // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
+#include "llmc/gpu/layers.cuh"    // defines: Rows, rope, swiglu, swiglu_backward
+#include "llmc/gpu/linear.cuh"    // defines: Linear, linear, linear_backward_input
+#include "llmc/gpu/sequence.cuh"  // defines: rows_to_heads, heads_of
+#include "llmc/matmul_sm90.cuh"   // defines: matmul_takes_rope, matmul_rope_cuda, matmul_takes_swiglu, matmul_swiglu_cuda
+#include "llmc/swiglu.cuh"        // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
+
+/* Returns whether one kernel computes the product and RoPE; positions then begin at 0. */
+static inline bool rope_is_joined(const Linear* l, const Rows* r) {
+    return !r->shared && !r->cache && !l->fp8.rows.data && l->lora.parts == 0 && matmul_takes_rope(r->shape, (size_t)l->C);
+}
+
+/* Writes qkv by heads, rotated, from x (N, C). room (N, QKV): for rows that are exchanged */
+static inline void qkv_rope(const Queue* q, floatX* qkv, floatX* room, const Linear* l, const floatX* x, const Rows* r) {
+    if (rope_is_joined(l, r)) {
+        const double moved = (double)r->N * l->C + (double)l->OC * l->C + (double)r->N * l->OC;
+        Op op(q, "qkv rope", product_flops(r->N, l->C, l->OC), bytes_x(moved));
+        matmul_rope_cuda(qkv, x, l->w, r->starts, r->rope, r->shape, l->C, q->stream);
+        return;
+    }
+    linear(q, r->shared ? room : qkv, l, x, NULL, r->N);
+    if (r->shared) { rows_to_heads(q, r->shared, qkv, room, r->shape); }
+    const Rows heads = heads_of(r);
+    rope(q, qkv, &heads);
+}
 
 /* Returns whether one kernel computes SwiGLU of width F and the product beside it, whose other width is C. */
 static inline bool swiglu_is_joined(const Linear* l, size_t N, int C, int F) {
@@ -23,13 +44,13 @@ static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, 
     const int C = l->C, F = l->OC / 2;
     if (swiglu_is_joined(l, N, C, F)) {
         const double moved = (double)N * C + 2.0 * F * C + (act ? 3.0 : 2.0) * N * F;
-        Op op(q->profiler, q->stream, "gate up swiglu", product_flops(N, C, 2 * (size_t)F), bytes_x(moved));
+        Op op(q, "gate up swiglu", product_flops(N, C, 2 * (size_t)F), bytes_x(moved));
         matmul_swiglu_cuda(gate_up, act, x, l->w, {N, 2 * (size_t)F, (size_t)C}, q->stream);
         return;
     }
     linear(q, gate_up, l, x, NULL, N);
     if (act && reader->fp8.rows.data) {
-        Op op(q->profiler, q->stream, "swiglu", 0, 7.0 * N * F);
+        Op op(q, "swiglu", 0, 7.0 * N * F);
         swiglu_forward_quantised_cuda(fp8_x(q, reader), act, gate_up, swiglu_shape(N, F),
                                       fp8_counts(q, linear_specs[reader->kind].x), q->stream);
     } else if (act) {
@@ -45,13 +66,13 @@ static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, 
     floatX* dact = (floatX*)q->scratch;
     if (swiglu_is_joined(l, N, C, F)) {
         const double moved = (double)N * C + (double)F * C + (act ? 5.0 : 4.0) * N * F;
-        Op op(q->profiler, q->stream, "down dx swiglu", product_flops(N, C, F), bytes_x(moved));
+        Op op(q, "down dx swiglu", product_flops(N, C, F), bytes_x(moved));
         matmul_swiglu_backward_cuda(gate_up, act, dy, l->w, gate_up, {N, (size_t)F, (size_t)C}, q->stream);
         return;
     }
     linear_backward_input(q, dact, l, dy, N);
     if (reader->fp8.columns.data) {
-        Op op(q->profiler, q->stream, "swiglu backward", 0, (act ? 14.0 : 12.0) * N * F);
+        Op op(q, "swiglu backward", 0, (act ? 14.0 : 12.0) * N * F);
         swiglu_backward_quantised_cuda(fp8_dy(q, reader), gate_up, act, dact, gate_up, swiglu_shape(N, F),
                                        fp8_counts(q, linear_specs[reader->kind].dy), q->stream);
     } else {
