@@ -38,8 +38,8 @@
 #ifndef TESTING                        // a test of the model leaves out the code that runs it
 #include "llmc/train/not_finite.h"     // defines: FiniteSearch, NamedTensor, TENSOR_TEXT, search_tensor, search_arena
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
-#include "llmc/run/session/session.h"  // defines: Session, session_close, session_use
-#include "llmc/run/session/open.h"     // defines: session_open
+#include "llmc/run/session/session.h"  // defines: Program, program_close
+#include "llmc/run/session/open.h"     // defines: program_open
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/run/jobs/dispatch.h"    // defines: run_job
 #endif
@@ -529,11 +529,10 @@ static StateSlot trainer_slot(void* model, SlotKind kind) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
 
-static void trainer_measure(const Trainer* t, const Session* s, const Options* o, MemoryTable* table) {
+static void trainer_measure(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* table) {
     size_t bytes[NUM_MEM];
-    const ModelUse use = session_use(s, o);
-    (void)t;
-    llama_measure(&s->spec.config, &use, bytes);
+    (void)t, (void)o;
+    llama_measure(c, use, bytes);
     for (int i = 0; i < NUM_MEM; i++) { memory_add(table, memory_names[i], bytes[i]); }
 }
 
@@ -547,11 +546,10 @@ static uint64_t trainer_memory_used(const void* model) {
     return host_memory_peak();
 }
 
-static void* trainer_create(const Trainer* t, Session* s) {
+static void* trainer_create(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, Team* team) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
-    const ModelUse use = session_use(s, &s->chosen);
-    (void)t;
-    *m = llama_create(&s->spec.config, &use);
+    (void)t, (void)o, (void)team;
+    *m = llama_create(c, use);
     return m;
 }
 
@@ -608,12 +606,12 @@ static const Trainer cpu_trainer = {
 };
 
 int main(int argc, char** argv) {
-    Session s;
-    session_open(&s, argc, argv, ON_CPU, 0, 1, no_report);
-    run_machine(NULL, machine_threads(s.chosen.threads), s.process.machine, sizeof s.process.machine);
-    run_job(&cpu_trainer, &s);
-    session_close(&s);
-    return s.status;
+    Program p;
+    program_open(&p, argc, argv, ON_CPU, 0, 1, no_report);
+    run_machine(NULL, machine_threads(p.chosen.threads), p.process.machine, sizeof p.process.machine);
+    const int status = run_job(&cpu_trainer, &p);
+    program_close(&p);
+    return status;
 }
 
 #endif  // TESTING

@@ -12,8 +12,8 @@
  */
 #include "llmc/base/utils.h"  // defines: Error, die, must, xcalloc, round_up, size_min, size_max
 #include "llmc/config.h"  // defines: ModelConfig, ParamTable, param_table_for, trained_table_for, param_offset, attention_shape
-#include "llmc/run/session/session.h"  // defines: Session, session_close, session_use
-#include "llmc/run/session/open.h"     // defines: session_open
+#include "llmc/run/session/session.h"  // defines: Program, process_share, passes_together, program_close
+#include "llmc/run/session/open.h"     // defines: program_open
 #include "llmc/train/activations.h"    // defines: BLOCK_ACTIVATIONS
 #include "llmc/train/step.h"           // defines: ModelUse, Recipe, Metrics, BatchSource, DECODE_ROWS
 #include "llmc/run/session/trainer.h"  // defines: Trainer
@@ -695,10 +695,10 @@ static Layout layout_of(const ModelUse& use, const Options* o, bool lora) {
 }
 
 static const Device* device_of(const Trainer* t) { return (const Device*)t->device; }
-static void trainer_measure(const Trainer* t, const Session* s, const Options* o, MemoryTable* table) {
+static void trainer_measure(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* table) {
     size_t bytes[NUM_MEM];
-    const Layout layout = layout_of(session_use(s, o), o, s->spec.config.lora.rank > 0);
-    llama_measure(&s->spec.config, &layout, device_of(t)->matmul, bytes);
+    const Layout layout = layout_of(*use, o, c->lora.rank > 0);
+    llama_measure(c, &layout, device_of(t)->matmul, bytes);
     memory_add(table, t->missing ? "context, estimated" : "context", device_of(t)->context);
     for (int i = 0; i < NUM_MEM; i++) {  // the workspace of cuBLAS depends on the card
         if (i == MEM_PINNED) { continue; }
@@ -720,19 +720,19 @@ static uint64_t trainer_memory_used(const void* model) {
     return bytes - m->mapped_bytes[MEM_PINNED];
 }
 
-static void* trainer_create(const Trainer* t, Session* s) {
+static void* trainer_create(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, Team* team) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
-    Layout layout = layout_of(session_use(s, &s->chosen), &s->chosen, s->spec.config.lora.rank > 0);
-    if (s->process.team && layout.train) {
+    Layout layout = layout_of(*use, o, c->lora.rank > 0);
+    if (team && layout.train) {
         Error e = NO_ERROR;
-        const bool joined = exchange_join(&layout.links, s->process.team, &e) &&
-                            sequence_join(&layout.sharers, s->process.team, session_share(s), &e);
-        if (!joined) { together_die(s, &e); }
+        const bool joined = exchange_join(&layout.links, team, &e) &&
+                            sequence_join(&layout.sharers, team, sequence_share(use->rank, use->ranks, o->seq_parallel), &e);
+        if (!joined) { together_die(team, &e); }
     }
-    *m = llama_create(&s->spec.config, &layout, device_of(t)->matmul, 0);
+    *m = llama_create(c, &layout, device_of(t)->matmul, 0);
     m->device = device_of(t);
     m->reader = {&m->weights, &m->exchange};
-    m->team = session_passes_together(s) ? s->process.team : NULL;
+    m->team = passes_together(team, use->train, o) ? team : NULL;
     return m;
 }
 
@@ -759,14 +759,27 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
     return device_save_plans(((Llama*)model)->queue.matmul, k->tmp, e) && checkpoint_add(k, PLAN_NAME, e);
 }
 
+/* Finds the file of the matrix products' plans: --plan, or the one of the checkpoint `resumed` (or NULL). Returns false if neither
+ * exists. */
+static bool plan_file(char path[PATH_CAP], const Options* o, const char* resumed) {
+    Error e = NO_ERROR;
+    if (!o->plan && (!resumed || !folder_has(resumed, PLAN_NAME))) { return false; }
+    if (o->plan) {
+        snprintf(path, PATH_CAP, "%s", o->plan);
+    } else {
+        must(path_join(path, resumed, PLAN_NAME, &e), &e);
+    }
+    return true;
+}
+
 /* Reads the plans of the matrix products. For training, also runs a micro-step of each kind to make the missing plans, takes
  * over rank 0's plans, and captures the graphs. The first real step overwrites the gradients and sums of these micro-steps. */
-static void trainer_prepare(void* model, const Recipe* recipe, const Session* s) {
+static void trainer_prepare(void* model, const Recipe* recipe, const Options* o, const char* resumed) {
     Llama* m = (Llama*)model;
-    const Options* o = &s->chosen;
+    const bool first = m->layout.rank == 0;
     char plans[PATH_CAP];
-    const bool planned = session_plan_file(s, PLAN_NAME, plans);
-    if (planned) { device_load_plans(m->queue.matmul, plans, o->plan != NULL, s->process.rank == 0); }
+    const bool planned = plan_file(plans, o, resumed);
+    if (planned) { device_load_plans(m->queue.matmul, plans, o->plan != NULL, first); }
     fp8_refresh(&m->fp8, &m->queue, &m->weights);
     if (!recipe) { return; }
     MicroKind kinds[MICRO_KINDS];
@@ -776,8 +789,8 @@ static void trainer_prepare(void* model, const Recipe* recipe, const Session* s)
     feed_clear(&m->feed);
     for (int k = 0; k < count; k++) { micro_step(m, recipe, kinds[k]); }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
-    if (planned && s->process.rank == 0) { device_check_plans(m->queue.matmul, plans); }
-    device_share_plans(m->queue.matmul, s->process.team);
+    if (planned && first) { device_check_plans(m->queue.matmul, plans); }
+    device_share_plans(m->queue.matmul, recipe->team);
     if (!o->graph || o->profile > 0) { return; }
     for (int k = 0; k < count; k++) { runner_capture(&m->runner, micro_step, m, recipe, kinds[k]); }
 }
@@ -885,44 +898,47 @@ static Trainer cuda_trainer(Device* d) {
 #ifndef TESTING
 
 /* Refuses flags that this build or model does not take, before it opens the card. Returns whether products are in 8 bits. */
-static bool flags_check(const Session* s) {
-    const Options* o = &s->chosen;
-    if (s->process.job == JOB_VERIFY) { return false; }  // computes nothing
-    if (s->spec.config.hidden_size > RMSNORM_MAX_C) {
-        die("%s: hidden_size is %d, wanted at most %d on a GPU", s->start.dir[0] ? s->start.dir : o->model,
-            s->spec.config.hidden_size, RMSNORM_MAX_C);
+static bool flags_check(const Program* p) {
+    const Options* o = &p->chosen;
+    const Job job = p->process.job;
+    const ModelConfig* c = &p->spec.config;
+    if (job == JOB_VERIFY) { return false; }  // computes nothing
+    if (c->hidden_size > RMSNORM_MAX_C) {
+        die("%s: hidden_size is %d, wanted at most %d on a GPU", p->start.dir[0] ? p->start.dir : o->model, c->hidden_size,
+            RMSNORM_MAX_C);
     }
     if (o->given[OPT_master]) { master_check((MasterKind)o->master); }
     if (o->fp8_head && !o->fp8) {
         die_usage("--fp8-head: the blocks' products are not in FP8, wanted --fp8 as well, or --no-fp8-head");
     }
-    const bool fp8 = o->fp8 && (job_trains(s->process.job) || s->process.job == JOB_EVAL);
-    const char* tokens = session_share(s).row_ranks > 1 ? "--batch * --seq / --seq-parallel" : "--batch * --seq";
-    if (fp8) { fp8_check(&s->spec.config, o->fp8_head, session_tokens(s), tokens); }
+    const bool fp8 = o->fp8 && (job_trains(job) || job == JOB_EVAL);
+    const int row_ranks = process_share(&p->process, o).row_ranks;
+    const char* tokens = row_ranks > 1 ? "--batch * --seq / --seq-parallel" : "--batch * --seq";
+    if (fp8) { fp8_check(c, o->fp8_head, (size_t)o->batch * (size_t)o->seq / (size_t)row_ranks, tokens); }
     return fp8;
 }
 
 int main(int argc, char** argv) {
     Ranks ranks;
-    Session s;
+    Program p;
     Team team;
     const FoundCheckpoint found = together_start(&team, &ranks, argc, argv, ON_GPU, device_count);
-    session_open(&s, argc, argv, ON_GPU, ranks.rank, ranks.ranks, found);
-    const Options* o = &s.chosen;
-    const bool fp8 = flags_check(&s);
-    Device d = s.process.job == JOB_VERIFY
-                   ? device_missing("--verify asks for none")
-                   : device_open(&ranks, job_trains(s.process.job), o->tf32, o->dry_run && o->max_memory > 0);
+    program_open(&p, argc, argv, ON_GPU, ranks.rank, ranks.ranks, found);
+    const Options* o = &p.chosen;
+    const Job job = p.process.job;
+    const bool fp8 = flags_check(&p);
+    Device d = job == JOB_VERIFY ? device_missing("--verify asks for none")
+                                 : device_open(&ranks, job_trains(job), o->tf32, o->dry_run && o->max_memory > 0);
     if (fp8) { fp8_check_device(&d); }
-    run_machine(d.name, 1, s.process.machine, sizeof s.process.machine);
-    if (!d.missing) { device_build(&d, s.process.build, sizeof s.process.build); }
-    together_open(&s, &team, &ranks);
+    run_machine(d.name, 1, p.process.machine, sizeof p.process.machine);
+    if (!d.missing) { device_build(&d, p.process.build, sizeof p.process.build); }
+    together_open(&p, &team, &ranks);
     const Trainer trainer = cuda_trainer(&d);
-    run_job(&trainer, &s);
-    together_close(&s, false);
-    session_close(&s);
+    const int status = run_job(&trainer, &p);
+    together_close(p.process.team, false);
+    program_close(&p);
     device_close(&d);
-    return s.status;
+    return status;
 }
 
 #endif  // TESTING

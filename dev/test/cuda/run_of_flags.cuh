@@ -1,4 +1,4 @@
-/* run_of_flags.cuh -- shared by the tests of the CUDA trainer: the session, the layout and the model of a run, made from flags
+/* run_of_flags.cuh -- shared by the tests of the CUDA trainer: the program, the layout and the model of a run, made from flags
  * by the trainer's own functions. The includer defines TESTING, which leaves the trainer's main out.
  */
 #ifndef TEST_RUN_OF_FLAGS_CUH
@@ -6,22 +6,22 @@
 
 #include "train_llama3.cu"
 
-/* Makes the session of one process that trains `config` with these flags, separated by spaces, without samples. */
-static Session* session_of(const ModelConfig* config, const char* flags) {
+/* Makes the program of one process that trains `config` with these flags, separated by spaces, without samples. */
+static Program* program_of(const ModelConfig* config, const char* flags) {
     enum { MOST_WORDS = 32 };
-    Session* s = (Session*)xcalloc(1, sizeof *s);
+    Program* p = (Program*)xcalloc(1, sizeof *p);
     char* words = xstrdup(flags);
     char* argv[MOST_WORDS] = {(char*)"", (char*)"--sample-tokens=0"};
     int argc = 2;
     Error e = NO_ERROR;
     for (char* word = strtok(words, " "); word && argc < MOST_WORDS; word = strtok(NULL, " ")) { argv[argc++] = word; }
-    if (options_parse(&s->chosen, argc, argv, ON_GPU, &e) != OPTIONS_OK) { die("%s: %s", flags, e.msg); }
+    if (options_parse(&p->chosen, argc, argv, ON_GPU, &e) != OPTIONS_OK) { die("%s: %s", flags, e.msg); }
     free(words);  // no option points into `words`: none of the flags has a text
-    s->process.job = JOB_TRAIN;
-    s->process.ranks = 1;
-    s->spec.config = *config;
-    must(plan_make(&s->run.plan, &s->chosen, 1, 0, &e), &e);
-    return s;
+    p->process.job = JOB_TRAIN;
+    p->process.ranks = 1;
+    p->spec.config = *config;
+    must(plan_make(&p->run.plan, &p->chosen, 1, 0, &e), &e);
+    return p;
 }
 
 /* Returns the byte that memory holds before a run. For compute-sanitizer's initcheck memory counts as uninitialized only until
@@ -44,18 +44,19 @@ static MatmulContext* test_matmul(void) {
     return context;
 }
 
-static Layout layout_of_run(const Session* s) {
-    return layout_of(session_use(s, &s->chosen), &s->chosen, s->spec.config.lora.rank > 0);
+static Layout layout_of_run(const Program* p) {
+    const ModelUse use = model_use(&p->process, &p->chosen, &p->spec.config, &p->data);
+    return layout_of(use, &p->chosen, p->spec.config.lora.rank > 0);
 }
 
-/* Makes a session's model. fp32_head: only the head's gradient is in fp32, as in a run that has long sums for the head alone.
+/* Makes a program's model. fp32_head: only the head's gradient is in fp32, as in a run that has long sums for the head alone.
  * apart: gradients lend no memory to activations. fill: the byte that activations, workspace and gradients hold at first */
-static Llama* model_of(const Session* s, bool fp32_head, bool apart, int fill) {
-    Layout layout = layout_of_run(s);
+static Llama* model_of(const Program* p, bool fp32_head, bool apart, int fill) {
+    Layout layout = layout_of_run(p);
     layout.fp32_head = layout.fp32_head || fp32_head;
     layout.lends = layout.lends && !apart;
     Llama* m = (Llama*)xmalloc(sizeof *m);
-    *m = llama_create(&s->spec.config, &layout, test_matmul(), fill_of(fill));
+    *m = llama_create(&p->spec.config, &layout, test_matmul(), fill_of(fill));
     fill_gradients(m, fill);
     return m;
 }

@@ -35,7 +35,7 @@ typedef struct {
 
 /* A trial that is running. Its tokens are random, and depend only on step and position. */
 typedef struct {
-    Session* s;
+    Program* p;
     Llama* m;
     Recipe recipe;
     Metrics last;
@@ -48,8 +48,8 @@ enum { NOISE_BYTES = 256 << 20 };
 
 static bool trial_next(void* running, int32_t* x, int32_t* y, Error* e) {
     Running* r = (Running*)running;
-    const uint64_t accumulate = (uint64_t)r->s->run.plan.accumulate, count = session_tokens(r->s);
-    const uint64_t V = (uint64_t)r->s->spec.config.vocab_size, first = r->batches % accumulate * count;
+    const uint64_t accumulate = (uint64_t)r->p->run.plan.accumulate, count = (uint64_t)r->m->layout.B * r->m->layout.T;
+    const uint64_t V = (uint64_t)r->p->spec.config.vocab_size, first = r->batches % accumulate * count;
     const uint32_t step = (uint32_t)(r->batches++ / accumulate);
     (void)e;
     for (uint64_t i = 0; i < count; i++) {
@@ -63,33 +63,30 @@ static bool trial_next(void* running, int32_t* x, int32_t* y, Error* e) {
     return true;
 }
 
-static void trial_session(Running* r, const Trial* trial) {
+static void trial_program(Running* r, const Trial* trial) {
     char flags[256];
     ModelConfig config;
     if (!config_preset(&config, trial->preset, trial->vocab_size)) { die("%s: is no preset", trial->preset); }
     config.tied = config.tied || trial->tied;
     snprintf(flags, sizeof flags, "--lr 1e-3 --schedule constant %s %s", trial->flags, trial->more ? trial->more : "");
-    r->s = session_of(&config, flags);
-    snprintf(r->s->start.dir, PATH_CAP, "%s", trial->preset);  // the adapters name their base model
-    session_new_lora(r->s);
+    r->p = program_of(&config, flags);
+    snprintf(r->p->start.dir, PATH_CAP, "%s", trial->preset);  // the adapters name their base model
+    lora_of_flags(&r->p->spec.config.lora, &r->p->start, &r->p->chosen, JOB_TRAIN);
 }
 
 static void trial_open(Running* r, const Trial* trial) {
-    Device device;
     Error e = NO_ERROR;
     memset(r, 0, sizeof *r);
-    memset(&device, 0, sizeof device);
-    trial_session(r, trial);
-    Llama* m = r->m = model_of(r->s, trial->fp32_head, trial->apart, trial->fill);
+    trial_program(r, trial);
+    Llama* m = r->m = model_of(r->p, trial->fp32_head, trial->apart, trial->fill);
     const ModelConfig* c = &m->config;
     const StateSlot weights = trainer_slot(m, SLOT_WEIGHTS), trained = trainer_slot(m, SLOT_MASTER);
     must(tensors_draw(c, &m->table, 1, weights, &e), &e);
     if (c->lora.rank > 0) { must(tensors_draw(c, &m->trained, 1, trained, &e), &e); }
-    start_run(m, &r->s->run.state);
-    const Trainer trainer = cuda_trainer(&device);
-    r->s->data.mix.count = 1;
-    r->s->data.mix.stream = &r->s->data.train;
-    r->recipe = training_recipe(&trainer, r->s);
+    start_run(m, &r->p->run.state);
+    r->p->data.mix.count = 1;
+    r->p->data.mix.stream = &r->p->data.train;
+    r->recipe = training_recipe(IS_FP16, &r->p->chosen, &r->p->data.mix, &r->p->run, NULL);
     r->recipe.data = {trial_next, r, m->layout.B};
     if (trial->busy) {
         CUDA_CHECK(cudaMalloc(&r->noise, 2 * (size_t)NOISE_BYTES));
@@ -101,8 +98,8 @@ static void trial_open(Running* r, const Trial* trial) {
 static void trial_steps(Running* r) {
     Llama* m = r->m;
     Error e = NO_ERROR;
-    for (int64_t step = 0; step < r->s->run.plan.steps; step++) {
-        must(train_step(m, &r->recipe, session_lr(r->s, step), &e), &e);
+    for (int64_t step = 0; step < r->p->run.plan.steps; step++) {
+        must(train_step(m, &r->recipe, run_lr(&r->p->run, &r->p->chosen, step), &e), &e);
         if (m->runner.queued - m->runner.reported == IN_FLIGHT) { r->last = step_result(m, &r->recipe); }
     }
     while (m->runner.reported < m->runner.queued) { r->last = step_result(m, &r->recipe); }
@@ -114,7 +111,7 @@ static void trial_close(Running* r) {
         CUDA_CHECK(cudaStreamDestroy(r->noise_stream));
     }
     trainer_destroy(r->m);
-    free(r->s);
+    free(r->p);
 }
 
 /* Hashes the bits of weights, master, m and v. Sets *gaps to whether all elements between tensors are zero in each of them. */
@@ -349,11 +346,11 @@ static void a_run_sums_in_fp32_what_gets_more_than_64_additions() {
     for (const auto& run : runs) {
         Running r;
         const Trial t = {"d2", 1000, run.flags, "--steps 1"};
-        trial_session(&r, &t);
-        const Layout l = layout_of_run(r.s);
+        trial_program(&r, &t);
+        const Layout l = layout_of_run(r.p);
         CHECK(l.fp32_grads == run.fp32_grads && l.fp32_head == run.fp32_head, "%s: all %d, the head's %d", run.flags,
               l.fp32_grads, l.fp32_head);
-        free(r.s);
+        free(r.p);
     }
 }
 #endif

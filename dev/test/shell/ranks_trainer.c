@@ -63,9 +63,9 @@ typedef struct {
 static Exchange exchange;  // one model a process
 
 /* Maps the exchange of a model with `elements` trained elements. */
-static void exchange_open(const Session* s) {
-    const size_t elements = s->spec.trained.elements, ranks = (size_t)s->process.ranks;
-    const size_t room = (size_t)s->chosen.batch * (size_t)s->chosen.seq * (size_t)qkv_width(&s->spec.config);
+static void exchange_open(const ModelSpec* m, const Process* p, const Options* o) {
+    const size_t elements = m->trained.elements, ranks = (size_t)p->ranks;
+    const size_t room = (size_t)o->batch * (size_t)o->seq * (size_t)qkv_width(&m->config);
     const size_t bytes = ((ranks + 1) * elements + ranks * room) * sizeof(float);
     const char* path = getenv("RANKS_MEMORY");
     const int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
@@ -77,13 +77,13 @@ static void exchange_open(const Session* s) {
     exchange.params = all + ranks * elements;
     exchange.rooms = exchange.params + elements;
     exchange.room = room;
-    exchange.share = session_share(s);
-    exchange.team = s->process.team;
+    exchange.share = process_share(p, o);
+    exchange.team = p->team;
     exchange.pieces = (float*)xmalloc(room * sizeof(float));
     exchange.heads = (float*)xmalloc(room * sizeof(float));
-    exchange.table = (float*)xmalloc((size_t)s->chosen.seq * (size_t)s->spec.config.head_dim * sizeof(float));
-    rope_table(exchange.table, s->chosen.seq, &s->spec.config);
-    exchange.buckets = buckets_list(&s->spec.trained);
+    exchange.table = (float*)xmalloc((size_t)o->seq * (size_t)m->config.head_dim * sizeof(float));
+    rope_table(exchange.table, o->seq, &m->config);
+    exchange.buckets = buckets_list(&m->trained);
 }
 
 static void barrier(void) {
@@ -153,12 +153,10 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 }
 
 /* Makes a model for batches of parts of rows. */
-static void* ranks_create(const Trainer* t, Session* s) {
-    const int seq = s->chosen.seq;
-    s->chosen.seq = seq / session_share(s).row_ranks;
-    void* model = trainer_create(t, s);
-    s->chosen.seq = seq;
-    return model;
+static void* ranks_create(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, Team* team) {
+    ModelUse parts = *use;
+    parts.T /= exchange.share.row_ranks;
+    return trainer_create(t, c, &parts, o, team);
 }
 
 /* queue_losses() with several ranks. */
@@ -343,9 +341,9 @@ static bool zero_name_not_finite(void* model, char name[TENSOR_TEXT]) {
 }
 
 /* Makes the ranks behave as with --zero 3. */
-static void zero_open(Trainer* trainer, Session* s) {
-    zero_team = s->process.team;
-    s->chosen.zero = ZERO_3;
+static void zero_open(Trainer* trainer, Program* p) {
+    zero_team = p->process.team;
+    p->chosen.zero = ZERO_3;
     trainer->collect = zero_collect;
     trainer->queue_losses = zero_queue_losses;
     trainer->next_logits = zero_next_logits;
@@ -366,7 +364,7 @@ static const char* take_flag(const char* flag, int* argc, char** argv) {
 int main(int argc, char** argv) {
     char* all[256];  // that the parent's ranks get
     Error e = NO_ERROR;
-    Session s;
+    Program p;
     Ranks ranks;
     Team team;
     must(ranks_find(&ranks, variable, 0, &e), &e);
@@ -383,21 +381,21 @@ int main(int argc, char** argv) {
     OptionScope scope = ON_CPU;  // --seq-parallel is a flag of the other trainer
     for (int i = 1; i < argc; i++) { scope = strcmp(argv[i], "--seq-parallel") == 0 ? ON_GPU : scope; }
     const FoundCheckpoint found = together_begin(&team, &ranks, argc, argv, scope);
-    session_open(&s, argc, argv, scope, ranks.rank, ranks.ranks, found);
-    if (hang) { s.chosen.hang_timeout = atof(hang); }  // the CPU trainer has no such flag
-    run_machine(NULL, machine_threads(s.chosen.threads), s.process.machine, sizeof s.process.machine);
-    together_open(&s, &team, &ranks);
+    program_open(&p, argc, argv, scope, ranks.rank, ranks.ranks, found);
+    if (hang) { p.chosen.hang_timeout = atof(hang); }  // the CPU trainer has no such flag
+    run_machine(NULL, machine_threads(p.chosen.threads), p.process.machine, sizeof p.process.machine);
+    together_open(&p, &team, &ranks);
     Trainer trainer = cpu_trainer;
-    if (s.process.team) {
+    if (p.process.team) {
         trainer.create = ranks_create;
         trainer.step = ranks_step;
         trainer.busy_ms = ranks_busy_ms;
         trainer.queue_losses = ranks_queue_losses;
-        exchange_open(&s);
-        if (getenv("RANKS_ZERO")) { zero_open(&trainer, &s); }
+        exchange_open(&p.spec, &p.process, &p.chosen);
+        if (getenv("RANKS_ZERO")) { zero_open(&trainer, &p); }
     }
-    run_job(&trainer, &s);
-    together_close(&s, false);
-    session_close(&s);
-    return s.status;
+    const int status = run_job(&trainer, &p);
+    together_close(p.process.team, false);
+    program_close(&p);
+    return status;
 }

@@ -215,11 +215,11 @@ static void q8_0_numbers_are_off_by_half_a_scale_at_most(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // --export DIR, of adapters
 
-/* Opens a session of these flags, as the trainer does. */
-static void open_session(Session* s, char** flags, int count) {
+/* Opens a program of these flags, as the trainer does. */
+static void open_program(Program* p, char** flags, int count) {
     char* argv[16] = {"train_llama3"};
     for (int i = 0; i < count; i++) { argv[i + 1] = flags[i]; }
-    session_open(s, count + 1, argv, ON_CPU, 0, 1, no_report);
+    program_open(p, count + 1, argv, ON_CPU, 0, 1, no_report);
 }
 
 /* Reads a matrix (rows, cols) of a model folder into columns [at, at + rows) of y (cols, OC): transposed. */
@@ -237,19 +237,19 @@ static void read_transposed(const ModelFiles* files, const Param* p, float* y, s
 
 /* Compares the matrices of one product of a layer, merged, with what the plain loops make of the identity. Returns the largest
  * difference; *effect becomes the adapters' own largest effect. */
-static double merged_error(const Session* s, const float* adapters, const ModelFiles* base, const ModelFiles* merged,
+static double merged_error(const ModelSpec* m, const float* adapters, const ModelFiles* base, const ModelFiles* merged,
                            LinearKind linear, int layer, double* effect) {
     int outputs = 0, inputs = 0;
-    linear_shape(&s->spec.config, linear, &outputs, &inputs);
+    linear_shape(&m->config, linear, &outputs, &inputs);
     const size_t C = (size_t)inputs, OC = (size_t)outputs;
-    const Lora l = lora_at(&s->spec.config, &s->spec.trained, linear, layer);
+    const Lora l = lora_at(&m->config, &m->trained, linear, layer);
     float *x = (float*)xcalloc(C * C, sizeof(float)), *y = (float*)xcalloc(C * OC, sizeof(float));
     float *got = (float*)xcalloc(C * OC, sizeof(float)), *t = (float*)xcalloc(C * LORA_PARTS * (size_t)l.r + 1, sizeof(float));
     double worst = 0;
     size_t at = 0;
     for (size_t i = 0; i < C; i++) { x[i * C + i] = 1; }
     for (int i = lora_first_pair(linear); i < lora_first_pair(linear + 1); i++) {
-        const Param* p = param_at(&s->spec.table, lora_pairs[i].matrix, layer);
+        const Param* p = param_at(&m->table, lora_pairs[i].matrix, layer);
         read_transposed(base, p, y, at, OC);
         read_transposed(merged, p, got, at, OC);
         at += p->rows;
@@ -270,27 +270,27 @@ static void merged_adapters_are_those_of_the_plain_loops(void) {
     for (int i = 0; i < 2; i++) {
         char out[PATH_CAP];
         char* flags[] = {"--model", (char*)pairs[i], "--export", out};
-        Session s;
+        Program p;
         ModelFiles base, merged;
         Error e = NO_ERROR;
         double worst = 0, effect = 0;
         snprintf(out, sizeof out, "%s", test_path(folder, "merged"));
-        open_session(&s, flags, 4);
-        job_export(&s);
-        float* adapters = (float*)xcalloc(s.spec.trained.elements, sizeof(float));
+        open_program(&p, flags, 4);
+        job_export(&p);
+        float* adapters = (float*)xcalloc(p.spec.trained.elements, sizeof(float));
         HostSlot slot;
-        CHECK(adapter_load(pairs[i], &s.spec.trained, NULL, host_slot(&slot, SLOT_MASTER, adapters, NULL), &e), "%s", e.msg);
-        CHECK(model_open(&base, s.start.base_dir, &e) && model_open(&merged, out, &e), "%s", e.msg);
-        for (int layer = 0; layer < s.spec.config.num_layers; layer++) {
+        CHECK(adapter_load(pairs[i], &p.spec.trained, NULL, host_slot(&slot, SLOT_MASTER, adapters, NULL), &e), "%s", e.msg);
+        CHECK(model_open(&base, p.start.base_dir, &e) && model_open(&merged, out, &e), "%s", e.msg);
+        for (int layer = 0; layer < p.spec.config.num_layers; layer++) {
             for (int linear = 0; linear < BLOCK_LINEARS; linear++) {
-                worst = fmax(worst, merged_error(&s, adapters, &base, &merged, (LinearKind)linear, layer, &effect));
+                worst = fmax(worst, merged_error(&p.spec, adapters, &base, &merged, (LinearKind)linear, layer, &effect));
             }
         }
         CHECK(worst <= 1e-6 && effect > 0.1, "%s: off by %g; the adapters change a weight by %g", pairs[i], worst, effect);
         free(adapters);
         model_close(&base);
         model_close(&merged);
-        session_close(&s);
+        program_close(&p);
         CHECK(remove_tree(out, &e), "%s", e.msg);
     }
 }
@@ -313,16 +313,19 @@ static void sampling_is_that_of_the_model_s_folder_unless_flags_give_it(void) {
                  {"--top-p", "0.875", 0.25, 7, 0.875}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char* argv[] = {"train_llama3", "--generate", "text", cases[i].flag, cases[i].value};
-        Session s;
-        memset(&s, 0, sizeof s);
-        session_flags(&s, cases[i].flag ? 5 : 3, argv, ON_CPU);
-        snprintf(s.start.dir, sizeof s.start.dir, "%s", folder);
-        session_read_sampling(&s);
-        const Options* o = &s.chosen;
+        Options given, chosen;
+        const Options* o = &chosen;
+        Start start;
+        memset(&start, 0, sizeof start);
+        options_or_exit(&given, cases[i].flag ? 5 : 3, argv, ON_CPU);
+        choose_typed(&chosen, &given);
+        snprintf(start.dir, sizeof start.dir, "%s", folder);
+        choose_sampling(&chosen, &start);
         CHECK(o->temperature == cases[i].temperature && o->top_k == cases[i].top_k && o->top_p == cases[i].top_p,
               "%s: temperature %g, top-k %d, top-p %g", cases[i].flag ? cases[i].flag : "no flag", o->temperature, o->top_k,
               o->top_p);
-        options_free(&s.chosen);
+        options_free(&chosen);
+        options_free(&given);
     }
     unlink(test_path(folder, "generation_config.json"));
 }

@@ -685,7 +685,7 @@ static void recompute_auto_takes_as_few_blocks_as_fit(void) {
         o.batch = 4 * PRETEND_LAYERS;
         CHECK(recompute_read(&o.recompute, "auto"), "auto");
         recompute_set(&o.recompute, RECOMPUTE_FFN, 3);  // an earlier choice does not count
-        memory_choose_recompute(&room, &o);
+        o.recompute = memory_find_recompute(&room, &o);
         CHECK(strcmp(option_text(&o, OPT_recompute, text), "auto") == 0, "checkpoints keep %s, not auto", text);
         o.recompute.automatic = false;
         CHECK(strcmp(option_text(&o, OPT_recompute, text), cases[i].takes) == 0, "in %d MiB: %s", cases[i].have, text);

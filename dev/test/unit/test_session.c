@@ -1,4 +1,4 @@
-/* test_session.c -- tests which rows of the data each rank gets from the session, the seed, and the progress of a long
+/* test_session.c -- tests which rows of the data each rank gets, the seed, and the progress of a long
  * validation. Also tests the checkpoint that several ranks write together, each a process. */
 #include "llmc/base/utils.h"
 
@@ -12,6 +12,7 @@ static double set_seconds(void) { return seconds; }
 #include "llmc/dist/launch.h"
 #include "llmc/run/loop/validate.h"
 #include "llmc/run/session/open.h"
+#include "llmc/run/session/open_model.h"
 #include "llmc/run/session/save.h"
 
 #include <sys/wait.h>
@@ -34,17 +35,29 @@ static void write_tokens(void) {
     fclose(f);
 }
 
+/* A training run over the file, of a rank. */
+typedef struct {
+    Process process;
+    Options options;
+    Data data;
+} DataRun;
+
 /* Opens the data of a training run as rank `rank` of `ranks`. */
-static void open_data(Session* s, int batch, int rank, int ranks, int64_t seed) {
-    memset(s, 0, sizeof *s);
-    s->process.job = JOB_TRAIN;
-    s->process.rank = rank;
-    s->process.ranks = ranks;
-    s->chosen.batch = batch;
-    s->chosen.seq = T;
-    s->chosen.seed = seed;
-    s->chosen.train = s->chosen.val = file;
-    session_open_data(s);
+static void open_data(DataRun* r, int batch, int rank, int ranks, int64_t seed) {
+    memset(r, 0, sizeof *r);
+    r->process.job = JOB_TRAIN;
+    r->process.rank = rank;
+    r->process.ranks = ranks;
+    r->options.batch = batch;
+    r->options.seq = T;
+    r->options.seed = seed;
+    r->options.train = r->options.val = file;
+    data_open(&r->data, &r->process, &r->options, row_rule(&r->data, (Documents)r->options.documents, true, -1));
+}
+
+static void close_data(DataRun* r) {
+    mix_close(&r->data.mix);
+    dataloader_close(&r->data.val);
 }
 
 /* Returns the rows that a rank reads in `batches` batches, one bit per row. */
@@ -64,14 +77,13 @@ static void every_rank_trains_on_rows_of_its_own_and_validates_on_all(void) {
         for (int batch = 1; batch <= 2; batch++) {
             uint32_t seen = 0;
             for (int rank = 0; rank < ranks; rank++) {
-                Session s;
-                open_data(&s, batch, rank, ranks, 0);
-                const uint32_t rows = rows_of(&s.data.train, batch, ROWS / ranks / batch);
+                DataRun r;
+                open_data(&r, batch, rank, ranks, 0);
+                const uint32_t rows = rows_of(&r.data.train, batch, ROWS / ranks / batch);
                 CHECK((rows & seen) == 0, "batch %d, rank %d of %d: rows of another rank", batch, rank, ranks);
                 seen |= rows;
-                CHECK(rows_of(&s.data.val, 1, ROWS) == (1u << ROWS) - 1, "rank %d of %d: validation is not whole", rank, ranks);
-                mix_close(&s.data.mix);
-                dataloader_close(&s.data.val);
+                CHECK(rows_of(&r.data.val, 1, ROWS) == (1u << ROWS) - 1, "rank %d of %d: validation is not whole", rank, ranks);
+                close_data(&r);
             }
             CHECK(seen == (1u << ROWS) - 1, "batch %d, %d ranks: an epoch lacks rows", batch, ranks);
         }
@@ -88,24 +100,26 @@ static bool keep(void* arena, const Param* p, size_t first, size_t n, const floa
 /* Draws the weights, or with `rank` the adapters, of a model of the flag --seed. Returns their number. */
 static size_t drawn(const char* seed, int rank, float* arena) {
     char* argv[] = {"train_llama3", "--seed", (char*)seed};
-    Session s;
-    memset(&s, 0, sizeof s);
-    session_flags(&s, 3, argv, ON_CPU);
-    config_preset(&s.spec.config, "d1", 32);
-    s.spec.config.lora.rank = rank;
-    s.spec.config.lora.alpha = rank;
-    s.spec.config.lora.on = rank ? 1 : 0;
-    s.spec.table = param_table(&s.spec.config);
-    s.spec.trained = trained_table(&s.spec.config);
+    const Start start = {.dir = ""};
+    Options o;
+    ModelSpec m;
+    memset(&m, 0, sizeof m);
+    options_or_exit(&o, 3, argv, ON_CPU);
+    config_preset(&m.config, "d1", 32);
+    m.config.lora.rank = rank;
+    m.config.lora.alpha = rank;
+    m.config.lora.on = rank ? 1 : 0;
+    m.table = param_table(&m.config);
+    m.trained = trained_table(&m.config);
     if (rank > 0) {
-        session_load_adapters(&s, slot_to(keep, arena));
+        load_adapters(&start, &m, (uint64_t)o.seed, slot_to(keep, arena));
     } else {
-        session_draw_weights(&s, slot_to(keep, arena));
+        draw_weights(&m, (uint64_t)o.seed, stdout, slot_to(keep, arena));
     }
-    const size_t n = s.spec.trained.elements;
-    param_table_free(&s.spec.table);
-    param_table_free(&s.spec.trained);
-    options_free(&s.chosen);
+    const size_t n = m.trained.elements;
+    param_table_free(&m.table);
+    param_table_free(&m.trained);
+    options_free(&o);
     return n;
 }
 
@@ -122,11 +136,10 @@ static void all_64_bits_of_the_seed_choose_weights_and_order(void) {
         CHECK(memcmp(high, want, sizeof want) == 0, "%s: they begin with %g", rank ? "adapters" : "weights", (double)high[0]);
     }
     for (int i = 0; i < 2; i++) {
-        Session s;
-        open_data(&s, BATCH, 0, 1, (int64_t)i << 32);
-        CHECK(dataloader_next(&s.data.train, x[i], y, &e), "%s", e.msg);
-        mix_close(&s.data.mix);
-        dataloader_close(&s.data.val);
+        DataRun r;
+        open_data(&r, BATCH, 0, 1, (int64_t)i << 32);
+        CHECK(dataloader_next(&r.data.train, x[i], y, &e), "%s", e.msg);
+        close_data(&r);
     }
     CHECK(memcmp(x[0], x[1], sizeof x[0]) != 0, "the order of rows lacks the high half of the seed");
 }
@@ -134,13 +147,18 @@ static void all_64_bits_of_the_seed_choose_weights_and_order(void) {
 /* A run that began with the flag's default, 0, resumes with the same flags. */
 static void lora_alpha_0_is_twice_the_rank_of_adapters_that_exist(void) {
     char* argv[] = {"train_llama3", "--lora-alpha", "0"};
-    Session s;
-    memset(&s, 0, sizeof s);
-    session_flags(&s, 3, argv, ON_CPU);
-    strcpy(s.start.dir, "dev/test/pairs/lora_some");
-    session_read_adapters(&s);
-    CHECK(s.spec.config.lora.alpha == 16 && s.chosen.lora_alpha == 16, "alpha is %g", s.spec.config.lora.alpha);
-    options_free(&s.chosen);
+    Start start = {.dir = "dev/test/pairs/lora_some"};
+    const Process process = {.job = JOB_TRAIN};
+    LoraConfig lora;
+    Options given, chosen;
+    options_or_exit(&given, 3, argv, ON_CPU);
+    choose_typed(&chosen, &given);
+    lora_of_folder(&lora, &start, &chosen, &process);
+    choose_lora(&chosen, &lora);
+    CHECK(lora.alpha == 16 && chosen.lora_alpha == 16, "alpha is %g", lora.alpha);
+    CHECK(given.lora_alpha == 0, "a choice has changed what was typed: %g", given.lora_alpha);
+    options_free(&chosen);
+    options_free(&given);
 }
 
 /* A trainer that takes 3 seconds for the losses of BATCH rows, all of them 2. */
@@ -160,7 +178,7 @@ static const float* slow_wait_losses(void* model) {
 static void a_long_validation_tells_how_far_it_is(void) {
     float losses[ROWS * T];
     char text[256];
-    Session s;
+    DataRun r;
     Trainer slow;
     ValidationLoss l;
     Error e = NO_ERROR;
@@ -169,16 +187,16 @@ static void a_long_validation_tells_how_far_it_is(void) {
     slow.in_flight = 1;
     slow.queue_losses = slow_queue_losses;
     slow.wait_losses = slow_wait_losses;
-    open_data(&s, BATCH, 0, 1, 0);
-    CHECK(validate(&slow, &s, losses, UINT64_MAX, screen, &l, &e), "%s", e.msg);
+    open_data(&r, BATCH, 0, 1, 0);
+    const Evaluator with = {&slow, losses, &r.process, &r.options, &r.data};
+    CHECK(validate(&with, UINT64_MAX, screen, &l, &e), "%s", e.msg);
     CHECK(l.loss == 2 && l.trained == ROWS * T, "loss %g of %llu targets", l.loss, (unsigned long long)l.trained);
     rewind(screen);
     text[fread(text, 1, sizeof text - 1, screen)] = 0;
     CHECK(strcmp(text, "val      66.7 % of 24 rows, 1.3 rows/s, 0:06 left\n") == 0, "a file gets a line every ten seconds: %s",
           text);
     fclose(screen);
-    mix_close(&s.data.mix);
-    dataloader_close(&s.data.val);
+    close_data(&r);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -235,41 +253,49 @@ static bool add_none(void* ctx, Checkpoint* k, Error* e) {
     return p->fault != NO_FILE || fail(e, "the disk is full");
 }
 
-/* Makes a session that writes step `step`. */
-static void make_session(Session* s, int rank, int ranks, uint64_t step) {
-    memset(s, 0, sizeof *s);
-    options_default(&s->chosen, ON_CPU);
-    s->chosen.out = folder;
-    s->process.rank = rank;
-    s->process.ranks = ranks;
-    s->run.lock = -1;
-    logger_none(&s->run.log);
-    if (!config_preset(&s->spec.config, "d2", 40)) { die("no preset"); }
-    s->run.state.step = step;
-    s->run.state.loss_scale = 1;
-    strcpy(s->run.state.run, "00000000000000aa");
-    session_lay_out(s);
+/* Makes a program that writes step `step`. */
+static void make_program(Program* p, int rank, int ranks, uint64_t step) {
+    memset(p, 0, sizeof *p);
+    options_default(&p->chosen, ON_CPU);
+    p->chosen.out = folder;
+    p->process.rank = rank;
+    p->process.ranks = ranks;
+    p->run.lock = -1;
+    logger_none(&p->run.log);
+    if (!config_preset(&p->spec.config, "d2", 40)) { die("no preset"); }
+    p->run.state.step = step;
+    p->run.state.loss_scale = 1;
+    strcpy(p->run.state.run, "00000000000000aa");
+    spec_lay_out(&p->spec, &p->process);
 }
 
 /* The life of one rank: writes step 2, in which rank `bad` has a fault. Returns whether all is as it should be. */
 static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
-    static Session s;
+    static Program p;
     static Team team;
     Error e = NO_ERROR;
     const int rank = r->rank, ranks = r->ranks;
-    TestRank p = {rank == bad ? fault : NOTHING, fault, bad};
-    make_session(&s, rank, ranks, 2);
+    TestRank me = {rank == bad ? fault : NOTHING, fault, bad};
+    make_program(&p, rank, ranks, 2);
     team_init(&team);
     must(team_open(&team, r, NULL, 0, 120, &e), &e);
-    s.process.team = ranks > 1 ? &team : NULL;
-    if (p.fault == NO_FOLDER) { s.chosen.out = file; }
-    const StateSlot slots[] = {{"m", SAFE_F32, give, NULL, &p, NULL}, {"v", SAFE_BF16, give, NULL, &p, NULL}};
-    s.chosen.keep = 1;
+    p.process.team = ranks > 1 ? &team : NULL;
+    if (me.fault == NO_FOLDER) { p.chosen.out = file; }
+    p.chosen.keep = 1;
     const SafeDtype dtype = fault == LARGE_WEIGHT ? SAFE_F16 : SAFE_F32;
-    const bool saved = session_checkpoint(&s, slot_from(dtype, give_weights, &p), false, slots, 2, add_none, &p, &e);
+    const Saved what = {.process = &p.process,
+                        .options = &p.chosen,
+                        .start = &p.start,
+                        .spec = &p.spec,
+                        .weights = slot_from(dtype, give_weights, &me),
+                        .states = {{"m", SAFE_F32, give, NULL, &me, NULL}, {"v", SAFE_BF16, give, NULL, &me, NULL}},
+                        .num_states = 2,
+                        .add = add_none,
+                        .add_ctx = &me};
+    const bool saved = save_checkpoint(&what, &p.run, &e);
     team_close(&team);
     CHECK(e.too_large == (fault == LARGE_WEIGHT), "fault %d, rank %d: %s", fault, rank, e.msg);
-    CHECK(s.run.state.not_finite == (fault == INFINITE), "fault %d, rank %d", fault, rank);
+    CHECK(p.run.state.not_finite == (fault == INFINITE), "fault %d, rank %d", fault, rank);
     // rank 0 checks the size that a rank reports; a reader also checks the checksum
     const bool wanted = fault == NOTHING || fault == OTHER_SUM || fault == INFINITE;
     const int who = fault == CUT_STATE ? 0 : bad;
@@ -279,8 +305,8 @@ static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
     CHECK(wanted || (strstr(e.msg, other) != NULL) == (rank != who), "fault %d, rank %d of %d: %s", fault, rank, ranks, e.msg);
     CHECK(wanted || rank != who || e.msg[0], "fault %d, rank %d: no cause", fault, rank);
     CHECK(fault != CUT_STATE || rank != 0 || strstr(e.msg, "state_rank"), "%s", e.msg);
-    CHECK(!s.run.newest[0] == !saved, "fault %d, rank %d: the newest is \"%s\"", fault, rank, s.run.newest);
-    session_close(&s);
+    CHECK(!p.run.newest[0] == !saved, "fault %d, rank %d: the newest is \"%s\"", fault, rank, p.run.newest);
+    program_close(&p);
     return checks_failed == 0;
 }
 
@@ -309,14 +335,14 @@ static void write_as_ranks(int ranks, Fault fault, int bad) {
 
 /* Returns how many elements of m one rank reads otherwise than `ranks` ranks wrote them. */
 static size_t wrong_elements(const char* dir, int ranks) {
-    Session s;
+    Program p;
     Error e = NO_ERROR;
     size_t right = 0;
-    make_session(&s, 0, 1, 2);
+    make_program(&p, 0, 1, 2);
     const StateSlot slots[] = {{"m", SAFE_F32, NULL, take, &right, NULL}, {"v", SAFE_BF16, NULL, NULL, NULL, NULL}};
-    CHECK(state_load(dir, ranks, &s.spec.trained, &s.spec.owned, slots, 2, &e), "%s", e.msg);
-    const size_t wrong = s.spec.trained.num_params - right;
-    session_close(&s);
+    CHECK(state_load(dir, ranks, &p.spec.trained, &p.spec.owned, slots, 2, &e), "%s", e.msg);
+    const size_t wrong = p.spec.trained.num_params - right;
+    program_close(&p);
     return wrong;
 }
 

@@ -19,7 +19,7 @@
 #define LLMC_OPTIONS_H
 
 #include "llmc/base/utils.h"         // defines: fail, die, die_usage
-#include "llmc/files/json.h"         // defines: json_get, json_text, json_wanted, json_write_text, json_write_double
+#include "llmc/files/json.h"         // defines: json_get, json_text, json_write_text, json_write_double
 #include "llmc/run/cli/flag_file.h"  // defines: FlagFile, flag_file_open, flag_file_next, flag_write
 #include "llmc/run/cli/recompute.h"  // defines: Recompute, recompute_read, recompute_text
 #include "llmc/run/cli/synonyms.h"   // defines: flag_synonym
@@ -76,7 +76,7 @@ typedef struct {
 #undef OPTION
     bool given[NUM_OPTIONS];          // whether the flag OPT_<field> is on the command line
     OptionScope trainer;              // ON_CPU or ON_GPU
-    char* merged_text[NUM_OPTIONS];   // text values allocated by options_merge() and options_read_text()
+    char* own_text[NUM_OPTIONS];      // text values that option_own_text() was given
     char* file_text[MAX_FLAG_FILES];  // text of each @FILE; values point into it
     int num_files;
 } Options;
@@ -475,6 +475,19 @@ static inline OptionsResult options_parse(Options* o, int argc, char** argv, Opt
 
 enum { TEXT_FILE_MAX = 1 << 20 };  // bytes of a text in a file: three bytes for each token of the longest context of Llama 3
 
+/* Sets a text option to `text`, which the options free. */
+static inline void option_own_text(Options* o, int i, char* text) {
+    free(o->own_text[i]);
+    *(const char**)option_field(o, i) = o->own_text[i] = text;
+}
+
+/* Makes *to a copy of `from`, which must outlive it. */
+static inline void options_copy(Options* to, const Options* from) {
+    *to = *from;
+    memset(to->own_text, 0, sizeof to->own_text);
+    to->num_files = 0;
+}
+
 /* Replaces the value "@FILE" of a text by the file's text without a byte order mark and the newline at its end, and "@@TEXT" by
  * "@TEXT". */
 static inline bool options_read_text(Options* o, int i, Error* e) {
@@ -490,8 +503,7 @@ static inline bool options_read_text(Options* o, int i, Error* e) {
     if (!*path) { return fail(e, "%s: is \"@\", wanted @FILE, or @@ for the text @", option_flag(i, flag)); }
     char* text = read_file(path, &size, TEXT_FILE_MAX, e);
     if (!text) { return false; }
-    free(o->merged_text[i]);
-    *value = o->merged_text[i] = text;
+    option_own_text(o, i, text);
     if (strlen(text) < size) { return fail(e, "%s: byte %zu is 0, wanted text", path, strlen(text)); }
     if (size > 0 && text[size - 1] == '\n') { text[--size] = 0; }
     if (size > 0 && text[size - 1] == '\r') { text[--size] = 0; }
@@ -675,7 +687,9 @@ static inline char* options_log_text(const Options* o, size_t room) {
     char* text = NULL;
     size_t size = 0;
     FILE* f = xopen_memory(&text, &size);
-    options_json(f, o, &room);
+    Options shown = *o;
+    shown.recompute.automatic = false;  // what auto chose
+    options_json(f, &shown, &room);
     xclose_memory(f, &text);
     return text;
 }
@@ -735,21 +749,20 @@ static inline bool options_merge(Options* o, const Json* j, const JsonNode* save
         const JsonNode* n = keep ? NULL : json_get(j, saved, s->name);
         if (!n) { continue; }
         char number[OPTION_TEXT], *bytes = NULL;
-        const char* text = NULL;
+        const char* text = number;
+        if (s->kind == OPTION_STRING) {
+            if (!json_bytes(j, saved, s->name, &bytes, e)) { return false; }
+            option_own_text(o, i, bytes);
+            continue;
+        }
         if (n->type == JSON_TRUE || n->type == JSON_FALSE) {
             text = n->type == JSON_TRUE ? "on" : "off";
         } else if (n->type == JSON_NUMBER && n->length < sizeof number) {
             memcpy(number, j->text + n->at, n->length);
             number[n->length] = 0;
-            text = number;
-        } else if (s->kind == OPTION_STRING) {
-            if (!json_bytes(j, saved, s->name, &bytes, e)) { return false; }
-            free(o->merged_text[i]);
-            text = o->merged_text[i] = bytes;
         } else if (!json_text(j, saved, s->name, &text, e)) {
             return false;
         }
-        if (s->kind == OPTION_STRING && !bytes) { return json_wanted(j, saved, s->name, e, "a string"); }
         Error cause = NO_ERROR;
         if (!option_set(o, i, text, &cause)) { return fail(e, "%s: options: %s", j->path, cause.msg); }
     }
@@ -759,8 +772,8 @@ static inline bool options_merge(Options* o, const Json* j, const JsonNode* save
 
 static inline void options_free(Options* o) {
     for (int i = 0; i < NUM_OPTIONS; i++) {
-        free(o->merged_text[i]);
-        o->merged_text[i] = NULL;
+        free(o->own_text[i]);
+        o->own_text[i] = NULL;
     }
     while (o->num_files > 0) { free(o->file_text[--o->num_files]); }
 }

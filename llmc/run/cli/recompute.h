@@ -37,7 +37,8 @@ typedef struct {
 } Recomputed;
 
 static inline Recomputed recompute_at(const Recompute* r, int l) {
-    const Recomputed again = {l < r->blocks[RECOMPUTE_NORM_SWIGLU], l < r->blocks[RECOMPUTE_FFN], l < r->blocks[RECOMPUTE_BLOCK]};
+    const Recomputed again = {l < r->blocks[RECOMPUTE_NORM_SWIGLU], l < r->blocks[RECOMPUTE_FFN],
+                              l < r->blocks[RECOMPUTE_BLOCK]};
     return again;
 }
 

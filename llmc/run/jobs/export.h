@@ -19,15 +19,19 @@
 #include "llmc/files/side_files.h"
 #include "llmc/lora.h"
 #include "llmc/run/cli/options.h"
-#include "llmc/base/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
-#include "llmc/run/session/session.h"
+#include "llmc/base/progress.h"           // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/run/session/open_model.h"  // defines: load_weights, load_adapters
+#include "llmc/run/session/session.h"     // defines: Program, Start, ModelSpec, process_screen
 #include "llmc/text/tokenizer_write.h"
 
 /* What is exported. */
 typedef struct {
-    const Session* s;
-    ModelFiles files;  // of the weights
-    float* adapters;   // (s->spec.trained.elements); NULL: none
+    const Options* options;
+    const Start* start;
+    const ModelSpec* spec;
+    const Tokenizer* tokenizer;  // NULL: none
+    ModelFiles files;            // of the weights
+    float* adapters;             // (spec->trained.elements); NULL: none
     Progress progress;
 } Export;
 
@@ -39,29 +43,29 @@ static inline bool export_source(void* ctx, const Param* p, size_t first, size_t
     progress_add(&x->progress, n);
     if (!safetensors_read_f32(file, t, first, n, dst, e)) { return false; }
     for (int i = 0; x->adapters && i < NUM_LORA_PAIRS; i++) {
-        if (lora_pairs[i].matrix != p->kind || !(x->s->spec.config.lora.on >> i & 1)) { continue; }
-        const float* a = x->adapters + param_at(&x->s->spec.trained, lora_pairs[i].a, p->layer)->offset;
-        const float* b = x->adapters + param_at(&x->s->spec.trained, lora_pairs[i].b, p->layer)->offset;
-        lora_merge(dst, first, n, a, b, &x->s->spec.config.lora, p->cols);
+        if (lora_pairs[i].matrix != p->kind || !(x->spec->config.lora.on >> i & 1)) { continue; }
+        const float* a = x->adapters + param_at(&x->spec->trained, lora_pairs[i].a, p->layer)->offset;
+        const float* b = x->adapters + param_at(&x->spec->trained, lora_pairs[i].b, p->layer)->offset;
+        lora_merge(dst, first, n, a, b, &x->spec->config.lora, p->cols);
     }
     return count_good(dst, n, false) == n || fail(e, "--export: tensor %s is not finite with its adapters", p->name);
 }
 
 /* Returns the type to write: --export-dtype, otherwise the type of the embedding in the files. */
-static inline ExportDtype export_type(const Session* s, const ModelFiles* files) {
+static inline ExportDtype export_type(const Export* x) {
     const SafeTensors* file = NULL;
-    if (s->chosen.export_dtype != EXPORT_AUTO) { return (ExportDtype)s->chosen.export_dtype; }
-    return export_dtype_of(model_find(files, s->spec.table.items[0].name, &file)->dtype);
+    if (x->options->export_dtype != EXPORT_AUTO) { return (ExportDtype)x->options->export_dtype; }
+    return export_dtype_of(model_find(&x->files, x->spec->table.items[0].name, &file)->dtype);
 }
 
 /* Returns the chat template of the model: its folder's, or Llama 3's if the tokenizer has its tokens; NULL if neither
  * exists. The caller frees it. */
-static inline char* export_chat_template(const Session* s) {
-    for (size_t i = 0; i < s->start.side_files.count; i++) {
-        const SideFile* file = &s->start.side_files.items[i];
+static inline char* export_chat_template(const Export* x) {
+    for (size_t i = 0; i < x->start->side_files.count; i++) {
+        const SideFile* file = &x->start->side_files.items[i];
         if (strcmp(file->name, "chat_template.jinja") == 0) { return xcopy_text(file->data, file->size); }
     }
-    char* config = tokenizer_config_text(&s->data.tokenizer, s->spec.config.max_positions);
+    char* config = tokenizer_config_text(x->tokenizer, x->spec->config.max_positions);
     char* found = chat_template_of_config(config);
     free(config);
     return found;
@@ -69,15 +73,13 @@ static inline char* export_chat_template(const Session* s) {
 
 /* Writes a GGUF file. */
 static inline bool export_gguf(Export* x, ExportDtype type, FILE* f, Error* e) {
-    const Session* s = x->s;
     static const GgufType types[] = {GGUF_F32, GGUF_F32, GGUF_BF16, GGUF_F16, GGUF_Q8_0};
     char name[PATH_CAP];
-    snprintf(name, sizeof name, "%s", file_name(s->chosen.export_));
+    snprintf(name, sizeof name, "%s", file_name(x->options->export_));
     name[strlen(name) - strlen(".gguf")] = 0;
-    GgufModel m = {name, &s->spec.config, &s->spec.table, s->data.has_tokenizer ? &s->data.tokenizer : NULL,
-                   NULL, types[type],     export_source,  x};
+    GgufModel m = {name, &x->spec->config, &x->spec->table, x->tokenizer, NULL, types[type], export_source, x};
     if (!gguf_check(&m, e)) { return false; }
-    char* chat = export_chat_template(s);
+    char* chat = export_chat_template(x);
     m.chat_template = chat;
     const bool ok = gguf_write(f, &m, e);
     free(chat);
@@ -86,12 +88,11 @@ static inline bool export_gguf(Export* x, ExportDtype type, FILE* f, Error* e) {
 
 /* Writes a model folder. */
 static inline bool export_folder(Export* x, ExportDtype type, const char* path, Error* e) {
-    const Session* s = x->s;
     static const SafeDtype types[] = {SAFE_F32, SAFE_F32, SAFE_BF16, SAFE_F16};
-    bool ok = model_save_weights(path, &s->spec.config, &s->spec.table, slot_from(types[type], export_source, x), NULL, e) &&
-              (!s->data.has_tokenizer || tokenizer_save(&s->data.tokenizer, path, s->spec.config.max_positions, e));
-    if (ok) { side_files_write(&s->start.side_files, path); }
-    return ok && model_save_generation(path, &s->spec.config, e) && sync_directory(path, e);
+    bool ok = model_save_weights(path, &x->spec->config, &x->spec->table, slot_from(types[type], export_source, x), NULL, e) &&
+              (!x->tokenizer || tokenizer_save(x->tokenizer, path, x->spec->config.max_positions, e));
+    if (ok) { side_files_write(&x->start->side_files, path); }
+    return ok && model_save_generation(path, &x->spec->config, e) && sync_directory(path, e);
 }
 
 /* Copies the target without the slashes at its end, which a shell adds to the name of a folder. */
@@ -130,7 +131,7 @@ static inline bool export_check_target(const Options* o, const char* path, Error
  * until then. */
 static inline bool export_write(Export* x, ExportDtype type, const char* path, Error* e) {
     char tmp[PATH_CAP], parent[PATH_CAP];
-    const Options* o = &x->s->chosen;
+    const Options* o = x->options;
     const bool gguf = options_export_gguf(o);
     Error ignored = NO_ERROR;
     folder_of(path, parent);
@@ -151,31 +152,35 @@ static inline bool export_write(Export* x, ExportDtype type, const char* path, E
 }
 
 /* Runs --export. */
-static inline void job_export(Session* s) {
+static inline void job_export(Program* p) {
     static const char* const type_names[] = {"", "F32", "BF16", "F16", "Q8_0"};
+    const ModelSpec* spec = &p->spec;
     Export x;
     Error e = NO_ERROR;
     char path[PATH_CAP], count[32];
     memset(&x, 0, sizeof x);
-    x.s = s;
-    must(export_path(&s->chosen, path, &e) && export_check_target(&s->chosen, path, &e), &e);
-    session_load_weights(s, slot_to(NULL, NULL));
-    if (s->spec.config.lora.rank > 0) {
-        x.adapters = (float*)xcalloc(s->spec.trained.elements, sizeof(float));
+    x.options = &p->chosen;
+    x.start = &p->start;
+    x.spec = spec;
+    x.tokenizer = data_tokenizer(&p->data);
+    must(export_path(x.options, path, &e) && export_check_target(x.options, path, &e), &e);
+    load_weights(x.start, spec, &p->run, &p->process, slot_to(NULL, NULL));
+    if (spec->config.lora.rank > 0) {
+        x.adapters = (float*)xcalloc(spec->trained.elements, sizeof(float));
         HostSlot slot;
-        session_load_adapters(s, host_slot(&slot, SLOT_MASTER, x.adapters, NULL));
+        load_adapters(x.start, spec, 0, host_slot(&slot, SLOT_MASTER, x.adapters, NULL));
     }
-    must(model_open(&x.files, s->start.base_dir, &e), &e);
-    const ExportDtype type = export_type(s, &x.files);
-    x.progress = progress_begin(session_screen(s), "export", s->spec.table.num_params, "weights");
+    must(model_open(&x.files, x.start->base_dir, &e), &e);
+    const ExportDtype type = export_type(&x);
+    x.progress = progress_begin(process_screen(&p->process), "export", spec->table.num_params, "weights");
     const bool ok = export_write(&x, type, path, &e);
     progress_end(&x.progress);
     if (!ok && e.too_large) { die("%s\n  hint: --export-dtype f32 or bf16 holds it", e.msg); }
     must(ok, &e);
     model_close(&x.files);
     free(x.adapters);
-    print_names(stdout, "exported %s, %s parameters, as %s to %s\n", s->start.dir,
-                text_count(s->spec.table.num_params, count, sizeof count), type_names[type], path);
+    print_names(stdout, "exported %s, %s parameters, as %s to %s\n", x.start->dir,
+                text_count(spec->table.num_params, count, sizeof count), type_names[type], path);
 }
 
 #endif

@@ -10,7 +10,7 @@
 #include "llmc/dist/agree.h"           // defines: agree_ok, agree_add
 #include "llmc/dist/sequence.h"        // defines: SequenceShare
 #include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
-#include "llmc/run/session/session.h"  // defines: Session, session_share, session_passes_together
+#include "llmc/run/session/session.h"  // defines: Process, Data, process_share, passes_together
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/text/tasks.h"           // defines: Tasks, TaskFile, TaskScore, tasks_score
 #include "llmc/train/step.h"           // defines: BatchSource, count_trained
@@ -64,21 +64,31 @@ static inline void row_parts_free(RowParts* p) {
 // ---------------------------------------------------------------------------------------------------------------------
 // losses
 
+/* A model and the data on which it is tried. */
+typedef struct {
+    const Trainer* trainer;
+    void* model;
+    const Process* process;
+    const Options* options;
+    Data* data;
+} Evaluator;
+
 /* Gets the losses of one batch. */
 typedef void (*TakeLosses)(void* ctx, const float* losses /* (B, T / parts) */, uint64_t batch);
 
 /* Gives the losses of `batches` batches of `data` to take(). While the device works on a batch, the host takes the losses of
  * the previous one. Returns false if the data cannot be read, or without an error if a signal asked for the end. */
-static inline bool take_losses(const Trainer* t, void* model, const BatchSource* data, uint64_t batches, TakeLosses take,
-                               void* ctx, Error* e) {
+static inline bool take_losses(const Evaluator* with, const BatchSource* data, uint64_t batches, TakeLosses take, void* ctx,
+                               Error* e) {
+    const Trainer* t = with->trainer;
     bool ok = true;
     for (uint64_t queued = 0, taken = 0; taken < (ok ? batches : queued); taken++) {
         while (ok && queued < batches && queued - taken < (uint64_t)t->in_flight) {
-            ok = t->queue_losses(model, data, e);
+            ok = t->queue_losses(with->model, data, e);
             queued += ok;
         }
         if (taken == queued) { break; }
-        take(ctx, t->wait_losses(model), taken);
+        take(ctx, t->wait_losses(with->model), taken);
     }
     return ok;
 }
@@ -139,35 +149,37 @@ static inline void validation_take(void* validation, const float* losses, uint64
 /* Computes the loss over the first `max_rows` rows of the validation data (or all rows, if fewer), and reports progress to
  * `screen` (or NULL). Several groups of ranks share the batches. The losses add up row by row, and within a row part by part,
  * so the number of groups does not change the result. Fails as take_losses(). */
-static inline bool validate(const Trainer* t, Session* s, void* model, uint64_t max_rows, FILE* screen, ValidationLoss* l,
-                            Error* e) {
-    const uint64_t rows = max_rows < s->data.val.rows_per_epoch ? max_rows : s->data.val.rows_per_epoch;
-    const SequenceShare share = session_share(s);
+static inline bool validate(const Evaluator* with, uint64_t max_rows, FILE* screen, ValidationLoss* l, Error* e) {
+    const Options* o = with->options;
+    DataLoader* val = &with->data->val;
+    Team* team = with->process->team;
+    const uint64_t rows = max_rows < val->rows_per_epoch ? max_rows : val->rows_per_epoch;
+    const SequenceShare share = process_share(with->process, o);
     const uint64_t group = (uint64_t)share.group, groups = (uint64_t)share.groups;
     Validation v;
     RowParts parts;
     memset(&v, 0, sizeof v);
-    v.val = &s->data.val;
-    v.tokenizer = s->data.has_tokenizer ? &s->data.tokenizer : NULL;
+    v.val = val;
+    v.tokenizer = data_tokenizer(with->data);
     v.rows = rows;
-    v.B = (uint64_t)s->chosen.batch;
-    v.T = (uint64_t)s->chosen.seq;
+    v.B = (uint64_t)o->batch;
+    v.T = (uint64_t)o->seq;
     v.share = share;
     v.sums = (double*)xcalloc(rows, sizeof *v.sums);
-    v.starts = s->data.val.starts ? (int32_t*)xcalloc(v.B * v.T, sizeof *v.starts) : NULL;
+    v.starts = val->starts ? (int32_t*)xcalloc(v.B * v.T, sizeof *v.starts) : NULL;
     v.progress = progress_begin(screen, "val", rows, "rows");
     const BatchSource whole = {validation_next, &v, 1, 0, NULL, v.starts};
-    const BatchSource data = row_parts_of(&parts, &whole, share, s->chosen.seq);
+    const BatchSource data = row_parts_of(&parts, &whole, share, o->seq);
     const uint64_t batches = ceil_div(rows, v.B);
     // ranks that pass the layers together have as many batches as group 0; rows after the last one do not count
-    const uint64_t first = session_passes_together(s) ? 0 : group;
+    const uint64_t first = passes_together(team, job_trains(with->process->job), o) ? 0 : group;
     const uint64_t mine = batches > first ? ceil_div(batches - first, groups) : 0;
-    const bool ok = agree_ok(s->process.team, take_losses(t, model, &data, mine, validation_take, &v, e), e);
+    const bool ok = agree_ok(team, take_losses(with, &data, mine, validation_take, &v, e), e);
     progress_end(&v.progress);
     double counts[2] = {(double)v.trained, (double)v.bytes}, sum = 0;
     if (ok) {
-        agree_add(s->process.team, v.sums, rows);
-        agree_add(s->process.team, counts, 2);
+        agree_add(team, v.sums, rows);
+        agree_add(team, counts, 2);
     }
     for (uint64_t i = 0; i < rows; i++) { sum += v.sums[i]; }
     free(v.sums);
@@ -200,23 +212,24 @@ static inline void answering_take(void* answering, const float* losses, uint64_t
 }
 
 /* Answers the questions of a file, on each rank, or with shared rows on each group. Fails as take_losses(). */
-static inline bool answer_tasks(const Trainer* t, Session* s, void* model, const TaskFile* file, TaskScore* score, Error* e) {
-    const BatchSource whole = {tasks_next, &s->data.tasks, 1, 0, NULL, NULL};
-    const SequenceShare share = session_share(s);
+static inline bool answer_tasks(const Evaluator* with, const TaskFile* file, TaskScore* score, Error* e) {
+    Tasks* tasks = &with->data->tasks;
+    const BatchSource whole = {tasks_next, tasks, 1, 0, NULL, NULL};
+    const SequenceShare share = process_share(with->process, with->options);
     RowParts parts;
-    const BatchSource data = row_parts_of(&parts, &whole, share, s->data.tasks.T);
-    const uint64_t B = (uint64_t)s->chosen.batch;
+    const BatchSource data = row_parts_of(&parts, &whole, share, tasks->T);
+    const uint64_t B = (uint64_t)with->options->batch;
     double* likelihoods = (double*)xcalloc(file->choice_count, sizeof *likelihoods);
-    Answering a = {&s->data.tasks, file, B, share, likelihoods, progress_begin(stdout, "tasks", file->choice_count, "choices")};
-    s->data.tasks.next = file->first_choice;
-    const bool ok = take_losses(t, model, &data, ceil_div(file->choice_count, B), answering_take, &a, e);
+    Answering a = {tasks, file, B, share, likelihoods, progress_begin(stdout, "tasks", file->choice_count, "choices")};
+    tasks->next = file->first_choice;
+    const bool ok = take_losses(with, &data, ceil_div(file->choice_count, B), answering_take, &a, e);
     progress_end(&a.progress);
     row_parts_free(&parts);
     if (ok && share.row_ranks > 1) {  // add up what the first group's members computed of each row
         if (share.group > 0) { memset(likelihoods, 0, file->choice_count * sizeof *likelihoods); }
-        agree_add(s->process.team, likelihoods, file->choice_count);
+        agree_add(with->process->team, likelihoods, file->choice_count);
     }
-    *score = tasks_score(&s->data.tasks, file, likelihoods);
+    *score = tasks_score(tasks, file, likelihoods);
     free(likelihoods);
     return ok;
 }

@@ -79,11 +79,13 @@ static inline bool memory_fit_level(const MemoryRoom* room, Options* o, int leve
     return true;
 }
 
-/* Sets o->recompute to the first value in the order of cost that fits, or to the last. */
-static inline void memory_choose_recompute(const MemoryRoom* room, Options* o) {
-    recompute_limit(&o->recompute, 0);
-    if (room->have == 0 || memory_fits(room, o)) { return; }
-    for (int level = 0; level < RECOMPUTE_LEVELS && !memory_fit_level(room, o, level); level++) {}
+/* Returns the first value of --recompute in the order of cost that fits, or the last. */
+static inline Recompute memory_find_recompute(const MemoryRoom* room, const Options* options) {
+    Options o = *options;
+    recompute_limit(&o.recompute, 0);
+    if (room->have == 0 || memory_fits(room, &o)) { return o.recompute; }
+    for (int level = 0; level < RECOMPUTE_LEVELS && !memory_fit_level(room, &o, level); level++) {}
+    return o.recompute;
 }
 
 /* Writes to `hint` the first change of flags that fits. Returns false if nothing fits. Tries, in this order:

@@ -1,93 +1,197 @@
 /* open_model.h -- checks that a job fits into memory, and makes its model: the memory table, the choice of --recompute auto, the
- * weights of the session's folder or new ones.
+ * weights of the folder to start from or new ones.
  */
 #ifndef LLMC_OPEN_MODEL_H
 #define LLMC_OPEN_MODEL_H
 
 #include "llmc/base/utils.h"
-#include "llmc/dist/agree.h"           // defines: agree_most
-#include "llmc/run/session/memory.h"   // defines: MemoryTable, MemoryRoom, memory_check, memory_choose_recompute, print_memory
-#include "llmc/run/session/session.h"  // defines: Session, session_load_weights, session_draw_weights, session_load_adapters
+#include "llmc/base/progress.h"        // defines: progress_begin, progress_end
+#include "llmc/files/tensor_stream.h"  // defines: Passed, StateSlot
+#include "llmc/run/session/choose.h"   // defines: choose_recompute
+#include "llmc/run/session/memory.h"   // defines: MemoryTable, MemoryRoom, memory_check, print_memory
+#include "llmc/run/session/session.h"  // defines: Process, Start, ModelSpec, Data, Run, run_must_read, start_has_adapters
 #include "llmc/run/session/trainer.h"  // defines: Trainer
+#include "llmc/text/question.h"        // defines: prompt_tokens
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what the model is for
+
+/* Returns the positions that the job's KV cache needs: the prompt and the generated text, with --generate at most the model's
+ * context. 0: the job generates nothing. */
+static inline int job_context(Job job, const Options* o, const ModelConfig* c, const Tokenizer* tokenizer) {
+    enum { CHAT_CONTEXT = 8192 };
+    const bool samples = job_trains(job);
+    const size_t most = (size_t)c->max_positions;
+    if (job == JOB_EVAL || job == JOB_EXPORT || (samples && o->sample_tokens == 0)) { return 0; }
+    if (job == JOB_CHAT || job == JOB_ANSWER) { return (int)size_min(most, CHAT_CONTEXT); }
+    TokenList prompt;
+    Error e = NO_ERROR;
+    memset(&prompt, 0, sizeof prompt);
+    must(prompt_tokens(&prompt, samples ? o->prompt : o->generate, c, tokenizer, &e), &e);
+    if (!samples && prompt.count >= most) {
+        die("--generate: the prompt has %zu tokens, but the model's context holds %zu, and at least one must be generated",
+            prompt.count, most);
+    }
+    size_t count = prompt.count + (size_t)(samples ? o->sample_tokens : o->tokens);
+    if (!samples) { count = size_min(count, most); }
+    token_list_free(&prompt);
+    if (count > INT32_MAX / 2) { die("--%s: is %zu tokens too long", samples ? "sample-tokens" : "tokens", count); }
+    return (int)count;
+}
+
+/* Returns what the job needs of a model. */
+static inline ModelUse model_use(const Process* p, const Options* o, const ModelConfig* c, const Data* d) {
+    const bool trains = job_trains(p->job), batches = trains || p->job == JOB_EVAL;
+    const int context = job_context(p->job, o, c, data_tokenizer(d));
+    const ModelUse use = {p->rank, p->ranks, batches ? o->batch : 0, o->seq, trains, data_has_documents(d), context};
+    return use;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// memory
 
 typedef struct {
     const Trainer* trainer;
-    const Session* session;
+    const ModelConfig* config;
+    ModelUse use;
 } MemoryQuestion;
 
-/* Returns the bytes that a run with the options `o` needs (a MemoryNeed). */
-static inline uint64_t job_memory_need(void* question, const Options* o) {
-    const MemoryQuestion* q = (const MemoryQuestion*)question;
+/* Returns the memory of a run with the options `o`, which may be others than the question's. */
+static inline MemoryTable model_measure(const MemoryQuestion* q, const Options* o) {
+    ModelUse use = q->use;
     MemoryTable table;
     memset(&table, 0, sizeof table);
-    q->trainer->measure(q->trainer, q->session, o, &table);
+    use.B = use.B > 0 ? o->batch : 0;
+    use.T = o->seq;
+    q->trainer->measure(q->trainer, q->config, &use, o, &table);
+    return table;
+}
+
+/* A MemoryNeed. */
+static inline uint64_t model_memory_need(void* question, const Options* o) {
+    const MemoryTable table = model_measure((const MemoryQuestion*)question, o);
     return memory_total(&table);
 }
 
+static inline MemoryRoom model_room(MemoryQuestion* q, const Options* o) {
+    const MemoryRoom room = {q->trainer->available(q->trainer, o),
+                             sequence_share(q->use.rank, q->use.ranks, o->seq_parallel).groups, q->config->num_layers,
+                             model_memory_need, q};
+    return room;
+}
+
 /* Names what the memory is for: the files whose numbers decide its size. */
-static inline void job_memory_text(const Trainer* t, const Session* s, char* text, size_t cap) {
-    const char* words = !s->data.has_tokenizer   ? s->chosen.train
-                        : s->data.tokenizer.path ? s->data.tokenizer.path
-                                                 : "the built-in tokenizer";
+static inline void model_memory_text(const char* memory, const Start* start, const Options* o, const Data* d,
+                                     char text[3 * PATH_CAP]) {
+    enum { CAP = 3 * PATH_CAP };
+    const Tokenizer* t = data_tokenizer(d);
+    const char* words = !t ? o->train : t->path ? t->path : "the built-in tokenizer";
     ModelConfig preset;
-    if (s->start.dir[0]) {
-        snprintf(text, cap, "%s: the model of %s/config.json", t->memory, s->start.base_dir);
-    } else if (config_preset(&preset, s->chosen.model, 1) && preset.vocab_size != 1) {  // it has its own vocabulary
-        snprintf(text, cap, "%s: the model %s", t->memory, s->chosen.model);
+    if (start->dir[0]) {
+        snprintf(text, CAP, "%s: the model of %s/config.json", memory, start->base_dir);
+    } else if (config_preset(&preset, o->model, 1) && preset.vocab_size != 1) {  // it has its own vocabulary
+        snprintf(text, CAP, "%s: the model %s", memory, o->model);
     } else {
-        snprintf(text, cap, "%s: the model %s with the vocabulary of %s", t->memory, s->chosen.model, words);
+        snprintf(text, CAP, "%s: the model %s with the vocabulary of %s", memory, o->model, words);
     }
 }
 
-/* --recompute auto: takes the cheapest value that fits on every rank. They share passes through the layers, so all take the
- * value of the rank with the least room. */
-static inline void job_choose_recompute(Session* s, const MemoryRoom* room, FILE* screen) {
-    Recompute* r = &s->chosen.recompute;
+/* Chooses for --recompute auto, and says so. */
+static inline void model_choose_recompute(MemoryQuestion* q, Options* chosen, Team* team) {
     char text[OPTION_TEXT];
-    memory_choose_recompute(room, &s->chosen);
-    agree_most(s->process.team, r->blocks, RECOMPUTE_LEVELS);
-    Recompute chosen = *r;
-    chosen.automatic = false;
-    if (screen) { fprintf(screen, "memory  --recompute auto takes %s\n", recompute_text(&chosen, text, sizeof text)); }
+    if (!chosen->recompute.automatic) { return; }
+    const MemoryRoom room = model_room(q, chosen);
+    choose_recompute(chosen, &room, team);
+    Recompute blocks = chosen->recompute;
+    blocks.automatic = false;
+    printf("memory  --recompute auto takes %s\n", recompute_text(&blocks, text, sizeof text));
 }
 
-/* Prints the memory table to `screen` (or NULL) and refuses a job that does not fit. */
-static inline void job_check_memory(const Trainer* t, Session* s, FILE* screen) {
-    const Options* o = &s->chosen;
-    MemoryQuestion question = {t, s};
-    const MemoryRoom room = {t->available(t, o), session_share(s).groups, s->spec.config.num_layers, job_memory_need,
-                             &question};
-    MemoryTable table;
+/* Prints the memory table to `screen` (or NULL) and refuses a job that does not fit. `what`: see model_memory_text() */
+static inline void model_check_memory(MemoryQuestion* q, const Options* o, const char* what, FILE* screen) {
+    const MemoryRoom room = model_room(q, o);
+    const MemoryTable table = model_measure(q, o);
     Error e = NO_ERROR;
-    if (o->recompute.automatic && job_trains(s->process.job)) { job_choose_recompute(s, &room, screen); }
-    memset(&table, 0, sizeof table);
-    t->measure(t, s, o, &table);
     if (screen) { print_memory(screen, &table, room.have); }
-    char what[3 * PATH_CAP];
-    job_memory_text(t, s, what, sizeof what);
     must(memory_check(&table, &room, what, o, &e), &e);
 }
 
-/* Creates a model and gives it the weights of the session's folder, or new ones. */
-static inline void* job_open_model(const Trainer* t, Session* s) {
-    void* model = t->create(t, s);
-    const StateSlot weights = t->slot(model, SLOT_WEIGHTS);
-    if (s->start.dir[0]) {
-        session_load_weights(s, weights);
+// ---------------------------------------------------------------------------------------------------------------------
+// weights
+
+/* Loads the weights of base_dir into the trainer's slot. With LoRA, checks as far as possible that the adapters were trained
+ * beside these weights, and remembers their checksum. Rounded weights may be infinite if the run resumes with exact ones. */
+static inline void load_weights(const Start* start, const ModelSpec* m, Run* run, const Process* p, StateSlot weights) {
+    const FileSums* known = start_has_adapters(start) ? &start->base_sums : &start->sums;
+    const bool lora = m->config.lora.rank > 0;
+    char folder[PATH_CAP];
+    uint32_t crc = 0;
+    Error e = NO_ERROR, not_finite = NO_ERROR;
+    Passed passed = {progress_begin(process_screen(p), "load", m->table.num_params, "weights"), false};
+    weights.passed = &passed;
+    const bool ok = checkpoint_parent(start->base_dir, folder, &e) &&
+                    model_load_sums(start->base_dir, &m->config, &m->table, known->count > 0 ? known : NULL,
+                                    lora || p->team ? &crc : NULL, weights, start->saved_master ? &not_finite : NULL, &e);
+    progress_end(&passed.progress);
+    run_must_read(run, ok, folder, &e);
+    if (not_finite.msg[0] && p->rank == 0) { warn("%s: the run resumes with the exact weights of its state", not_finite.msg); }
+    if (run->state.base && lora && run->state.base != crc) {
+        die("%s: the weights' checksum is %" PRIu32 ", but the adapters of %s were trained beside weights with %" PRIu64
+            "\n  hint: give their base model with --lora-base",
+            start->base_dir, crc, start->dir, run->state.base);
+    }
+    run->state.base = lora ? crc : 0;
+    run->weights = crc;
+}
+
+/* Draws new weights into the trainer's slot. */
+static inline void draw_weights(const ModelSpec* m, uint64_t seed, FILE* screen, StateSlot weights) {
+    Error e = NO_ERROR;
+    Passed passed = {progress_begin(screen, "draw", m->table.num_params, "weights"), false};
+    weights.passed = &passed;
+    const bool ok = tensors_draw(&m->config, &m->table, seed, weights, &e);
+    progress_end(&passed.progress);
+    must(ok, &e);
+}
+
+/* Loads the adapters of the folder to start from into the trainer's slot, or draws new ones. */
+static inline void load_adapters(const Start* start, const ModelSpec* m, uint64_t seed, StateSlot to) {
+    const FileSums* sums = start->sums.count > 0 ? &start->sums : NULL;
+    Error e = NO_ERROR;
+    must(start_has_adapters(start) ? adapter_load(start->dir, &m->trained, sums, to, &e)
+                                   : tensors_draw(&m->config, &m->trained, seed, to, &e),
+         &e);
+}
+
+/* Loads what this rank owns of the optimizer state into the slots; `ranks` have written it. */
+static inline void load_states(const Start* start, const ModelSpec* m, int ranks, FILE* screen, StateSlot* slots,
+                               int num_slots) {
+    Error e = NO_ERROR;
+    Passed passed = {progress_begin(screen, "load", (uint64_t)num_slots * spec_owned(m), "values"), false};
+    for (int i = 0; i < num_slots; i++) { slots[i].passed = &passed; }
+    const bool ok = state_load(start->dir, ranks, &m->trained, &m->owned, slots, num_slots, &e);
+    progress_end(&passed.progress);
+    must(ok, &e);
+}
+
+/* Creates a model and gives it the weights of the folder to start from, or new ones. */
+static inline void* model_create(const Trainer* t, const ModelUse* use, const Options* o, const Start* start,
+                                 const ModelSpec* m, Run* run, const Process* p) {
+    void* model = t->create(t, &m->config, use, o, p->team);
+    const uint64_t seed = (uint64_t)o->seed;
+    if (start->dir[0]) {
+        load_weights(start, m, run, p, t->slot(model, SLOT_WEIGHTS));
     } else {
-        session_draw_weights(s, weights);
+        draw_weights(m, seed, process_screen(p), t->slot(model, SLOT_WEIGHTS));
     }
-    if (s->spec.config.lora.rank > 0) {
-        const StateSlot adapters = t->slot(model, SLOT_MASTER);
-        session_load_adapters(s, adapters);
-    }
+    if (m->config.lora.rank > 0) { load_adapters(start, m, seed, t->slot(model, SLOT_MASTER)); }
     return model;
 }
 
-/* Reads the weights that job_open_model() would load. Nothing holds them, but reading checks them. */
-static inline void job_check_weights(Session* s) {
-    if (s->start.dir[0]) { session_load_weights(s, slot_to(NULL, NULL)); }
-    if (session_has_adapters(s)) { session_load_adapters(s, slot_to(NULL, NULL)); }
+/* Reads the weights that model_create() would load. Nothing holds them, but reading checks them. */
+static inline void check_weights(const Start* start, const ModelSpec* m, Run* run, const Process* p) {
+    if (start->dir[0]) { load_weights(start, m, run, p, slot_to(NULL, NULL)); }
+    if (start_has_adapters(start)) { load_adapters(start, m, 0, slot_to(NULL, NULL)); }
 }
 
 #endif

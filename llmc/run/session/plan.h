@@ -61,6 +61,11 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, uint64_t rows
     return true;
 }
 
+/* Returns whether a task is due after `step` steps. It is due at each multiple of `every` (0: none), and at the run's end. */
+static inline bool plan_due(const Plan* p, int every, int64_t step) {
+    return (every > 0 && step % every == 0) || step == p->stop;
+}
+
 /* Gives the run fewer steps. */
 static inline void plan_shorten(Plan* p, int64_t steps) {
     p->epochs *= (double)steps / (double)p->steps;

@@ -17,7 +17,7 @@
 #include "llmc/dist/team.h"            // defines: team_open, team_at, team_close
 #include "llmc/dist/team_state.h"      // defines: Team, TeamField
 #include "llmc/run/cli/options.h"      // defines: Options, options_parse
-#include "llmc/run/session/session.h"  // defines: Session
+#include "llmc/run/session/session.h"  // defines: Program, Data
 #include "llmc/run/session/signals.h"  // run_together
 
 #include <sys/random.h>
@@ -63,24 +63,23 @@ LLMC_NORETURN static inline void together_exit(void) {
 
 /* Leaves the others: all ranks do so at the end. With `failed`, for an error that all ranks know, one rank of each host
  * continues and prints it; the others end here. */
-static inline void together_close(Session* s, bool failed) {
-    if (!s->process.team) { return; }
-    const bool tells = s->process.team->run.local_rank == 0;
-    team_close(s->process.team);
-    s->process.team = NULL;
+static inline void together_close(Team* team, bool failed) {
+    if (!team || !team->open) { return; }
+    const bool tells = team->run.local_rank == 0;
+    team_close(team);
     if (failed && !tells) { together_exit(); }
 }
 
 /* Ends the run for an error that all ranks know. */
-LLMC_NORETURN static inline void together_die(Session* s, const Error* e) {
-    together_close(s, true);
+LLMC_NORETURN static inline void together_die(Team* team, const Error* e) {
+    together_close(team, true);
     die("%s", e->msg);
 }
 
-/* Rank 0 reports the checkpoint of its session to the others, before they open theirs. Returns the checkpoint; the other
- * ranks pass NULL. */
-static inline FoundCheckpoint together_share_checkpoint(Team* team, const Session* s) {
-    FoundCheckpoint found = {true, s && s->start.resumed, s ? s->run.state.step : 0};
+/* Rank 0 reports the checkpoint that it resumes to the others, before they open theirs. Returns the checkpoint; the other
+ * ranks report nothing. */
+static inline FoundCheckpoint together_share_checkpoint(Team* team, bool resumed, uint64_t step) {
+    FoundCheckpoint found = {true, resumed, step};
     agree_first(team, &found, sizeof found);
     return found;
 }
@@ -142,7 +141,7 @@ static inline FoundCheckpoint together_begin(Team* team, Ranks* r, int argc, cha
     snprintf(message_rank, sizeof message_rank, "rank %d: ", r->rank);
     if (!freopen("/dev/null", "w", stdout)) { die("/dev/null: cannot be opened: %s", strerror(errno)); }
     together_meet(team, r);
-    return together_share_checkpoint(team, NULL);
+    return together_share_checkpoint(team, false, 0);
 }
 
 /* Reads --gpus: a number, -1 for all, 0 if it is not given. Ends the program if it is neither. */
@@ -204,7 +203,7 @@ static inline FoundCheckpoint together_start(Team* team, Ranks* r, int argc, cha
 
 /* Ends the run if a text is not the same on all ranks. If a text is too long for a message, its end and a checksum are
  * compared. */
-static inline void together_compare(Session* s, const char* name, const char* text) {
+static inline void together_compare(Team* team, const char* name, const char* text) {
     enum { MOST = TEAM_PAYLOAD };
     char mine[MOST] = {0};
     const size_t length = strlen(text);
@@ -214,91 +213,90 @@ static inline void together_compare(Session* s, const char* name, const char* te
     } else {
         snprintf(mine, MOST, "%08" PRIx32 " ..%s", crc_of(text, length), text + length - (MOST - 16));
     }
-    char* all = (char*)xmalloc((size_t)s->process.ranks * MOST);
-    agree_gather(s->process.team, mine, MOST, all);
-    const bool same = agree_texts(name, all, s->process.ranks, MOST, &e);
+    char* all = (char*)xmalloc((size_t)team->run.ranks * MOST);
+    agree_gather(team, mine, MOST, all);
+    const bool same = agree_texts(name, all, team->run.ranks, MOST, &e);
     free(all);
-    if (!same) { together_die(s, &e); }
+    if (!same) { together_die(team, &e); }
 }
 
 /* together_compare() for a fingerprint. */
-static inline void together_compare_print(Session* s, const char* name, uint64_t print) {
+static inline void together_compare_print(Team* team, const char* name, uint64_t print) {
     char text[32];
     snprintf(text, sizeof text, "%016" PRIx64, print);
-    together_compare(s, name, text);
+    together_compare(team, name, text);
 }
 
 /* Compares the files that each rank has read itself. */
-static inline void together_compare_files(Session* s) {
+static inline void together_compare_files(Team* team, const Data* d) {
     uint64_t train = 0, val = 0;
     Error e = NO_ERROR;
-    must(!s->data.has_train || mix_fingerprint(&s->data.mix, &train, &e), &e);
-    must(!s->data.has_val || dataloader_fingerprint(&s->data.val, &val, &e), &e);
-    together_compare_print(s, "the fingerprint of --train", train);
-    together_compare_print(s, "the fingerprint of --val", val);
-    together_compare_print(s, "the fingerprint of the tokenizer", s->data.has_tokenizer ? s->data.tokenizer.fingerprint : 0);
-    together_compare_print(s, "the fingerprint of --tasks", s->data.has_tasks ? tasks_fingerprint(&s->data.tasks) : 0);
+    must(!d->has_train || mix_fingerprint(&d->mix, &train, &e), &e);
+    must(!d->has_val || dataloader_fingerprint(&d->val, &val, &e), &e);
+    together_compare_print(team, "the fingerprint of --train", train);
+    together_compare_print(team, "the fingerprint of --val", val);
+    together_compare_print(team, "the fingerprint of the tokenizer", data_tokenizer_print(d));
+    together_compare_print(team, "the fingerprint of --tasks", d->has_tasks ? tasks_fingerprint(&d->tasks) : 0);
 }
 
-/* Compares the weights that each rank has loaded. */
-static inline void together_compare_weights(Session* s) {
-    if (s->process.team) { together_compare_print(s, "the checksum of the weights", s->start.weights); }
+/* Compares the weights that each rank has loaded, by their checksum. */
+static inline void together_compare_weights(Team* team, uint32_t crc) {
+    if (team) { together_compare_print(team, "the checksum of the weights", crc); }
 }
 
-/* Meets the other ranks once the session is open, and compares what must be the same on all: the build, all flags but
+/* Meets the other ranks once the program is open, and compares what must be the same on all: the build, all flags but
  * --threads, the data, the tokenizer, the checkpoint that the run resumes. Does nothing if the process is alone. */
-static inline void together_open(Session* s, Team* team, const Ranks* r) {
-    const Options* o = &s->chosen;
+static inline void together_open(Program* p, Team* team, const Ranks* r) {
+    const Options* o = &p->chosen;
+    const uint64_t step = p->run.state.step;
     char name[OPTION_TEXT], value[OPTION_TEXT], text[64];
-    if (r->ranks == 1 || s->process.job == JOB_DRY_RUN) { return; }
+    if (r->ranks == 1 || p->process.job == JOB_DRY_RUN) { return; }
     if (r->rank == 0) {
         team->hang_seconds = o->hang_timeout;  // only rank 0 watches for that
         together_meet(team, r);
-        together_share_checkpoint(team, s);
+        together_share_checkpoint(team, p->start.resumed, step);
     }
-    s->process.team = team;
-    together_compare(s, "this build", s->process.build);
+    p->process.team = team;
+    together_compare(team, "this build", p->process.build);
     for (int i = 0; i < NUM_OPTIONS; i++) {
-        if (i != OPT_threads) { together_compare(s, option_flag(i, name), option_text(o, i, value)); }
+        if (i != OPT_threads) { together_compare(team, option_flag(i, name), option_text(o, i, value)); }
     }
-    together_compare_files(s);
-    snprintf(text, sizeof text, s->start.resumed ? "step %llu" : "none", (unsigned long long)s->run.state.step);
-    together_compare(s, "the checkpoint to resume", text);
+    together_compare_files(team, &p->data);
+    snprintf(text, sizeof text, p->start.resumed ? "step %llu" : "none", (unsigned long long)step);
+    together_compare(team, "the checkpoint to resume", text);
 }
 
 /* Checks that all ranks see the same --out: each reads a random number that rank 0 writes there. */
-static inline void together_share_out(Session* s) {
+static inline void together_share_out(Team* team, const char* out) {
     char path[PATH_CAP], text[32];
     size_t size = 0;
     uint64_t number = 0;
     Error e = NO_ERROR;
-    if (!s->process.team) { return; }
+    if (!team) { return; }
+    const bool first = team->run.rank == 0;
     if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) { die("the system gives no random numbers"); }
-    agree_first(s->process.team, &number, sizeof number);
+    agree_first(team, &number, sizeof number);
     const size_t length = (size_t)snprintf(text, sizeof text, "%016" PRIx64 "\n", number);
-    bool ok = path_join(path, s->chosen.out, ".ranks", &e) && (s->process.rank > 0 || write_file(path, text, length, &e));
-    if (!agree_ok(s->process.team, ok, &e)) { together_die(s, &e); }
-    if (s->process.rank > 0) {
+    bool ok = path_join(path, out, ".ranks", &e) && (!first || write_file(path, text, length, &e));
+    if (!agree_ok(team, ok, &e)) { together_die(team, &e); }
+    if (!first) {
         Error ignored = NO_ERROR;
         char* found = read_file(path, &size, 64, &ignored);
         ok = found && size == length && memcmp(found, text, size) == 0;
         free(found);
-        if (!ok) {
-            fail(&e, "--out: %s on host %s is not the folder of rank 0: all ranks must share it", s->chosen.out,
-                 s->process.team->host);
-        }
+        if (!ok) { fail(&e, "--out: %s on host %s is not the folder of rank 0: all ranks must share it", out, team->host); }
     }
-    const bool shared = agree_ok(s->process.team, ok, &e);
-    if (s->process.rank == 0) { unlink(path); }
-    if (!shared) { together_die(s, &e); }
+    const bool shared = agree_ok(team, ok, &e);
+    if (first) { unlink(path); }
+    if (!shared) { together_die(team, &e); }
 }
 
 /* Returns the host of a rank, as rank 0 knows it. */
 static inline const char* together_host(const Team* team, int rank) { return team->members[rank].host; }
 
 /* Reports to the others where this rank is. */
-static inline void together_at(const Session* s, TeamPhase phase, int64_t step) {
-    if (s->process.team) { team_at(s->process.team, phase, (uint64_t)step, 0); }
+static inline void together_at(Team* team, TeamPhase phase, int64_t step) {
+    if (team) { team_at(team, phase, (uint64_t)step, 0); }
 }
 
 #endif

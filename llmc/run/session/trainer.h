@@ -7,11 +7,11 @@
 #define LLMC_TRAINER_H
 
 #include "llmc/base/utils.h"
-#include "llmc/run/session/memory.h"   // defines: MemoryTable
-#include "llmc/train/not_finite.h"     // defines: TENSOR_TEXT
-#include "llmc/run/session/session.h"  // defines: Session
-#include "llmc/run/session/save.h"     // defines: AddFiles
-#include "llmc/train/step.h"           // defines: BatchSource, NextLogits, Recipe, Metrics
+#include "llmc/run/session/memory.h"  // defines: MemoryTable
+#include "llmc/train/not_finite.h"    // defines: TENSOR_TEXT
+#include "llmc/run/cli/options.h"     // defines: Options
+#include "llmc/run/session/save.h"    // defines: AddFiles
+#include "llmc/train/step.h"          // defines: ModelUse, BatchSource, NextLogits, Recipe, Metrics
 
 typedef struct Trainer Trainer;
 struct Trainer {
@@ -26,9 +26,10 @@ struct Trainer {
 
     // memory: measure() fills the memory table; available() returns the usable bytes (0: unknown); memory_used() returns the
     // bytes that the process holds (GPU) or its peak (CPU)
-    void (*measure)(const Trainer* t, const Session* s, const Options* o, MemoryTable* table);
+    void (*measure)(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* table);
     uint64_t (*available)(const Trainer* t, const Options* o);
-    void* (*create)(const Trainer* t, Session* s);  // ranks meet on their devices
+    // ranks meet on their devices
+    void* (*create)(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, Team* team);
     void (*destroy)(void* model);
     uint64_t (*memory_used)(const void* model);
 
@@ -39,10 +40,10 @@ struct Trainer {
     StateSlot (*collect)(void* model, SlotKind kind);
     AddFiles add_files;  // adds the trainer's own files to a checkpoint; or NULL
 
-    // training: prepare() (or NULL) runs before the first step, and in other jobs with `recipe` NULL; step() returns false if
-    // the step is dropped (step.h); forget() wipes all traces of steps at learning rate 0; name_not_finite() writes the name
+    // training: prepare() (or NULL) runs before the first step, and in other jobs with `recipe` NULL; `resumed` is the checkpoint
+    // that the run resumes, or NULL; step() returns false if the step is dropped (step.h); forget() wipes all traces of steps at learning rate 0; name_not_finite() writes the name
     // of the first tensor that is not finite, in the order of computation, and returns false if there is none
-    void (*prepare)(void* model, const Recipe* recipe, const Session* s);
+    void (*prepare)(void* model, const Recipe* recipe, const Options* o, const char* resumed);
     bool (*step)(void* model, const Recipe* recipe, double lr, Error* e);
     Metrics (*result)(void* model, const Recipe* recipe);
     double (*busy_ms)(const void* model);  // time of the step that result() returned last: see run/loop/slowest.h; or NULL

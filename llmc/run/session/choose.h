@@ -1,0 +1,167 @@
+/* choose.h -- builds the options that count, `chosen`, from the options as typed, `given`, and from what was found. Each function
+ * is one choice, and nothing else writes options. They run in this order:
+ *
+ *   choose_typed        a copy of `given`, with --out as the name of a folder and texts read from files
+ *   choose_saved        a run that resumes: the checkpoint's values of all flags that are not typed
+ *   choose_lora         the shape of the adapters, where their folder has it
+ *   choose_total_batch  the tokens of a step of shared rows
+ *   choose_sampling     the values of the model's generation_config.json
+ *   choose_data         the data of dev/data/tinytales
+ *   choose_rows         the length of rows for --eval with --tasks
+ *   choose_steps        the steps of --epochs
+ *   choose_dtype        the type of the weights in checkpoints
+ *   choose_recompute    the blocks of --recompute auto
+ *   choose_minutes      the steps of --minutes
+ */
+#ifndef LLMC_CHOOSE_H
+#define LLMC_CHOOSE_H
+
+#include "llmc/base/utils.h"
+
+#include "llmc/dist/agree.h"           // defines: agree_first, agree_most
+#include "llmc/run/cli/options.h"      // defines: Options, options_copy, options_merge, options_read_text, option_own_text
+#include "llmc/run/session/memory.h"   // defines: MemoryRoom, memory_find_recompute
+#include "llmc/run/session/session.h"  // defines: Start
+
+/* Settles --out. A run that resumes from --resume PATH continues in the folder of PATH, unless --out is given. Slashes at the
+ * end, which a shell adds to the name of a folder, are removed. */
+static inline bool choose_out(Options* chosen, Error* e) {
+    char parent[PATH_CAP];
+    const char* out = chosen->out;
+    if (chosen->resume && !chosen->given[OPT_out] && is_directory(chosen->resume)) {
+        out = chosen->resume;
+        if (folder_is_checkpoint(out)) {
+            if (!checkpoint_parent(out, parent, e)) { return false; }
+            out = parent;
+        }
+    }
+    char* text = xstrdup(out);
+    for (size_t n = strlen(text); n > 1 && text[n - 1] == '/'; n--) { text[n - 1] = 0; }
+    option_own_text(chosen, OPT_out, text);
+    return true;
+}
+
+static inline void choose_typed(Options* chosen, const Options* given) {
+    Error e = NO_ERROR;
+    options_copy(chosen, given);
+    must(choose_out(chosen, &e) && options_read_text(chosen, OPT_generate, &e) && options_read_text(chosen, OPT_system, &e),
+         &e);
+}
+
+/* Restores the options of the checkpoint `dir`. Its model is the model of the run, whatever --model says. `groups` of ranks take
+ * the tokens that a step had, since another number of processes takes other micro-batches, not other steps. (A run with
+ * --seq-parallel has these tokens in its options, see choose_total_batch().) */
+static inline void choose_saved(Options* chosen, const TrainerState* state, const char* dir, int groups) {
+    Options was;
+    char* model = NULL;
+    Error e = NO_ERROR;
+    if (chosen->given[OPT_model] && json_bytes(&state->json, state->saved_options, "model", &model, &e) &&
+        strcmp(chosen->model, model) != 0) {
+        warn("--model: %s is not used, the run resumes with the model of %s", chosen->model, dir);
+        chosen->given[OPT_model] = false;
+    }
+    free(model);
+    must(options_merge(chosen, &state->json, state->saved_options, &e), &e);
+    if (state->world_size == groups || chosen->total_batch != 0) { return; }
+    options_default(&was, chosen->trainer);
+    must(options_merge(&was, &state->json, state->saved_options, &e), &e);
+    chosen->total_batch = (int64_t)was.batch * was.seq * state->world_size;
+    options_free(&was);
+}
+
+static inline void choose_lora(Options* chosen, const LoraConfig* lora) {
+    if (lora->rank == 0) { return; }
+    chosen->lora = lora->rank;
+    chosen->lora_alpha = lora->alpha;
+}
+
+/* With --seq-parallel the tokens of a step depend on the groups. A run that resumes without the flag finds them here. */
+static inline void choose_total_batch(Options* chosen, int groups) {
+    if (chosen->seq_parallel == 1 || chosen->total_batch != 0) { return; }
+    chosen->total_batch = (int64_t)chosen->batch * chosen->seq * groups;
+}
+
+/* Takes the sampling from the model's generation_config.json, unless flags give it. */
+static inline void choose_sampling(Options* chosen, const Start* start) {
+    char path[PATH_CAP];
+    Json j;
+    int64_t top_k = chosen->top_k;
+    const bool* given = chosen->given;
+    Error e = NO_ERROR;
+    const char* dir = folder_has(start->dir, "generation_config.json") ? start->dir : start->base_dir;
+    if (!folder_has(dir, "generation_config.json")) { return; }
+    must(path_join(path, dir, "generation_config.json", &e) && json_read_file(&j, path, 16 << 20, &e), &e);
+    const JsonNode* root = json_root(&j);
+    must(given[OPT_temperature] || json_double_or(&j, root, "temperature", 0, 100, &chosen->temperature, &e), &e);
+    must(given[OPT_top_k] || json_int_or(&j, root, "top_k", 0, INT_MAX, &top_k, &e), &e);
+    must(given[OPT_top_p] || json_double_or(&j, root, "top_p", 1e-6, 1, &chosen->top_p, &e), &e);
+    chosen->top_k = (int)top_k;
+    json_free(&j);
+}
+
+#define DEFAULT_DATA "dev/data/tinytales/"
+
+/* Sets --train and --val to the tinytales data if --train is missing (with --eval: --val, if --tasks is missing too). A new
+ * model without --tokenizer then gets the data's tokenizer. If the data has not been built, a dry run does without, if the
+ * vocabulary is known; else fails. */
+static inline bool choose_data(Options* chosen, Error* e) {
+    const bool wanted = chosen->eval ? !chosen->val && !chosen->tasks : !chosen->train;
+    if (!wanted) { return true; }
+    const char* missing = chosen->eval ? DEFAULT_DATA "tinytales_val.bin" : DEFAULT_DATA "tinytales_train.bin";
+    if (!file_exists(missing)) {
+        ModelConfig preset;
+        const bool plain = config_preset(&preset, chosen->model, 1) && preset.vocab_size == 1 && !chosen->tokenizer;
+        if (chosen->dry_run && chosen->epochs == 0 && !plain) { return true; }
+        return fail(e, "%s: is not given, and the default %s does not exist\n  hint: make %s",
+                    chosen->eval ? "--val" : "--train", missing, DEFAULT_DATA "tinytales_train.bin");
+    }
+    if (!chosen->train) { chosen->train = DEFAULT_DATA "tinytales_train.bin"; }
+    if (!chosen->val && file_exists(DEFAULT_DATA "tinytales_val.bin")) { chosen->val = DEFAULT_DATA "tinytales_val.bin"; }
+    if (!chosen->tokenizer && !is_directory(chosen->model)) { chosen->tokenizer = DEFAULT_DATA "tokenizer.json"; }
+    return true;
+}
+
+/* With --eval, rows are as long as the longest question, within --seq or, without it, within the model's context. */
+static inline void choose_rows(Options* chosen, const Tasks* tasks, int max_positions) {
+    const int most = chosen->given[OPT_seq] ? chosen->seq : max_positions;
+    chosen->seq = (int)size_min(tasks_longest(tasks), (size_t)most);
+}
+
+/* From here on a run with --epochs is one with --steps. */
+static inline void choose_steps(Options* chosen, int64_t steps) {
+    if (chosen->epochs == 0) { return; }
+    chosen->steps = (int)steps;
+    chosen->given[OPT_steps] = true;
+}
+
+/* Returns the word of --export-dtype that stands for weights of this dtype; F32 stands in for a dtype without a word. */
+static inline ExportDtype export_dtype_of(SafeDtype dtype) {
+    return dtype == SAFE_BF16 ? EXPORT_BF16 : dtype == SAFE_F16 ? EXPORT_F16 : EXPORT_F32;
+}
+
+/* Returns the dtype that a word of --export-dtype other than auto stands for. */
+static inline SafeDtype safe_dtype_of(ExportDtype word) {
+    return word == EXPORT_BF16 ? SAFE_BF16 : word == EXPORT_F16 ? SAFE_F16 : SAFE_F32;
+}
+
+/* Without --export-dtype, checkpoints have the dtype of the build, which another build that resumes the run then keeps. Adapters
+ * are exact, since they are small. */
+static inline void choose_dtype(Options* chosen, SafeDtype build, bool adapters) {
+    if (adapters) { chosen->export_dtype = EXPORT_F32; }
+    if (chosen->export_dtype == EXPORT_AUTO) { chosen->export_dtype = export_dtype_of(build); }
+}
+
+/* --recompute auto: takes the cheapest value that fits on every rank. They share passes through the layers, so all take the
+ * value of the rank with the least room. Checkpoints keep the word auto, since a resumed run chooses anew, for its card. */
+static inline void choose_recompute(Options* chosen, const MemoryRoom* room, Team* team) {
+    chosen->recompute = memory_find_recompute(room, chosen);
+    agree_most(team, chosen->recompute.blocks, RECOMPUTE_LEVELS);
+}
+
+/* --minutes: takes the steps that rank 0 has found to fit. Log and checkpoints record them, and a resumed run keeps them. */
+static inline void choose_minutes(Options* chosen, int64_t steps, Team* team) {
+    chosen->steps = (int)steps;
+    agree_first(team, &chosen->steps, sizeof chosen->steps);
+}
+
+#endif
