@@ -39,7 +39,7 @@ static inline void team_begin(Team* t, TeamMember* m, int fd) {
 }
 
 /* Takes the other end's NONCE, and makes the tokens of both directions. */
-static inline void team_take_nonce(const Team* t, TeamMember* m, const unsigned char* theirs /* (TEAM_RANDOM) */) {
+static inline void team_receive_nonce(const Team* t, TeamMember* m, const unsigned char* theirs /* (TEAM_RANDOM) */) {
     enum { NAME = 1, ZERO = 9, OTHER = 9 + TEAM_RANDOM, BYTES = 9 + 2 * TEAM_RANDOM };
     const bool zero = t->run.rank == 0;
     unsigned char text[BYTES] = {0};
@@ -109,7 +109,7 @@ static inline void team_compare_field(Team* t, const TeamMember* m, const unsign
 }
 
 /* Takes a message from a rank that has not joined. Returns false if it makes no sense. */
-static inline bool team_take_hello(Team* t, TeamMember* m) {
+static inline bool team_receive_hello(Team* t, TeamMember* m) {
     const Message* in = &m->link.in;
     if (in->kind == TEAM_HELLO && !m->greeted) {
         TeamHello hello;

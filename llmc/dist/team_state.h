@@ -10,7 +10,7 @@
  *   BEAT    both    every heartbeat_seconds. It has only the head of every message: where the sender is
  *   GIVE    to 0    this rank's part of a collective. RESULT from 0: the parts of all, in as many messages as they need
  *   ERROR   to 0    the cause why this rank ends. From 0: the line that is printed, in as many messages as it needs
- *   TOLD    from 0  before an ERROR: the host where the rank that fails prints its error itself
+ *   PRINTED from 0  before an ERROR: the host where the rank that fails prints its error itself
  */
 #ifndef LLMC_TEAM_STATE_H
 #define LLMC_TEAM_STATE_H
@@ -62,7 +62,7 @@ typedef enum {
     TEAM_GIVE,
     TEAM_RESULT,
     TEAM_ERROR,
-    TEAM_TOLD,
+    TEAM_PRINTED,
     TEAM_KINDS
 } TeamKind;
 
@@ -126,11 +126,11 @@ typedef struct {
     int behind;             // rank 0: who alone is behind all others, -1: nobody; since when, and where it was then
     double behind_since;
     uint64_t behind_sequence, behind_place;
-    Error failure;         // why the run ends
-    bool lost;             // the cause: this rank has found that another one is lost
-    char told[TEAM_HOST];  // the host where the cause is already printed; "": none
-    Error cause;           // why rank 0 could not be reached
-    bool turned_away;      // the cause: what listens there ended the last connection
+    Error failure;               // why the run ends
+    bool lost;                   // the cause: this rank has found that another one is lost
+    char printed_on[TEAM_HOST];  // the host that has printed the cause already; "": none
+    Error cause;                 // why rank 0 could not be reached
+    bool turned_away;            // the cause: what listens there ended the last connection
     char text[1024];
     size_t text_size;  // bytes so far of an ERROR that is being read
     size_t missing;    // bytes of a RESULT that have not come
@@ -152,7 +152,7 @@ static inline bool team_fits(const Message* m) {
         {0, TEAM_PAYLOAD, false},                       // GIVE
         {0, TEAM_PAYLOAD, true},                        // RESULT
         {1, TEAM_PAYLOAD, true},                        // ERROR
-        {1, TEAM_HOST - 1, false},                      // TOLD
+        {1, TEAM_HOST - 1, false},                      // PRINTED
     };
     if (m->kind >= TEAM_KINDS || m->size < sizes[m->kind].least || m->size > sizes[m->kind].most) { return false; }
     return m->rest == 0 || (sizes[m->kind].more && m->size == TEAM_PAYLOAD);
@@ -226,16 +226,16 @@ static inline void team_send_all(Team* t, TeamKind kind, const void* data, size_
 }
 
 /* Rank 0 sends all others the reason why the run ends. */
-static inline void team_tell_failure(Team* t) {
+static inline void team_send_failure(Team* t) {
     if (t->run.rank > 0) { return; }
-    if (t->told[0]) { team_send_all(t, TEAM_TOLD, t->told, strlen(t->told)); }
+    if (t->printed_on[0]) { team_send_all(t, TEAM_PRINTED, t->printed_on, strlen(t->printed_on)); }
     team_send_all(t, TEAM_ERROR, t->failure.msg, strlen(t->failure.msg));
 }
 
 /* Records that the run ends for an error that a rank on this host prints itself. */
-static inline void team_take_cause(Team* t, int rank, const char* host, const char* cause, int length) {
+static inline void team_note_cause(Team* t, int rank, const char* host, const char* cause, int length) {
     if (t->failure.msg[0]) { return; }
-    snprintf(t->told, sizeof t->told, "%s", host);
+    snprintf(t->printed_on, sizeof t->printed_on, "%s", host);
     fail(&t->failure, "rank %d on host %s: %.*s", rank, host, length, cause);
 }
 
@@ -243,7 +243,7 @@ static inline void team_take_cause(Team* t, int rank, const char* host, const ch
  * and lost. */
 static inline bool team_speaks(const Team* t) {
     const bool beside_lost_zero = t->run.rank > 0 && t->lost && t->run.rank == t->run.local_rank;
-    return strcmp(t->told, t->host) != 0 && t->run.local_rank == (beside_lost_zero ? 1 : 0);
+    return strcmp(t->printed_on, t->host) != 0 && t->run.local_rank == (beside_lost_zero ? 1 : 0);
 }
 
 /* Sends all pending bytes and waits until the other ends have closed. Closing a connection with unread bytes would reset it,

@@ -1,4 +1,4 @@
-/* fuzz_team.c -- gives the bytes as messages to a rank of a run (llmc/dist/team_loop.h): to rank 0 of three, from members and
+/* fuzz_team.c -- gives the bytes as messages to a rank of a run (llmc/dist/team.h): to rank 0 of three, from members and
  * strangers, or to rank 1, from rank 0. The sender has the key, so every token is right. Nothing may be read or written behind
  * a message or a buffer, and an error is one printable line.
  *
@@ -14,7 +14,7 @@ enum { RANKS = 3, HEAD = 7, MOST_MESSAGES = 64 };
 /* A rank's state between two messages. */
 static void check(const Team* t) {
     REQUIRE(t->arrived >= 1 && t->arrived <= RANKS && t->text_size < sizeof t->text);
-    REQUIRE(t->missing <= RANKS * t->bytes && strlen(t->told) < sizeof t->told);
+    REQUIRE(t->missing <= RANKS * t->bytes && strlen(t->printed_on) < sizeof t->printed_on);
     for (int i = 0; i < t->slots && i < RANKS + 2; i++) {
         REQUIRE(strlen(t->members[i].host) < TEAM_HOST && t->members[i].given_size <= TEAM_PAYLOAD);
     }
@@ -75,7 +75,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             t.asked = true;
         } else {
             m->link.in = in;
-            if (!team_take(&t, m)) {
+            if (!team_receive(&t, m)) {
                 team_lose(&t, m, "sent what is no message of this run");
                 if (!m->joined) { team_begin(&t, m, -1); }  // another connection takes the place
             }

@@ -682,7 +682,7 @@ static void meet(const Group* g, int rank, int fd, TeamMember* m, const unsigned
     memcpy(mine.payload, m->nonce, TEAM_RANDOM);
     mine.size = TEAM_RANDOM;
     say(fd, &mine, sizeof mine);
-    team_take_nonce(&t, m, m->link.in.payload);
+    team_receive_nonce(&t, m, m->link.in.payload);
 }
 static const unsigned char some_bytes[TEAM_RANDOM] = "any sixteen byte";
 
@@ -906,7 +906,7 @@ static void a_rank_0_that_sends_nonsense_is_named(void) {
         if (i == 3) { m.rest = 1 << 30; }
         if (i == 4) { m.size = 400; }
         if (i == 6) { m.size = 8; }  // its start is missing
-        if (i == 7) { m.kind = TEAM_TOLD, m.size = TEAM_HOST; }
+        if (i == 7) { m.kind = TEAM_PRINTED, m.size = TEAM_HOST; }
         if (i == 8) { m.kind = TEAM_JOINED, m.size = 5; }
         if (i == 9) { m.kind = TEAM_KINDS; }
         if (i == 5) {  // a text that has no end
