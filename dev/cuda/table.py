@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""table.py [--check] -- makes dev/results/zoo.md and the lessons' tables and pictures from dev/results/zoo-*.json, files that
-`make -C dev/cuda bench` wrote: a JSON object a line, a line a version and shape. The first of COLUMNS is shown whole, of the others
-the time and the share. In a lesson, the lines between <!-- zoo: FILE LADDER --> and <!-- end --> become a table of that ladder, and
-zoo-FILE.svg is its picture. --check writes nothing and exits with 1 if a file is stale."""
+"""table.py [--check|BENCH.json] -- makes dev/results/zoo.md and the lessons' tables and pictures from dev/results/zoo.json: a JSON
+object a line, a line a version and shape. BENCH.json, which `make -C dev/cuda bench` wrote, goes into it first, and replaces what
+the same card, build and files had there. The first of COLUMNS is shown whole, of the others the time and the share. In a lesson,
+the lines between <!-- zoo: FILE LADDER --> and <!-- end --> become a table of that ladder, and zoo-FILE.svg is its picture.
+--check writes nothing and exits with 1 if a file is stale."""
 import json
 import re
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, DOC = ROOT / "dev/results", ROOT / "dev/doc"
+ROWS = RESULTS / "zoo.json"
 FILES = "rmsnorm rope swiglu layout softmax attention_forward attention_backward matmul crossentropy embedding adamw overlap".split()
 COLUMNS = [(90, "BF16"), (90, "FP32"), (80, "BF16"), (75, "FP16")]
 HEAD = """# The kernel zoo, measured
@@ -26,9 +28,19 @@ mma's version 7 in code of sm_80 with 4, 3 and 2 buffers had a share of 0.61, 0.
 """
 
 
+def add(path):
+    def run(line):
+        return tuple(json.loads(line)[key] for key in ("gpu", "arch", "precision", "file"))
+    if not Path(path).exists():
+        sys.exit(f"error: {path}: there is no such file")
+    old, new = (p.read_text().splitlines(keepends=True) if p.exists() else [] for p in (ROWS, Path(path)))
+    again = set(map(run, new))
+    ROWS.write_text("".join([line for line in old if run(line) not in again] + new))
+
+
 def read():
     """Returns {file: {ladder: {version: {column: [rows in the order of the runs]}}}} and {column: gpu}, by the order of COLUMNS."""
-    rows = [json.loads(line) for path in sorted(RESULTS.glob("zoo-*.json")) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
     zoo, gpus = {}, {}
     for row in rows:
         row["column"], row["shape"] = (row["arch"], row["precision"]), (row["large"], row["sizes"])
@@ -123,6 +135,9 @@ def picture(ladders):
 
 
 def main():
+    check = "--check" in sys.argv
+    if sys.argv[1:] and not check:
+        add(sys.argv[1])
     zoo, gpus = read()
     made = {RESULTS / "zoo.md": page(zoo, gpus)} if zoo else {}
     for path in sorted(DOC.glob("*.md")):
@@ -132,7 +147,6 @@ def main():
         for name in re.findall(r"\(zoo-(\w+)\.svg\)", text) if zoo else []:
             made[DOC / f"zoo-{name}.svg"] = picture([(f, l, v) for f in zoo if f.startswith(name) for l, v in zoo[f].items()])
     stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
-    check = "--check" in sys.argv
     for path in stale:
         print(f"{path.relative_to(ROOT)} is {'stale: python3 dev/cuda/table.py' if check else 'made anew'}")
         if not check:

@@ -28,7 +28,7 @@ def zoo(tmp_path):
 
     def run(rows, *flags):
         if rows:
-            (tmp_path / "dev/results/zoo-card.json").write_text("".join(json.dumps(r) + "\n" for r in rows))
+            (tmp_path / "dev/results/zoo.json").write_text("".join(json.dumps(r) + "\n" for r in rows))
         done = subprocess.run([sys.executable, tmp_path / "dev/cuda/table.py", *flags], capture_output=True, text=True, timeout=60)
         assert not done.stderr, done.stderr
         return done.returncode, page.read_text() if page.exists() else "", lesson.read_text()
@@ -61,3 +61,12 @@ def test_a_stale_table_fails_and_none_is_no_fault(zoo):
     assert zoo([], "--check") == (0, "", "<!-- zoo: softmax forward -->\n<!-- end -->\n")
     assert zoo([row(1, "N=8", 0, 4)], "--check")[0] == 1
     assert zoo([row(1, "N=8", 0, 4)])[0] == 0 and zoo([], "--check")[0] == 0
+
+
+def test_new_results_replace_those_of_the_same_build_and_file(zoo, tmp_path):
+    new = tmp_path / "bench.json"
+    new.write_text(json.dumps(row(1, "N=8", 0, 3)) + "\n")
+    kept = [row(1, "N=8", 0, 5, precision="FP32"), row(1, "N=8", 0, 6, file="rope")]
+    _, page, lesson = zoo([row(1, "N=8", 0, 4), row(2, "N=8", 0, 2), *kept], new)
+    assert "| 3 |" in line(lesson, 1) and "idea 2" not in page
+    assert (tmp_path / "dev/results/zoo.json").read_text().splitlines() == [json.dumps(r) for r in kept] + new.read_text().splitlines()
