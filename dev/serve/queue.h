@@ -101,7 +101,6 @@ static inline bool queue_start(Queue* q, const char* checkpoint, Error* e) {
 
 /* Finds the folder of a step's checkpoint. */
 static inline bool queue_find(const Queue* q, uint64_t step, char dir[PATH_CAP], struct stat* folder, Error* e) {
-    char unused[PATH_CAP];
     uint64_t* steps = NULL;
     size_t count = 0;
     if (step == NEWEST) {
@@ -110,7 +109,7 @@ static inline bool queue_find(const Queue* q, uint64_t step, char dir[PATH_CAP],
         step = steps[0];
         free(steps);
     }
-    return checkpoint_paths(q->run, step, dir, unused, e) &&
+    return checkpoint_path(dir, q->run, step, "", e) &&
            (stat(dir, folder) == 0 || fail(e, "%s: cannot be read: %s", dir, strerror(errno)));
 }
 

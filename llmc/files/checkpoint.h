@@ -132,13 +132,11 @@ typedef struct {
     FileSums sums;       // of the files written so far
 } Checkpoint;
 
-/* Writes the paths OUT/step_NNNNNNNN and OUT/step_NNNNNNNN.tmp, each in PATH_CAP bytes. */
-static inline bool checkpoint_paths(const char* out, uint64_t step, char* dir, char* tmp, Error* e) {
-    char name[64];
-    snprintf(name, sizeof name, "step_%08" PRIu64, step);
-    if (!path_join(dir, out, name, e)) { return false; }
-    snprintf(name, sizeof name, "step_%08" PRIu64 ".tmp", step);
-    return path_join(tmp, out, name, e);
+/* Writes the path OUT/step_NNNNNNNN with an ending such as "" or ".tmp". */
+static inline bool checkpoint_path(char* path /* PATH_CAP */, const char* out, uint64_t step, const char* end, Error* e) {
+    char name[80];
+    snprintf(name, sizeof name, "step_%08" PRIu64 "%s", step, end);
+    return path_join(path, out, name, e);
 }
 
 /* Gives the checkpoint up: removes the .tmp folder. Harmless after a commit. */
@@ -158,7 +156,7 @@ static inline void checkpoint_leave(Checkpoint* k) {
 /* Joins a checkpoint that rank 0 has begun: another rank adds its state to it, then calls checkpoint_leave(). */
 static inline bool checkpoint_join(Checkpoint* k, const char* out, uint64_t step, Error* e) {
     memset(k, 0, sizeof *k);
-    if (!checkpoint_paths(out, step, k->dir, k->tmp, e)) { return false; }
+    if (!checkpoint_path(k->dir, out, step, "", e) || !checkpoint_path(k->tmp, out, step, ".tmp", e)) { return false; }
     snprintf(k->out, sizeof k->out, "%s", out);  // fits, since the longer paths did
     return true;
 }
@@ -424,7 +422,6 @@ static inline bool checkpoint_check_found(const TrainerState* s, uint64_t step, 
 static inline bool checkpoint_find(const char* out, CheckpointUse use, FILE* screen, char* dir, TrainerState* s, Error* e) {
     uint64_t* steps = NULL;
     size_t count = 0;
-    char tmp[PATH_CAP];
     LogHistory last;
     memset(s, 0, sizeof *s);
     dir[0] = 0;
@@ -433,7 +430,7 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, FILE* scr
     size_t ruined = count;  // the newest whole one of a step that was not finite
     for (size_t i = 0; i < count && !found; i++) {
         Error cause = NO_ERROR;
-        if (!checkpoint_paths(out, steps[i], dir, tmp, e)) { break; }
+        if (!checkpoint_path(dir, out, steps[i], "", e)) { break; }
         const bool whole = checkpoint_read(dir, use, screen, s, &cause);
         const bool abandoned = whole && checkpoint_abandoned(&last, s);
         found = whole && checkpoint_check_found(s, steps[i], &cause);
@@ -445,7 +442,7 @@ static inline bool checkpoint_find(const char* out, CheckpointUse use, FILE* scr
         if (spare && ruined == count) { ruined = i; }
         trainer_state_free(s);
         if (i + 1 == count && ruined < count) {
-            found = checkpoint_paths(out, steps[ruined], dir, tmp, e) && checkpoint_read(dir, use, screen, s, e);
+            found = checkpoint_path(dir, out, steps[ruined], "", e) && checkpoint_read(dir, use, screen, s, e);
             if (found) { warn("%s: no older checkpoint is whole: resuming all the same", cause.msg); }
         } else if (i + 1 == count) {
             fail(e, !s->not_finite ? "%s" : "%s\n  hint: --model PATH takes it all the same", cause.msg);
@@ -509,10 +506,12 @@ static inline bool checkpoint_open(const char* path, CheckpointUse use, FILE* sc
  * left, the new .tmp and the old .old.tmp. The first that is whole gets the name back. */
 static inline bool checkpoint_restore(const char* out, uint64_t step, FILE* screen, Error* e) {
     char dir[PATH_CAP], copies[2][PATH_CAP];
-    if (!checkpoint_paths(out, step, dir, copies[0], e)) { return false; }
-    const int n = snprintf(copies[1], PATH_CAP, "%s.old.tmp", dir);
     struct stat st;
-    if (n >= PATH_CAP || lstat(copies[1], &st) != 0 || lstat(dir, &st) == 0) { return true; }
+    if (!checkpoint_path(dir, out, step, "", e) || !checkpoint_path(copies[0], out, step, ".tmp", e) ||
+        !checkpoint_path(copies[1], out, step, ".old.tmp", e)) {
+        return false;
+    }
+    if (lstat(copies[1], &st) != 0 || lstat(dir, &st) == 0) { return true; }
     for (int i = 0; i < 2; i++) {
         TrainerState s;
         Error damaged = NO_ERROR;
@@ -533,13 +532,13 @@ static inline bool checkpoint_set_aside(const char* out, uint64_t step, size_t* 
     size_t listed = 0;
     bool ok = checkpoint_list(out, &steps, &listed, e);
     for (*count = 0; ok && *count < listed && steps[*count] > step; ++*count) {
-        char dir[PATH_CAP], aside[PATH_CAP], number[16] = "";
+        char dir[PATH_CAP], aside[PATH_CAP], end[32] = ".set_back";
         struct stat st;
-        ok = checkpoint_paths(out, steps[*count], dir, aside, e);
+        ok = checkpoint_path(dir, out, steps[*count], "", e);
         for (int i = 2; ok; i++) {
-            ok = snprintf(aside, sizeof aside, "%s.set_back%s", dir, number) < PATH_CAP || fail(e, "%s: is too long", dir);
-            if (lstat(aside, &st) != 0) { break; }
-            snprintf(number, sizeof number, "%d", i);
+            ok = checkpoint_path(aside, out, steps[*count], end, e);
+            if (!ok || lstat(aside, &st) != 0) { break; }
+            snprintf(end, sizeof end, ".set_back%d", i);
         }
         ok = ok && (rename(dir, aside) == 0 || fail(e, "%s: cannot rename to %s: %s", dir, aside, strerror(errno)));
     }
@@ -577,13 +576,11 @@ typedef struct {
 } CheckpointWorth;
 
 static inline CheckpointWorth checkpoint_worth(const char* out, uint64_t step) {
-    char dir[PATH_CAP], tmp[PATH_CAP], path[PATH_CAP];
+    char path[PATH_CAP];
     CheckpointWorth worth = {step, false, NAN};
     TrainerState s;
     Error ignored = NO_ERROR;
-    if (!checkpoint_paths(out, step, dir, tmp, &ignored) || !path_join(path, dir, "trainer_state.json", &ignored)) {
-        return worth;
-    }
+    if (!checkpoint_path(path, out, step, "/trainer_state.json", &ignored)) { return worth; }
     if (trainer_state_read(&s, path, &ignored)) {
         worth.timed = s.timed;
         if (s.val.step > 0 && s.val.step == s.step) { worth.loss = s.val.loss; }
@@ -646,7 +643,7 @@ static inline void checkpoint_prune(const char* out, int keep, uint64_t major_ev
         const uint64_t step = worths[i].step;
         char dir[PATH_CAP], tmp[PATH_CAP];
         memset(&e, 0, sizeof e);
-        if (!checkpoint_paths(out, step, dir, tmp, &e)) { continue; }
+        if (!checkpoint_path(dir, out, step, "", &e) || !checkpoint_path(tmp, out, step, ".tmp", &e)) { continue; }
         if (worths[i].timed) {
             if (step == written) { continue; }
         } else if (keep <= 0 || newer++ < keep || (major_every > 0 && step % major_every == 0)) {

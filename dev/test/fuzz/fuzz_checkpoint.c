@@ -172,11 +172,11 @@ static void check_newest(const char* found, uint64_t found_step, uint64_t set_ba
     Error e = NO_ERROR;
     must(checkpoint_list(out, &steps, &count, &e), &e);
     for (size_t i = 0; i < count; i++) {
-        char dir[PATH_CAP], tmp[PATH_CAP];
+        char dir[PATH_CAP];
         TrainerState s;
         Error cause = NO_ERROR;
         const bool newer = !*found || steps[i] > found_step;
-        REQUIRE(checkpoint_paths(out, steps[i], dir, tmp, &cause));
+        REQUIRE(checkpoint_path(dir, out, steps[i], "", &cause));
         if (!newer && !verified) { continue; }
         const bool sound = checkpoint_read(dir, CHECKPOINT_RUN, NULL, &s, &cause);
         REQUIRE(!newer || !sound || s.step > set_back || !checkpoint_check_found(&s, steps[i], &cause));

@@ -94,8 +94,8 @@ static inline bool verify_run(const char* run, const char* lora_base, size_t* co
     size_t listed = 0;
     bool ok = checkpoint_list(run, &steps, &listed, e);
     for (size_t i = listed; ok && i > 0; i--) {
-        char dir[PATH_CAP], tmp[PATH_CAP];
-        ok = checkpoint_paths(run, steps[i - 1], dir, tmp, e);
+        char dir[PATH_CAP];
+        ok = checkpoint_path(dir, run, steps[i - 1], "", e);
         if (ok) { *damaged += !verify_checkpoint(dir, lora_base); }
         *count += ok;
     }

@@ -63,13 +63,13 @@ static inline void resume_identify(TrainerState* state, const Start* start, cons
 /* Opens the checkpoint that rank 0 has found: all ranks must take the same one, and one of them has read all of it. This
  * rank checks again the weights that it loads, because they come to it another way. */
 static inline bool resume_follow(Start* start, TrainerState* state, const Options* o, const FoundCheckpoint* found, Error* e) {
-    char inside[PATH_CAP], tmp[PATH_CAP];
+    char inside[PATH_CAP];
     if (!found->resumed) { return true; }
     const char* from = *o->resume ? o->resume : o->out;
     if (!path_join(inside, from, "trainer_state.json", e)) { return false; }
     if (*o->resume && file_exists(inside)) {
         snprintf(start->dir, sizeof start->dir, "%s", from);
-    } else if (!checkpoint_paths(from, found->step, start->dir, tmp, e)) {
+    } else if (!checkpoint_path(start->dir, from, found->step, "", e)) {
         return false;
     }
     if (!checkpoint_read(start->dir, CHECKPOINT_RANK, NULL, state, e)) { return false; }
