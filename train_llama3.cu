@@ -803,6 +803,21 @@ static void trainer_forget(void* model, const Recipe* recipe) {
     runner_restore(&m->runner, recipe->run);
 }
 
+/* Prints the kernels that the table chooses for the operations of a step. */
+static void print_kernels(const Llama* m) {
+    const Rows rows = batch_rows(m), heads = heads_of(&rows);
+    const Linear qkv = linear_at(m, LINEAR_QKV, 0, NULL, BATCH), gate_up = linear_at(m, LINEAR_GATE_UP, 0, NULL, BATCH);
+    const Linear down = linear_at(m, LINEAR_DOWN, 0, NULL, BATCH);
+    const KernelSizes attention = attention_sizes(heads.shape, rows.starts != NULL);
+    printf("%-20s %-22s  %s\n", "operation", "kernel", "is taken for");
+    print_kernel("qkv rope", CHOOSE_QKV, qkv_sizes(&qkv, &rows));
+    print_kernel("attention", CHOOSE_ATTENTION, attention);
+    print_kernel("attention backward", CHOOSE_ATTENTION_BACKWARD, attention);
+    print_kernel("gate up swiglu", CHOOSE_GATE_UP, swiglu_sizes(&gate_up, rows.N, gate_up.C, down.C));
+    print_kernel("down dx swiglu", CHOOSE_DOWN_DX, swiglu_sizes(&down, rows.N, down.OC, down.C));
+    print_kernel("cross-entropy", CHOOSE_CROSSENTROPY, crossentropy_sizes(m->config.vocab_size));
+}
+
 /* --profile: takes `warm_up` steps, then prints the operations of one more as a table. */
 static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
     Llama* m = (Llama*)model;
@@ -816,6 +831,7 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
     const MemoryKind kind = m->layout.lends ? MEM_GRADIENTS : MEM_ACTIVATIONS;  // a loan may leave too little to copy
     print_profile(m->queue.profiler, m->device->peak_flops,
                   measure_copy(m->mapped[kind], m->mapped_bytes[kind], m->queue.stream), ms);
+    print_kernels(m);
 }
 
 /* Searches the activations of block l that a forward pass keeps. */

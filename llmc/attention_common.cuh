@@ -21,6 +21,12 @@ struct AttentionArgs {
     const float* cos_sin;         // (T, HD) the table of rope.cuh by which dq and dk are turned back; NULL: they are not
 };
 
+/* What the forward pass read, and the part of its results that the backward pass reads. */
+struct AttentionTensorsX {
+    const floatX *qkv, *out;  // (B, T, (NH + 2 NKV) HD) and (B, T, NH HD)
+    const float* lse;         // (B, NH, T)
+};
+
 // The value of a score above the causal diagonal. exp2(-inf - m) is 0 for a finite row max m. If a whole row is masked so far,
 // the kernels subtract 0 instead of m, so that -inf - -inf never happens.
 constexpr float ATTENTION_MASKED = -INFINITY;
@@ -32,7 +38,8 @@ constexpr int SM75_SHARED = 64 << 10;  // bytes of shared memory a block may hav
 /* Returns the rows of a head's statistics: T, rounded up. */
 static inline size_t attention_stat_rows(int T) { return round_up((size_t)T, (size_t)STAT_ROWS); }
 
-static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, size_t out_pitch, const int32_t* starts = NULL) {
+static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, size_t out_pitch, const int32_t* starts = NULL,
+                                           const float* cos_sin = NULL) {
     const double scale = 1.0 / sqrt((double)s.HD);
     AttentionArgs a;
     a.T = s.T, a.NH = s.NH, a.NKV = s.NKV, a.HD = s.HD;
@@ -40,7 +47,7 @@ static inline AttentionArgs attention_args(AttentionShape s, size_t qkv_pitch, s
     a.qkv_pitch = qkv_pitch, a.out_pitch = out_pitch;
     a.scale = (float)scale, a.scale_log2 = (float)(scale * LOG2_E);
     a.starts = starts;
-    a.cos_sin = NULL;
+    a.cos_sin = cos_sin;
     return a;
 }
 
@@ -136,18 +143,18 @@ __global__ void attention_stats_kernel(float2* stats, const floatX* dout, const 
 }
 
 template <int LANES, int W>
-static inline void attention_stats_lanes(float2* stats, const floatX* dout, const floatX* out, const float* lse, int B,
+static inline void attention_stats_lanes(float2* stats, const floatX* dout, const AttentionTensorsX& f, int B,
                                          const AttentionArgs& s, cudaStream_t stream) {
     constexpr int THREADS = 256;
     const size_t pairs = (size_t)B * s.NH * s.stat_rows;
     attention_launch(attention_stats_kernel<LANES, W>, dim3((unsigned)(pairs / (THREADS / LANES))), THREADS, 0, stream, stats,
-                     dout, out, lse, s, pairs);
+                     dout, f.out, f.lse, s, pairs);
 }
 
-static inline void attention_stats(float2* stats, const floatX* dout, const floatX* out, const float* lse, int B,
-                                   const AttentionArgs& s, cudaStream_t stream) {
-    if (s.HD % 64 == 0) { return attention_stats_lanes<8, 8>(stats, dout, out, lse, B, s, stream); }
-    attention_stats_lanes<32, 2>(stats, dout, out, lse, B, s, stream);
+static inline void attention_stats(float2* stats, const floatX* dout, const AttentionTensorsX& f, int B, const AttentionArgs& s,
+                                   cudaStream_t stream) {
+    if (s.HD % 64 == 0) { return attention_stats_lanes<8, 8>(stats, dout, f, B, s, stream); }
+    attention_stats_lanes<32, 2>(stats, dout, f, B, s, stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -604,30 +604,40 @@ static inline Multiprocessor mma_multiprocessor() {
             device_attribute(cudaDevAttrMaxBlocksPerMultiprocessor)};
 }
 
-static inline bool mma_is_async() { return compiled_arch(attention_stats_kernel<8, 8>) >= 80; }
-
 /* Calls launch with those tiles of a list that the card takes. */
 template <typename... Tiles, typename Launch>
 static inline void mma_choose(MmaTileList<Tiles...>, const Launch& launch, Multiprocessor m = mma_multiprocessor(),
-                              bool async = mma_is_async()) {
+                              bool async = compiled_arch(attention_stats_kernel<8, 8>) >= 80) {
     const int most = std::max({mma_warps<Tiles>(m, async)...});
     (void)((mma_warps<Tiles>(m, async) == most && (launch(Tiles()), true)) || ...);
 }
 
-template <int HD>
-static inline void attention_mma_forward(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,
-                                         cudaStream_t stream) {
-    mma_choose(typename MmaTiles<HD>::Forward(),
-               [&](auto tiles) { attention_mma_forward_tiles<decltype(tiles)>(out, lse, qkv, B, s, stream); });
+/* Calls run with the tiles of head dimension 64 or 128. */
+template <typename Run>
+static inline void mma_with_tiles(int HD, const Run& run) {
+    if (HD == 64) {
+        run(MmaTiles<64>());
+    } else {
+        run(MmaTiles<128>());
+    }
 }
 
-template <int HD>
+static inline void attention_mma_forward(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,
+                                         cudaStream_t stream) {
+    mma_with_tiles(s.HD, [&](auto of) {
+        mma_choose(typename decltype(of)::Forward(),
+                   [&](auto tiles) { attention_mma_forward_tiles<decltype(tiles)>(out, lse, qkv, B, s, stream); });
+    });
+}
+
 static inline void attention_mma_backward(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
                                           const AttentionArgs& s, cudaStream_t stream) {
-    mma_choose(typename MmaTiles<HD>::BackwardKV(),
-               [&](auto tiles) { attention_mma_backward_kv<decltype(tiles)>(dqkv, stats, dout, qkv, B, s, stream); });
-    mma_choose(typename MmaTiles<HD>::BackwardQ(),
-               [&](auto tiles) { attention_mma_backward_q<decltype(tiles)>(dqkv, stats, dout, qkv, B, s, stream); });
+    mma_with_tiles(s.HD, [&](auto of) {
+        mma_choose(typename decltype(of)::BackwardKV(),
+                   [&](auto tiles) { attention_mma_backward_kv<decltype(tiles)>(dqkv, stats, dout, qkv, B, s, stream); });
+        mma_choose(typename decltype(of)::BackwardQ(),
+                   [&](auto tiles) { attention_mma_backward_q<decltype(tiles)>(dqkv, stats, dout, qkv, B, s, stream); });
+    });
 }
 
 #endif  // PRECISION_FP32

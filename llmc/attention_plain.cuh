@@ -179,15 +179,20 @@ __global__ void attention_forward_plain_kernel(floatX* out, float* lse, const fl
     }
 }
 
-/* Computes p and ds of the tile pair (queries from q0, keys from k0) in registers, from recomputed scores and {lse, D}.
- * starts: (T) of the row */
+/* A pair of tiles in shared memory: queries from q0 on, keys from k0 on. */
+struct PlainPair {
+    float *q, *dout, *k, *v;  // tiles
+    int q0, k0;
+};
+
+/* Computes p and ds of a pair of tiles in registers, from recomputed scores and {lse, D}. stats, starts: (T) of the row */
 template <int HD_MAX, int RM, int RN, int TY, bool DOCUMENTS>
-__device__ __forceinline__ void plain_gradients(float p[RM][RN], float ds[RM][RN], const float* q_tile, const float* dout_tile,
-                                                const float* k_tile, const float* v_tile, const float2* stats,
-                                                const int32_t* starts, int q0, int k0, const AttentionArgs& s) {
+__device__ __forceinline__ void plain_gradients(float p[RM][RN], float ds[RM][RN], const PlainPair& tiles, const float2* stats,
+                                                const int32_t* starts, const AttentionArgs& s) {
+    const int q0 = tiles.q0, k0 = tiles.k0;
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    plain_scores<HD_MAX, RM, RN, TY>(p, q_tile, k_tile, ty, tx, s.HD);
-    plain_scores<HD_MAX, RM, RN, TY>(ds, dout_tile, v_tile, ty, tx, s.HD);
+    plain_scores<HD_MAX, RM, RN, TY>(p, tiles.q, tiles.k, ty, tx, s.HD);
+    plain_scores<HD_MAX, RM, RN, TY>(ds, tiles.dout, tiles.v, ty, tx, s.HD);
 #pragma unroll
     for (int i = 0; i < RM; i++) {
         const int row = q0 + ty + TY * i;
@@ -241,8 +246,8 @@ __global__ void attention_backward_kv_plain_kernel(floatX* dqkv, const float2* s
                                s.HD);
             __syncthreads();
             float p[RM][RN], ds[RM][RN];
-            plain_gradients<HD_MAX, RM, RN, TY, DOCUMENTS>(p, ds, q_tile, dout_tile, k_tile, v_tile, head_stats, starts, q0, k0,
-                                                           s);
+            plain_gradients<HD_MAX, RM, RN, TY, DOCUMENTS>(p, ds, {q_tile, dout_tile, k_tile, v_tile, q0, k0}, head_stats,
+                                                           starts, s);
             for (int pass = 0; pass < 2; pass++) {
                 if (pass == 1) { __syncthreads(); }
 #pragma unroll
@@ -313,7 +318,8 @@ __global__ void attention_backward_q_plain_kernel(floatX* dqkv, const float2* st
                            s.T - k0, s.HD);
         __syncthreads();
         float p[RM][RN], ds[RM][RN];
-        plain_gradients<HD_MAX, RM, RN, TY, DOCUMENTS>(p, ds, q_tile, dout_tile, k_tile, v_tile, head_stats, starts, q0, k0, s);
+        plain_gradients<HD_MAX, RM, RN, TY, DOCUMENTS>(p, ds, {q_tile, dout_tile, k_tile, v_tile, q0, k0}, head_stats, starts,
+                                                       s);
 #pragma unroll
         for (int i = 0; i < RM; i++) {
 #pragma unroll
@@ -340,8 +346,8 @@ __global__ void attention_backward_q_plain_kernel(floatX* dqkv, const float2* st
 // launchers
 
 template <int HD_MAX>
-static inline void attention_plain_forward(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,
-                                           cudaStream_t stream) {
+static inline void attention_plain_forward_tiles(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,
+                                                 cudaStream_t stream) {
     typedef PlainTiles<HD_MAX> Tiles;
     constexpr int BM = Tiles::FORWARD_BM, BN = Tiles::FORWARD_BN, THREADS = 16 * BM / Tiles::FORWARD_RM;
     constexpr int SMEM = 4 * ((BM + BN) * (HD_MAX + 4) + BM * (BN + 4));
@@ -351,8 +357,8 @@ static inline void attention_plain_forward(floatX* out, float* lse, const floatX
 }
 
 template <int HD_MAX>
-static inline void attention_plain_backward(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
-                                            const AttentionArgs& s, cudaStream_t stream) {
+static inline void attention_plain_backward_tiles(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv,
+                                                  int B, const AttentionArgs& s, cudaStream_t stream) {
     typedef PlainTiles<HD_MAX> Tiles;
     constexpr int BM = Tiles::BACKWARD_BM, BN = Tiles::BACKWARD_BN, THREADS = 16 * BM / Tiles::BACKWARD_RM;
     constexpr int SMEM = 4 * (2 * (BM + BN) * (HD_MAX + 4) + BM * (BN + 4));
@@ -361,6 +367,22 @@ static inline void attention_plain_backward(floatX* dqkv, const float2* stats, c
     auto* q = s.starts ? attention_backward_q_plain_kernel<HD_MAX, true> : attention_backward_q_plain_kernel<HD_MAX, false>;
     attention_launch(kv, attention_grid(B, s.NKV, s.T, BN), THREADS, SMEM, stream, dqkv, stats, dout, qkv, s);
     attention_launch(q, attention_grid(B, s.NH, s.T, BM), THREADS, SMEM, stream, dqkv, stats, dout, qkv, s);
+}
+
+static inline void attention_plain_forward(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,
+                                           cudaStream_t stream) {
+    auto* const launch = s.HD <= 64    ? attention_plain_forward_tiles<64>
+                         : s.HD <= 128 ? attention_plain_forward_tiles<128>
+                                       : attention_plain_forward_tiles<256>;
+    launch(out, lse, qkv, B, s, stream);
+}
+
+static inline void attention_plain_backward(floatX* dqkv, const float2* stats, const floatX* dout, const floatX* qkv, int B,
+                                            const AttentionArgs& s, cudaStream_t stream) {
+    auto* const launch = s.HD <= 64    ? attention_plain_backward_tiles<64>
+                         : s.HD <= 128 ? attention_plain_backward_tiles<128>
+                                       : attention_plain_backward_tiles<256>;
+    launch(dqkv, stats, dout, qkv, B, s, stream);
 }
 
 #endif

@@ -636,13 +636,12 @@ static inline void attention_wgmma_backward_kv(floatX* dqkv, const float2* stats
 }
 
 template <typename Tiles>
-static inline void attention_wgmma_backward_q(floatX* dqkv, float2* stats, const floatX* dout, const floatX* out,
-                                              const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
-                                              cudaStream_t stream) {
+static inline void attention_wgmma_backward_q(floatX* dqkv, float2* stats, const floatX* dout, const AttentionTensorsX& f,
+                                              int B, const AttentionArgs& s, cudaStream_t stream) {
     auto* kernel = s.starts ? attention_backward_q_wgmma_kernel<Tiles, true> : attention_backward_q_wgmma_kernel<Tiles, false>;
     attention_launch(kernel, attention_wgmma_blocks<Tiles>(B, s.NH, s.T, Tiles::BM), Tiles::THREADS, Tiles::SMEM, stream, dqkv,
-                     stats, lse, attention_qkv_map(qkv, B, s, Tiles::BM), attention_qkv_map(qkv, B, s, Tiles::BN),
-                     attention_out_map(dout, B, s, Tiles::BM), attention_out_map(out, B, s, Tiles::BM), s, (uint32_t)B);
+                     stats, f.lse, attention_qkv_map(f.qkv, B, s, Tiles::BM), attention_qkv_map(f.qkv, B, s, Tiles::BN),
+                     attention_out_map(dout, B, s, Tiles::BM), attention_out_map(f.out, B, s, Tiles::BM), s, (uint32_t)B);
 }
 
 // Tiles by head dimension: HD, rows of a tile walked over, warpgroups, ring, pieces of work at a time, blocks. For dK and dV,
@@ -662,10 +661,11 @@ struct WgmmaTiles<128> {
     typedef WgmmaQTiles<128, 64, 2, 4, 1, 1, 1> BackwardQ;
 };
 
-template <int HD>
 static inline void attention_wgmma_forward(floatX* out, float* lse, const floatX* qkv, int B, const AttentionArgs& s,
                                            cudaStream_t stream) {
-    attention_wgmma_forward_tiles<typename WgmmaTiles<HD>::Forward>(out, lse, qkv, B, s, stream);
+    auto* const launch = s.HD == 64 ? attention_wgmma_forward_tiles<WgmmaTiles<64>::Forward>
+                                    : attention_wgmma_forward_tiles<WgmmaTiles<128>::Forward>;
+    launch(out, lse, qkv, B, s, stream);
 }
 
 /* Writes where each of N tokens' document ends, in rows of T tokens. */
@@ -675,18 +675,20 @@ __global__ static void attention_ends_kernel(int32_t* ends, const int32_t* start
 }
 
 /* Fills stats as attention_stats does; with documents, also fills the B * T integers after them. */
-template <int HD>
-static inline void attention_wgmma_backward(floatX* dqkv, float2* stats, const floatX* dout, const floatX* out,
-                                            const float* lse, const floatX* qkv, int B, const AttentionArgs& s,
-                                            cudaStream_t stream) {
+static inline void attention_wgmma_backward(floatX* dqkv, float2* stats, const floatX* dout, const AttentionTensorsX& f, int B,
+                                            const AttentionArgs& s, cudaStream_t stream) {
     const size_t N = (size_t)B * s.T;
     int32_t* ends = (int32_t*)(stats + (size_t)B * s.NH * s.stat_rows);
     if (s.starts) {
         attention_launch(attention_ends_kernel, dim3((unsigned)ceil_div(N, (size_t)256)), 256, 0, stream, ends, s.starts, N,
                          s.T);
     }
-    attention_wgmma_backward_q<typename WgmmaTiles<HD>::BackwardQ>(dqkv, stats, dout, out, lse, qkv, B, s, stream);
-    attention_wgmma_backward_kv<typename WgmmaTiles<HD>::BackwardKV>(dqkv, stats, ends, dout, qkv, B, s, stream);
+    auto* const q = s.HD == 64 ? attention_wgmma_backward_q<WgmmaTiles<64>::BackwardQ>
+                               : attention_wgmma_backward_q<WgmmaTiles<128>::BackwardQ>;
+    auto* const kv = s.HD == 64 ? attention_wgmma_backward_kv<WgmmaTiles<64>::BackwardKV>
+                                : attention_wgmma_backward_kv<WgmmaTiles<128>::BackwardKV>;
+    q(dqkv, stats, dout, f, B, s, stream);
+    kv(dqkv, stats, ends, dout, f.qkv, B, s, stream);
 }
 
 #endif  // PRECISION_FP32

@@ -50,8 +50,6 @@
 #include "llmc/attention_sm90_parts.cuh"  // defines: ScoresLeft, wgmma_values, wgmma_store
 #include "llmc/cuda/warpgroups.cuh"       // defines: WarpgroupSplit, Ring, tensor_map
 
-#ifndef PRECISION_FP32
-
 constexpr int WALK_QUERIES = 64, WALK_KEYS = 128;  // of a tile
 
 /* The order of work and of sums. A round takes `together` heads (of K and V, of all sequences). Each head has `tiles` tiles
@@ -66,6 +64,36 @@ struct WalkOrder {
         return tile >= pairs ? tile : min(m, pairs - 1) - tile;
     }
 };
+
+/* Returns the tiles of queries of a head. */
+static inline int walk_query_tiles(int T) { return (int)ceil_div((size_t)T, (size_t)WALK_QUERIES); }
+
+/* Returns the bytes of the sums of dq, and of their flags. */
+static inline size_t walk_sums_bytes(int B, int NH, int T, int HD) {
+    return (size_t)B * NH * walk_query_tiles(T) * (WALK_QUERIES * HD * sizeof(float) + sizeof(uint32_t));
+}
+
+/* Returns the order of work on a card with so many multiprocessors. */
+static inline WalkOrder walk_order(int B, int NKV, int T, uint32_t processors) {
+    WalkOrder o;
+    o.heads = (uint32_t)B * NKV;
+    o.tiles = (uint32_t)ceil_div((size_t)T, (size_t)WALK_KEYS);
+    o.pairs = (o.tiles + 1) / 2;
+    o.together = (uint32_t)size_min(o.heads, size_max(1, processors / o.pairs));
+    o.step = (uint32_t)size_min(o.pairs, processors);
+    return o;
+}
+
+/* Whether a walk keeps at least 85 % of the multiprocessors at work. A walk has fewer pieces of work than the two kernels.
+ * With few heads, or if their pairs of tiles divide badly among the multiprocessors, it leaves more of the card idle than it
+ * saves. */
+static inline bool walk_fills(const WalkOrder& o, uint32_t processors) {
+    const size_t pairs = (size_t)o.heads * o.pairs;  // pairs of all heads; every pair is the same work
+    const size_t turns = o.step == o.pairs ? ceil_div((size_t)o.heads, (size_t)o.together) : ceil_div(pairs, (size_t)o.step);
+    return pairs * 100 >= turns * processors * 85;
+}
+
+#ifndef PRECISION_FP32
 
 /* A block's pieces of work, one after the other: a tile of keys of a head. */
 struct WalkPiece {
@@ -431,45 +459,6 @@ __global__ void __launch_bounds__(128) attention_walk_dq_kernel(floatX* dqkv, Wa
 // ---------------------------------------------------------------------------------------------------------------------
 // launcher
 
-/* Returns the tiles of queries of a head. */
-static inline int walk_query_tiles(int T) { return (int)ceil_div((size_t)T, (size_t)WALK_QUERIES); }
-
-/* Returns the bytes of the sums of dq, and of their flags. */
-static inline size_t walk_sums_bytes(int B, int NH, int T, int HD) {
-    return (size_t)B * NH * walk_query_tiles(T) * (WALK_QUERIES * HD * sizeof(float) + sizeof(uint32_t));
-}
-
-/* Returns the order of work on a card with so many multiprocessors. */
-static inline WalkOrder walk_order(int B, int NKV, int T, uint32_t processors) {
-    WalkOrder o;
-    o.heads = (uint32_t)B * NKV;
-    o.tiles = (uint32_t)ceil_div((size_t)T, (size_t)WALK_KEYS);
-    o.pairs = (o.tiles + 1) / 2;
-    o.together = (uint32_t)size_min(o.heads, size_max(1, processors / o.pairs));
-    o.step = (uint32_t)size_min(o.pairs, processors);
-    return o;
-}
-
-/* Whether a walk keeps at least 85 % of the multiprocessors at work. A walk has fewer pieces of work than the two kernels.
- * With few heads, or if their pairs of tiles divide badly among the multiprocessors, it leaves more of the card idle than it
- * saves. */
-static inline bool walk_fills(const WalkOrder& o, uint32_t processors) {
-    const size_t pairs = (size_t)o.heads * o.pairs;  // pairs of all heads; every pair is the same work
-    const size_t turns = o.step == o.pairs ? ceil_div((size_t)o.heads, (size_t)o.together) : ceil_div(pairs, (size_t)o.step);
-    return pairs * 100 >= turns * processors * 85;
-}
-
-template <int HD>
-struct WalkTilesFor;
-template <>
-struct WalkTilesFor<64> {
-    typedef WalkTiles<64, 5, 2> Tiles;
-};
-template <>
-struct WalkTilesFor<128> {
-    typedef WalkTiles<128, 3, 1> Tiles;
-};
-
 /* Fills dqkv. stats: from attention_stats(); sums: walk_sums_bytes() bytes */
 template <typename Tiles>
 static inline void attention_walk_tiles(floatX* dqkv, float* sums, const float2* stats, const floatX* dout, const floatX* qkv,
@@ -492,10 +481,10 @@ static inline void attention_walk_tiles(floatX* dqkv, float* sums, const float2*
     attention_launch(attention_walk_dq_kernel<HD>, dim3((unsigned)(tiles * s.NH), (unsigned)B), 128, 0, stream, dqkv, where, s);
 }
 
-template <int HD>
 static inline void attention_walk_backward(floatX* dqkv, float* sums, const float2* stats, const floatX* dout,
                                            const floatX* qkv, int B, const AttentionArgs& s, cudaStream_t stream) {
-    attention_walk_tiles<typename WalkTilesFor<HD>::Tiles>(dqkv, sums, stats, dout, qkv, B, s, stream);
+    auto* const launch = s.HD == 64 ? attention_walk_tiles<WalkTiles<64, 5, 2>> : attention_walk_tiles<WalkTiles<128, 3, 1>>;
+    launch(dqkv, sums, stats, dout, qkv, B, s, stream);
 }
 
 #endif  // PRECISION_FP32

@@ -3,7 +3,7 @@
  *
  * One pass finds maximum and sum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Without gradient,
  * one kernel takes any V. It is one wave of blocks. Each block takes row after row, always with the next vectors' loads in
- * flight. With gradient crossentropy_fused_cuda() uses the first of these kernels that can take the row:
+ * flight. With gradient kernels.cuh takes the first of these kernels that can take the row:
  *   held     keeps the row in a block's registers, CE_PACKS vectors a thread: up to 32,768 elements of 16 bits.
  *   row      runs one wave of blocks, each row after row, and keeps a row in registers and shared memory together. As soon as a
  *            part of the row is no longer needed, it loads the next row's part in its place (cp.async): memory always has work.
@@ -17,16 +17,12 @@
 #define LLMC_CROSSENTROPY_CUH
 
 #include "llmc/base/matrix.h"  // defines: RowShape
+#include "llmc/kernels.cuh"    // defines: CrossentropyWay, CE_VIA, kernel_row
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/ptx.cuh"
 
 enum {
     CE_PACKS = 8,              // held kernel: vectors of a row in a thread's registers
-    CE_BLOCK_PACKS = 4096,     // in a block's registers, at most
-    CE_VIA = 6,                // row kernel: vectors of a thread that pass through shared memory
-    CE_DIRECT = 2,             // vectors that go straight into registers
-    CE_STAY = 8,               // vectors that stay in shared memory
-    CE_ROW_THREADS = 1024,     //   threads of a block, at most
     CE_LOOP_THREADS = 1024,    // looped kernel: threads of a block
     CE_FORWARD_THREADS = 256,  // without gradient: threads of a block, at most
     CE_UNROLL = 4,             // looped and without gradient: vectors that a thread processes together
@@ -423,36 +419,28 @@ static inline void crossentropy_forward_cuda(float* losses, const floatX* logits
     CUDA_CHECK_LAUNCH("crossentropy_forward_kernel");
 }
 
-/* The kernels with gradient, in the order of preference. */
-typedef enum { CE_HELD, CE_ROW, CE_LOOPED, NUM_CE_WAYS } CrossentropyWay;
-
-/* How one of these kernels is launched. */
+/* How one of the kernels with gradient is launched. */
 typedef struct {
     CrossentropyWay way;
     int threads;
     size_t shared, blocks;  // 0 blocks: cannot run (row too long, card or code too old)
 } CrossentropyPlan;
 
+static inline KernelSizes crossentropy_sizes(int V) {
+    KernelSizes s = {};
+    s.width = (size_t)V;
+    return s;
+}
+
 static inline CrossentropyPlan crossentropy_plan(CrossentropyWay way, size_t N, int V) {
-    const size_t packs = ceil_div((size_t)V, VECTOR<floatX>);
-    CrossentropyPlan p = {way, 0, 0, 0};
-    if (way == CE_HELD && packs <= CE_BLOCK_PACKS) {
-        p.threads = (int)round_up(ceil_div(packs, CE_PACKS), 32);
-        p.blocks = N;
-    }
-    if (way == CE_ROW) {
-        auto* kernel = crossentropy_row_kernel;
-        p.threads = (int)round_up(ceil_div(packs, CE_VIA + CE_DIRECT + CE_STAY), 32);
-        p.shared = (size_t)(CE_VIA + CE_STAY) * p.threads * sizeof(Logits);
-        if (p.threads > CE_ROW_THREADS || compiled_arch(kernel) < 80 || p.shared > shared_limit(kernel)) { return p; }
-        CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.shared));
-        p.blocks = size_min(N, blocks_at_once(kernel, p.threads, p.shared));
-    }
-    if (way == CE_LOOPED) {
-        p.threads = CE_LOOP_THREADS;
-        p.blocks = N;
-    }
-    return p;
+    if (!kernel_takes(CHOOSE_CROSSENTROPY, way, crossentropy_sizes(V))) { return {way, 0, 0, 0}; }
+    if (way == CE_HELD) { return {way, (int)round_up(ceil_div(crossentropy_packs((size_t)V), CE_PACKS), 32), 0, N}; }
+    if (way == CE_LOOPED) { return {way, CE_LOOP_THREADS, 0, N}; }
+    auto* kernel = crossentropy_row_kernel;
+    const int threads = (int)crossentropy_row_threads((size_t)V);
+    const size_t shared = crossentropy_row_shared((size_t)V);
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    return {way, threads, shared, size_min(N, blocks_at_once(kernel, threads, shared))};
 }
 
 static inline void crossentropy_run(const CrossentropyPlan* p, float* losses, floatX* logits, const int32_t* targets,
@@ -479,9 +467,8 @@ static inline void crossentropy_run(const CrossentropyPlan* p, float* losses, fl
 static inline void crossentropy_fused_cuda(float* losses, floatX* logits, const int32_t* targets, float dloss,
                                            const float* loss_scale, RowShape rows, cudaStream_t stream) {
     if (rows.N == 0) { return; }
-    CrossentropyPlan plan = crossentropy_plan(CE_HELD, rows.N, rows.C);
-    if (plan.blocks == 0) { plan = crossentropy_plan(CE_ROW, rows.N, rows.C); }
-    if (plan.blocks == 0) { plan = crossentropy_plan(CE_LOOPED, rows.N, rows.C); }
+    const CrossentropyWay way = (CrossentropyWay)kernel_row(CHOOSE_CROSSENTROPY, crossentropy_sizes(rows.C))->kernel;
+    const CrossentropyPlan plan = crossentropy_plan(way, rows.N, rows.C);
     crossentropy_run(&plan, losses, logits, targets, dloss, loss_scale, rows, stream);
 }
 

@@ -45,6 +45,7 @@
 #define LLMC_MATMUL_SM90_CUH
 
 #include "llmc/config.h"             // defines: AttentionShape
+#include "llmc/kernels.cuh"          // defines: kernel_row, PRODUCT_JOINED_TURNS
 #include "llmc/base/matrix.h"        // defines: ProductShape
 #include "llmc/cuda/warpgroups.cuh"  // defines: Ring, WarpgroupSplit, tensor_map
 #include "llmc/rope.cuh"             // defines: rope_vectors
@@ -471,26 +472,6 @@ static inline void matmul_tiles_launch(floatX* out, const floatX* a, const float
     CUDA_CHECK_LAUNCH("matmul_tiles_kernel");
 }
 
-/* Whether sums of N x width over C are whole tiles, enough for all multiprocessors, and the program has the kernel for this
- * card. */
-static inline bool matmul_takes(size_t N, size_t width, size_t C) {
-    static const size_t processors = (size_t)device_attribute(cudaDevAttrMultiProcessorCount);
-    return has_wgmma() && N % (128 * CLUSTER_BLOCKS) == 0 && width % 256 == 0 && C % 64 == 0 &&
-           N / 128 * (width / 256) >= processors;
-}
-
-/* Whether SwiGLU's functions below take these sizes. */
-static inline bool matmul_takes_swiglu(size_t N, size_t C, size_t F) { return matmul_takes(N, F, C); }
-
-constexpr size_t TURNS_MOST_C_SMALL_L2 = 1024;  // longer sums are faster by rows there (measured: 1280 to 4096)
-
-/* Returns how the consumers of SwiGLU's product split the work, for sums over C on a card with l2 bytes of L2 cache. In turns
- * they read 1.5 times as many bytes of the factors from there, and one writes while the other multiplies. With an H100's cache
- * the reads cost more than this hides, unless the sums are short. With an H200's they never did. */
-static inline MatmulSplit matmul_swiglu_split(size_t C, int l2) {
-    return l2 < SMALL_L2 && C > TURNS_MOST_C_SMALL_L2 ? SPLIT_ROWS : SPLIT_TILES;
-}
-
 /* Writes gate_up (M, N) = x (M, K) w^T, w: (N, K), and its SwiGLU act (M, N / 2) unless act is NULL. */
 template <MatmulSplit SPLIT>
 static inline void matmul_swiglu_split_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, ProductShape p,
@@ -498,10 +479,12 @@ static inline void matmul_swiglu_split_cuda(floatX* gate_up, floatX* act, const 
     matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_SWIGLU>>(gate_up, x, w, p, stream, act);
 }
 
-/* Does so with the split for this card, which changes no bit. */
+/* Does so with the split that kernels.cuh chooses, which changes no bit. */
 static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX* x, const floatX* w, ProductShape p,
                                       cudaStream_t stream) {
-    const bool turns = matmul_swiglu_split(p.K, device_attribute(cudaDevAttrL2CacheSize)) == SPLIT_TILES;
+    KernelSizes s = {};
+    s.rows = p.M, s.width = p.N / 2, s.sum = p.K;
+    const bool turns = kernel_row(CHOOSE_GATE_UP, s)->kernel == PRODUCT_JOINED_TURNS;
     (turns ? matmul_swiglu_split_cuda<SPLIT_TILES> : matmul_swiglu_split_cuda<SPLIT_ROWS>)(gate_up, act, x, w, p, stream);
 }
 
@@ -510,11 +493,6 @@ static inline void matmul_swiglu_cuda(floatX* gate_up, floatX* act, const floatX
 static inline void matmul_swiglu_backward_cuda(floatX* dgate_up, floatX* act, const floatX* dout, const floatX* w,
                                                const floatX* gate_up, ProductShape p, cudaStream_t stream) {
     matmul_tiles_launch<MatmulTiles<SPLIT_ROWS, 1, EPILOGUE_SWIGLU_BACKWARD>>(dgate_up, dout, w, p, stream, act, gate_up);
-}
-
-/* Whether the function below takes these sizes. */
-static inline bool matmul_takes_rope(AttentionShape s, size_t C) {
-    return (s.HD == 64 || s.HD == 128) && matmul_takes((size_t)s.B * s.T, (size_t)(s.NH + 2 * s.NKV) * s.HD, C);
 }
 
 /* Writes qkv (B T, QKV) = x (B T, C) w^T, w: (QKV, C), with q and k rotated as by rope_forward_cuda() from position 0 on. */
@@ -529,11 +507,9 @@ static inline void matmul_rope_cuda(floatX* qkv, const floatX* x, const floatX* 
 
 #else  // there are none in FP32
 
-static inline bool matmul_takes_swiglu(size_t, size_t, size_t) { return false; }
 static inline void matmul_swiglu_cuda(floatX*, floatX*, const floatX*, const floatX*, ProductShape, cudaStream_t) {}
 static inline void matmul_swiglu_backward_cuda(floatX*, floatX*, const floatX*, const floatX*, const floatX*, ProductShape,
                                                cudaStream_t) {}
-static inline bool matmul_takes_rope(AttentionShape, size_t) { return false; }
 static inline void matmul_rope_cuda(floatX*, const floatX*, const floatX*, const int32_t*, const float*, AttentionShape, size_t,
                                     cudaStream_t) {}
 

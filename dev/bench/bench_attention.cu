@@ -140,9 +140,10 @@ static void bench_kernels(bool all, AttentionKernel chosen) {
             if (!attention_has_kernel(kernel, s.HD) || (k == ATTENTION_PLAIN && s.T > 2048)) { continue; }
             if (k == ATTENTION_WALK && s.document > 0) { continue; }
             if (all ? k == ATTENTION_AUTO : k != chosen) { continue; }
-            const float forward = time_ms([&]() { attention_forward_by(kernel, b.out, b.lse, b.qkv, s.B, b.args, 0); });
-            const float backward = time_ms(
-                [&]() { attention_backward_by(kernel, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, b.args, 0); });
+            const float forward = time_ms([&]() { attention_forward_cuda(b.out, b.lse, b.qkv, s.B, b.args, 0, kernel); });
+            const float backward = time_ms([&]() {
+                attention_backward_cuda(b.dqkv, b.scratch, b.dout, {b.qkv, b.out, b.lse}, s.B, b.args, 0, kernel);
+            });
             printf("%-6s %-6s %5d %3d %3d %6d %3d | %10.3f %8.1f | %10.3f %8.1f\n", kernel_names[k], s.name, s.T, s.HD, s.B,
                    s.NH, s.NKV, forward, forward_flops(&s) / forward * 1e-9, backward,
                    2.5 * forward_flops(&s) / backward * 1e-9);
@@ -185,13 +186,13 @@ static void launch_wgmma_kv(const Buffers* b, int B) {
 }
 template <typename Tiles>
 static void launch_wgmma_q(const Buffers* b, int B) {
-    attention_wgmma_backward_q<Tiles>(b->dqkv, (float2*)b->scratch, b->dout, b->out, b->lse, b->qkv, B, b->args, 0);
+    attention_wgmma_backward_q<Tiles>(b->dqkv, (float2*)b->scratch, b->dout, {b->qkv, b->out, b->lse}, B, b->args, 0);
 }
 
 template <typename Tiles>
 static void launch_walk(const Buffers* b, int B) {
     float2* stats = (float2*)b->scratch;
-    attention_stats(stats, b->dout, b->out, b->lse, B, b->args, 0);
+    attention_stats(stats, b->dout, {b->qkv, b->out, b->lse}, B, b->args, 0);
     attention_walk_tiles<Tiles>(b->dqkv, (float*)(stats + (size_t)B * b->args.NH * b->args.stat_rows), stats, b->dout, b->qkv,
                                 B, b->args, 0);
 }
@@ -253,8 +254,8 @@ static double variant_error(const Variant* v) {
     const Shape s = {{1, 777, 4, 2, v->HD}, ""};
     Buffers b = allocate(&s);
     const size_t N = (size_t)s.B * s.T, q_width = (size_t)s.NH * s.HD;
-    attention_forward_by(ATTENTION_PLAIN, b.out, b.lse, b.qkv, s.B, b.args, 0);
-    attention_backward_by(ATTENTION_PLAIN, b.dqkv, b.scratch, b.dout, b.out, b.lse, b.qkv, s.B, b.args, 0);
+    attention_forward_cuda(b.out, b.lse, b.qkv, s.B, b.args, 0, ATTENTION_PLAIN);
+    attention_backward_cuda(b.dqkv, b.scratch, b.dout, {b.qkv, b.out, b.lse}, s.B, b.args, 0, ATTENTION_PLAIN);
     const bool is_forward = v->part == PART_FORWARD;
     const size_t pitch = is_forward ? b.args.out_pitch : b.args.qkv_pitch;
     floatX* result = is_forward ? b.out : b.dqkv;
@@ -288,7 +289,7 @@ static void bench_variants(AttentionKernel family) {
         for (int T : {1024, 2048, 8192}) {
             const Shape s = {{(v.HD == 64 ? 32768 : 16384) / T, T, 32, 8, v.HD}, ""};
             Buffers b = allocate(&s);
-            attention_forward_by(ATTENTION_AUTO, b.out, b.lse, b.qkv, s.B, b.args, 0);
+            attention_forward_cuda(b.out, b.lse, b.qkv, s.B, b.args, 0);
             const float ms = time_ms([&]() { v.launch(&b, s.B); });
             printf(" %10.3f %7.1f", ms, products[v.part] * forward_flops(&s) / ms * 1e-9);
             release(&b);

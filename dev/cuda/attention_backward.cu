@@ -167,8 +167,8 @@ static Work predict_backward2(const Case& c) {
 
 template <AttentionKernel KERNEL>
 static void trainer(Args a, cudaStream_t stream) {
-    attention_backward_by(KERNEL, a.dqkv, a.spare, a.dout, a.out, a.lse, a.qkv, a.s.B,
-                          attention_args(a.s, a.pitch, a.out_pitch), stream);
+    attention_backward_cuda(a.dqkv, a.spare, a.dout, {a.qkv, a.out, a.lse}, a.s.B, attention_args(a.s, a.pitch, a.out_pitch),
+                            stream, KERNEL);
 }
 
 // 3: seven products on the ordinary units, with about two loads from shared memory for four additions.

@@ -108,7 +108,7 @@ static Work predict_forward2(const Case& c) {
 template <AttentionKernel KERNEL>
 static void trainer(floatX* out, float* lse, floatX* qkv, void*, AttentionShape s, size_t pitch, size_t out_pitch,
                     cudaStream_t stream) {
-    attention_forward_by(KERNEL, out, lse, qkv, s.B, attention_args(s, pitch, out_pitch), stream);
+    attention_forward_cuda(out, lse, qkv, s.B, attention_args(s, pitch, out_pitch), stream, KERNEL);
 }
 
 // 3: two additions of products in fp32 for each score and element, and about two loads from shared memory for four of them.

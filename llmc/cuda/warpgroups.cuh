@@ -8,6 +8,24 @@
 
 #include "llmc/cuda/ptx.cuh"
 
+/* A kernel whose size of shared memory shows whether the code for sm_90a was loaded: a GPU of compute capability 9.0 may
+ * also have loaded PTX without these instructions. */
+constexpr int PROBE_BYTES = 4096;
+__global__ static void wgmma_probe_kernel(int* out) {
+#if PTX_HAS_SM90A
+    __shared__ volatile int used[PROBE_BYTES / 4];
+    used[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    *out = used[threadIdx.x ^ 1];
+#endif
+}
+
+static inline bool has_wgmma(void) {
+    static cudaFuncAttributes a = {};
+    if (a.maxThreadsPerBlock == 0) { CUDA_CHECK(cudaFuncGetAttributes(&a, (const void*)wgmma_probe_kernel)); }
+    return a.sharedSizeBytes >= PROBE_BYTES;
+}
+
 #ifndef PRECISION_FP32
 
 /* How threads and registers are split: WGS consumer warpgroups of 64 rows, BLOCKS blocks a multiprocessor, and
@@ -93,24 +111,6 @@ __device__ __forceinline__ char* wgmma_tiles(char* smem) { return smem + (0u - s
 
 // ---------------------------------------------------------------------------------------------------------------------
 // on the host
-
-/* A kernel whose size of shared memory shows whether the code for sm_90a was loaded: a GPU of compute capability 9.0 may
- * also have loaded PTX without these instructions. */
-constexpr int PROBE_BYTES = 4096;
-__global__ static void wgmma_probe_kernel(int* out) {
-#if PTX_HAS_SM90A
-    __shared__ volatile int used[PROBE_BYTES / 4];
-    used[threadIdx.x] = threadIdx.x;
-    __syncthreads();
-    *out = used[threadIdx.x ^ 1];
-#endif
-}
-
-static inline bool has_wgmma(void) {
-    static cudaFuncAttributes a = {};
-    if (a.maxThreadsPerBlock == 0) { CUDA_CHECK(cudaFuncGetAttributes(&a, (const void*)wgmma_probe_kernel)); }
-    return a.sharedSizeBytes >= PROBE_BYTES;
-}
 
 typedef CUresult (*TensorMapEncode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                                     const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,

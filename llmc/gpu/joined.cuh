@@ -1,27 +1,31 @@
 /* joined.cuh -- a product and the layer beside it: the product of q, k and v with RoPE; gate and up with SwiGLU, and dx of down with
  * SwiGLU's gradient.
  *
- * One kernel computes both where it takes the sizes (matmul_sm90.cuh) and nothing comes between them, neither 8 bits, nor
- * adapters, nor an exchange of heads (sequence.cuh). Otherwise they are two layers. Sizes, flags and the card alone decide, so
- * every step of a run computes, and recomputes, the same way.
+ * One kernel computes both (matmul_sm90.cuh) where kernels.cuh chooses it; otherwise they are two layers. Neither 8 bits, nor
+ * adapters, nor an exchange of heads (sequence.cuh) may come between them.
  */
 #ifndef LLMC_JOINED_CUH
 #define LLMC_JOINED_CUH
 
+#include "llmc/kernels.cuh"       // defines: kernel_row, KernelSizes
 #include "llmc/gpu/layers.cuh"    // defines: Rows, rope, swiglu, swiglu_backward
 #include "llmc/gpu/linear.cuh"    // defines: Linear, linear, linear_backward_input
 #include "llmc/gpu/sequence.cuh"  // defines: rows_to_heads, heads_of
-#include "llmc/matmul_sm90.cuh"   // defines: matmul_takes_rope, matmul_rope_cuda, matmul_takes_swiglu, matmul_swiglu_cuda
+#include "llmc/matmul_sm90.cuh"   // defines: matmul_rope_cuda, matmul_swiglu_cuda, matmul_swiglu_backward_cuda
 #include "llmc/swiglu.cuh"        // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
 
-/* Returns whether one kernel computes the product and RoPE; positions then begin at 0. */
-static inline bool rope_is_joined(const Linear* l, const Rows* r) {
-    return !r->shared && !r->cache && !l->fp8.rows.data && l->lora.parts == 0 && matmul_takes_rope(r->shape, (size_t)l->C);
+/* Returns the sizes of the product of q, k and v, and of RoPE; in one kernel, positions begin at 0. */
+static inline KernelSizes qkv_sizes(const Linear* l, const Rows* r) {
+    KernelSizes s = {};
+    s.attention = r->shape;
+    s.apart = r->shared || r->cache || l->fp8.rows.data || l->lora.parts > 0;
+    s.rows = r->N, s.width = (size_t)l->OC, s.sum = (size_t)l->C;
+    return s;
 }
 
 /* Writes qkv by heads, rotated, from x (N, C). room (N, QKV): for rows that are exchanged */
 static inline void qkv_rope(const Queue* q, floatX* qkv, floatX* room, const Linear* l, const floatX* x, const Rows* r) {
-    if (rope_is_joined(l, r)) {
+    if (kernel_row(CHOOSE_QKV, qkv_sizes(l, r))->kernel != PRODUCT_APART) {
         const double moved = (double)r->N * l->C + (double)l->OC * l->C + (double)r->N * l->OC;
         Op op(q, "qkv rope", product_flops(r->N, l->C, l->OC), bytes_x(moved));
         matmul_rope_cuda(qkv, x, l->w, r->starts, r->rope, r->shape, l->C, q->stream);
@@ -33,16 +37,19 @@ static inline void qkv_rope(const Queue* q, floatX* qkv, floatX* room, const Lin
     rope(q, qkv, &heads);
 }
 
-/* Returns whether one kernel computes SwiGLU of width F and the product beside it, whose other width is C. */
-static inline bool swiglu_is_joined(const Linear* l, size_t N, int C, int F) {
-    return !l->fp8.rows.data && l->lora.parts == 0 && matmul_takes_swiglu(N, (size_t)C, (size_t)F);
+/* Returns the sizes of SwiGLU of width F and the product beside it, whose other width is C. */
+static inline KernelSizes swiglu_sizes(const Linear* l, size_t N, int C, int F) {
+    KernelSizes s = {};
+    s.apart = l->fp8.rows.data || l->lora.parts > 0;
+    s.rows = N, s.width = (size_t)F, s.sum = (size_t)C;
+    return s;
 }
 
 /* Writes gate_up (N, 2F) from x (N, C), and act (N, F) unless it is NULL. reader: the product that reads act */
 static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, const Linear* l, const floatX* x, size_t N,
                                   const Linear* reader) {
     const int C = l->C, F = l->OC / 2;
-    if (swiglu_is_joined(l, N, C, F)) {
+    if (kernel_row(CHOOSE_GATE_UP, swiglu_sizes(l, N, C, F))->kernel != PRODUCT_APART) {
         const double moved = (double)N * C + 2.0 * F * C + (act ? 3.0 : 2.0) * N * F;
         Op op(q, "gate up swiglu", product_flops(N, C, 2 * (size_t)F), bytes_x(moved));
         matmul_swiglu_cuda(gate_up, act, x, l->w, {N, 2 * (size_t)F, (size_t)C}, q->stream);
@@ -64,7 +71,7 @@ static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, 
                                   const Linear* reader) {
     const int F = l->C, C = l->OC;
     floatX* dact = (floatX*)q->scratch;
-    if (swiglu_is_joined(l, N, C, F)) {
+    if (kernel_row(CHOOSE_DOWN_DX, swiglu_sizes(l, N, C, F))->kernel != PRODUCT_APART) {
         const double moved = (double)N * C + (double)F * C + (act ? 5.0 : 4.0) * N * F;
         Op op(q, "down dx swiglu", product_flops(N, C, F), bytes_x(moved));
         matmul_swiglu_backward_cuda(gate_up, act, dy, l->w, gate_up, {N, (size_t)F, (size_t)C}, q->stream);

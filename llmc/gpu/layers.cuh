@@ -82,7 +82,7 @@ static inline void attention(const Queue* q, floatX* out, float* lse, const floa
     const AttentionShape s = r->shape;
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
     Op op(q, "attention", r->starts ? 0 : 2.0 * N * s.T * Q, bytes_x((double)N * (QKV + Q)));
-    attention_forward_cuda(out, lse, qkv, r->starts, s, pitch_of(QKV), pitch_of(Q), q->stream);
+    attention_forward_cuda(out, lse, qkv, s.B, attention_args(s, pitch_of(QKV), pitch_of(Q), r->starts), q->stream);
 }
 
 /* Adds the keys and values of new rows to the cache. Each row attends to all positions up to its own. */
@@ -102,8 +102,8 @@ static inline void attention_backward(const Queue* q, floatX* dqkv, const floatX
     const AttentionShape s = r->shape;
     const size_t N = (size_t)s.B * s.T, Q = (size_t)s.NH * s.HD, QKV = qkv_width(s);
     Op op(q, "attention backward", r->starts ? 0 : 5.0 * N * s.T * Q, bytes_x(2.0 * N * (QKV + Q)));
-    attention_backward_cuda(dqkv, q->scratch, dout, out, lse, qkv, r->starts, r->rope, s, pitch_of(QKV), pitch_of(Q),
-                            q->stream);
+    const AttentionArgs args = attention_args(s, pitch_of(QKV), pitch_of(Q), r->starts, r->rope);
+    attention_backward_cuda(dqkv, q->scratch, dout, {qkv, out, lse}, s.B, args, q->stream);
 }
 
 static inline SwigluShape swiglu_shape(size_t N, int F) { return {N, F, pitch_of(2 * (size_t)F), pitch_of(F)}; }

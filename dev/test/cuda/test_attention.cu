@@ -187,8 +187,8 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
         CUDA_CHECK(cudaMemset(d_dqkv, 0xff, N * qkv_pitch * sizeof(floatX)));
         CUDA_CHECK(cudaMemset(d_lse, 0xff, stats * sizeof(float)));
         CUDA_CHECK(cudaMemset(d_scratch, 0xff, scratch_size));
-        attention_forward_by(kernel, d_out, d_lse, d_qkv, c->B, args, 0);
-        attention_backward_by(kernel, d_dqkv, d_scratch, d_dout, d_out, d_lse, d_qkv, c->B, args, 0);
+        attention_forward_cuda(d_out, d_lse, d_qkv, c->B, args, 0, kernel);
+        attention_backward_cuda(d_dqkv, d_scratch, d_dout, {d_qkv, d_out, d_lse}, c->B, args, 0, kernel);
         CUDA_CHECK(cudaDeviceSynchronize());
 #ifdef BARRIER_TIMEOUT
         unsigned long long stuck = 0;
@@ -494,12 +494,12 @@ static void turned_back(AttentionKernel kernel, AttentionShape s, int longest) {
     AttentionArgs args = attention_args(s, W, O, d_starts);
     Results turned = new_results(s), plain = new_results(s);
     Inputs in = new_inputs(s, kernel);
-    attention_forward_by(kernel, plain.out, plain.lse, in.qkv, s.B, args, 0);
-    attention_backward_by(kernel, plain.dqkv, in.scratch, in.dout, plain.out, plain.lse, in.qkv, s.B, args, 0);
+    attention_forward_cuda(plain.out, plain.lse, in.qkv, s.B, args, 0, kernel);
+    attention_backward_cuda(plain.dqkv, in.scratch, in.dout, {in.qkv, plain.out, plain.lse}, s.B, args, 0, kernel);
     rope_backward_cuda(plain.dqkv, d_starts, table, 0, s, W, 0);
     args.cos_sin = table;
     CUDA_CHECK(cudaMemset(turned.dqkv, 0xff, N * W * sizeof(floatX)));
-    attention_backward_by(kernel, turned.dqkv, in.scratch, in.dout, plain.out, plain.lse, in.qkv, s.B, args, 0);
+    attention_backward_cuda(turned.dqkv, in.scratch, in.dout, {in.qkv, plain.out, plain.lse}, s.B, args, 0, kernel);
     CUDA_CHECK(cudaDeviceSynchronize());
     float *got = (float*)xmalloc(N * W * sizeof(float)), *want = (float*)xmalloc(N * W * sizeof(float));
     double* reference = new_doubles(N * W);
@@ -591,16 +591,16 @@ static void compare_with_alone(AttentionKernel kernel, AttentionShape s, const i
     Inputs in = new_inputs(s, kernel);
     CUDA_CHECK(cudaMemset(all.out, 0xff, N * O * sizeof(floatX)));
     CUDA_CHECK(cudaMemset(all.dqkv, 0xff, N * W * sizeof(floatX)));
-    attention_forward_by(kernel, all.out, all.lse, in.qkv, s.B, args, 0);
-    attention_backward_by(kernel, all.dqkv, in.scratch, in.dout, all.out, all.lse, in.qkv, s.B, args, 0);
+    attention_forward_cuda(all.out, all.lse, in.qkv, s.B, args, 0, kernel);
+    attention_backward_cuda(all.dqkv, in.scratch, in.dout, {in.qkv, all.out, all.lse}, s.B, args, 0, kernel);
     for (int b : chosen) {
         const size_t row = (size_t)b * s.T;
         const AttentionArgs one_args = attention_args(one, W, O, starts ? starts + row : NULL);
         CUDA_CHECK(cudaMemset(alone.out, 0, s.T * O * sizeof(floatX)));
         CUDA_CHECK(cudaMemset(alone.dqkv, 0, s.T * W * sizeof(floatX)));
-        attention_forward_by(kernel, alone.out, alone.lse, in.qkv + row * W, 1, one_args, 0);
-        attention_backward_by(kernel, alone.dqkv, in.scratch, in.dout + row * O, alone.out, alone.lse, in.qkv + row * W, 1,
-                              one_args, 0);
+        attention_forward_cuda(alone.out, alone.lse, in.qkv + row * W, 1, one_args, 0, kernel);
+        attention_backward_cuda(alone.dqkv, in.scratch, in.dout + row * O, {in.qkv + row * W, alone.out, alone.lse}, 1,
+                                one_args, 0, kernel);
         CUDA_CHECK(cudaDeviceSynchronize());
         CHECK(same_bytes(all.out + row * O, alone.out, s.T * O * sizeof(floatX)) &&
                   same_bytes(all.lse + row * s.NH, alone.lse, (size_t)s.T * s.NH * sizeof(float)),
@@ -628,7 +628,7 @@ static void compare_all_kernels_with_alone(AttentionShape s, int longest, std::i
 template <typename... Tiles, typename Check>
 static void with_each(MmaTileList<Tiles...>, const Check& check) {
     const size_t limit = shared_limit(attention_stats_kernel<8, 8>);
-    ((Tiles::ASYNC == mma_is_async() && Tiles::SMEM <= (int)limit ? check(Tiles()) : (void)0), ...);
+    ((Tiles::ASYNC == this_card()->async && Tiles::SMEM <= (int)limit ? check(Tiles()) : (void)0), ...);
 }
 
 /* Cards with more and less shared memory take other tiles; a run may resume on another card. */
@@ -640,8 +640,8 @@ static void tiles_give_the_same_bits(int longest) {
     const AttentionArgs args = attention_args(s, W, O, d_starts);
     Results want = new_results(s), got = new_results(s);
     Inputs in = new_inputs(s, ATTENTION_MMA);
-    attention_forward_by(ATTENTION_MMA, want.out, want.lse, in.qkv, s.B, args, 0);
-    attention_backward_by(ATTENTION_MMA, want.dqkv, in.scratch, in.dout, want.out, want.lse, in.qkv, s.B, args, 0);
+    attention_forward_cuda(want.out, want.lse, in.qkv, s.B, args, 0, ATTENTION_MMA);
+    attention_backward_cuda(want.dqkv, in.scratch, in.dout, {in.qkv, want.out, want.lse}, s.B, args, 0, ATTENTION_MMA);
     const float2* stats = (const float2*)in.scratch;
     with_each(typename MmaTiles<HD>::Forward(), [&](auto tiles) {
         CUDA_CHECK(cudaMemset(got.out, 0xff, N * O * sizeof(floatX)));
@@ -740,11 +740,51 @@ static void walks_suit_the_card(void) {
         CHECK(walk_fills(o, (uint32_t)c.processors) == c.fills, "B %d NKV %d T %d: %u x %u blocks on %d", c.B, c.NKV, c.T,
               o.step, o.together, c.processors);
     }
-    const int h100 = 50 << 20, h200 = 60 << 20;
-    for (int l2 : {h100, h200}) { CHECK(walk_least_tokens(64, l2) == 1024, "head_dim 64, %d", l2); }
-    CHECK(walk_least_tokens(128, h100) == 4096 && walk_least_tokens(128, h200) == 1024, "head_dim 128");
 }
 #endif
+
+/* The table's choices for cards that are not here. */
+static void each_card_has_its_kernels(void) {
+    const Card t4 = {false, false, true, 40, 64 << 10, 4 << 20}, a100 = {false, true, true, 108, 163 << 10, 40 << 20};
+    const Card h100 = {IS_BF16 || IS_FP16, true, true, 132, 227 << 10, 50 << 20};
+    Card h200 = h100, small = h100;
+    h200.l2 = 60 << 20, small.together = false;
+    const struct {
+        const Card* card;
+        int T, HD;
+        bool documents;
+        AttentionKernel forward, backward;
+    } cases[] = {{&t4, 4096, 64, false, ATTENTION_MMA, ATTENTION_MMA},
+                 {&a100, 4096, 128, false, ATTENTION_MMA, ATTENTION_MMA},
+                 {&a100, 4096, 96, false, ATTENTION_PLAIN, ATTENTION_PLAIN},
+                 {&h100, 4096, 128, false, ATTENTION_WGMMA, ATTENTION_WALK},
+                 {&h100, 2048, 128, false, ATTENTION_WGMMA, ATTENTION_WGMMA},
+                 {&h200, 2048, 128, false, ATTENTION_WGMMA, ATTENTION_WALK},
+                 {&h100, 1024, 64, false, ATTENTION_WGMMA, ATTENTION_WALK},
+                 {&h100, 1023, 64, false, ATTENTION_WGMMA, ATTENTION_WGMMA},
+                 {&h100, 4096, 64, true, ATTENTION_WGMMA, ATTENTION_WGMMA},
+                 {&small, 4096, 64, false, ATTENTION_WGMMA, ATTENTION_WGMMA},
+                 {&h200, 4096, 32, false, ATTENTION_PLAIN, ATTENTION_PLAIN}};
+    for (auto& c : cases) {
+        KernelSizes s = {};
+        s.attention = {64, c.T, 16, 8, c.HD}, s.documents = c.documents;
+        const AttentionKernel fp32 = ATTENTION_PLAIN, forward = sizeof(floatX) == 4 ? fp32 : c.forward;
+        const AttentionKernel backward = sizeof(floatX) == 4 ? fp32 : c.backward;
+        CHECK(kernel_row(CHOOSE_ATTENTION, s, c.card)->kernel == forward &&
+                  kernel_row(CHOOSE_ATTENTION_BACKWARD, s, c.card)->kernel == backward,
+              "%d processors, T %d HD %d: %s and %s", c.card->processors, c.T, c.HD,
+              kernel_row(CHOOSE_ATTENTION, s, c.card)->name, kernel_row(CHOOSE_ATTENTION_BACKWARD, s, c.card)->name);
+    }
+    KernelSizes s = {};
+    for (const size_t V : {32768, 94208, 94304, 131072, 131328}) {  // of 16 bits; half as many of 32
+        s.width = V * 2 / sizeof(floatX);
+        const int a = kernel_row(CHOOSE_CROSSENTROPY, s, &a100)->kernel, h = kernel_row(CHOOSE_CROSSENTROPY, s, &h100)->kernel;
+        CHECK(h == (V > 131072 ? CE_LOOPED : V > 32768 ? CE_ROW : CE_HELD), "an H100's row of %zu", s.width);
+        CHECK(a == (V > 94208 ? CE_LOOPED : V > 32768 ? CE_ROW : CE_HELD), "an A100's row of %zu", s.width);
+        CHECK(kernel_row(CHOOSE_CROSSENTROPY, s, &t4)->kernel == (V > 32768 ? CE_LOOPED : CE_HELD), "a T4's row of %zu",
+              s.width);
+    }
+}
 
 #define RUN_NAMED(test) \
     if (strstr(#test, named)) { RUN(test); }
@@ -757,6 +797,7 @@ int main(int argc, char** argv) {
     const char* named = argc > 2 ? argv[2] : "";  // part of a test's name
     RUN_NAMED(more_tiles_than_a_grid_has_room_for_are_refused);
     RUN_NAMED(resident_blocks_are_those_of_the_toolkit);
+    RUN_NAMED(each_card_has_its_kernels);
 #ifndef PRECISION_FP32
     RUN_NAMED(walks_suit_the_card);
     RUN_NAMED(attention_has_these_warps_on_each_card);
@@ -767,7 +808,10 @@ int main(int argc, char** argv) {
         return test_summary();
     }
     printf("%s, code for sm_%d;", PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
-    for (int HD : {64, 128}) { printf(" head_dim %d runs %s", HD, kernel_names[attention_choose(ATTENTION_AUTO, HD)]); }
+    for (int HD : {64, 128}) {
+        printf(" head_dim %d runs %s", HD,
+               kernel_names[attention_choose(ATTENTION_AUTO, CHOOSE_ATTENTION, 1, attention_args({1, 64, 1, 1, HD}, 0, 0))]);
+    }
     printf("\n");
     RUN_NAMED(more_blocks_than_are_resident_are_refused);
     RUN_NAMED(every_head_dim_at_short_and_odd_lengths);

@@ -73,6 +73,7 @@ static const struct {
     ENTRY(swiglu_quantises_what_it_writes),
 #ifndef PRECISION_FP32
     ENTRY(tiles_of_a_product_are_taken_once),
+    ENTRY(a_product_joins_where_it_gains),
     ENTRY(swiglu_joins_its_product),
     ENTRY(rope_joins_its_product),
 #endif

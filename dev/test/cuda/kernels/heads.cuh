@@ -97,8 +97,9 @@ static void run_attention(floatX* qkv, floatX* out, floatX* dqkv, const floatX* 
     float* lse = device_alloc<float>((size_t)s.B * s.NH * s.T);
     char* scratch = device_alloc<char>(attention_backward_scratch_cuda(s));
     rope_forward_cuda(qkv, starts, table, 0, s, pitch, 0);
-    attention_forward_cuda(out, lse, qkv, starts, s, pitch, out_pitch, 0);
-    attention_backward_cuda(dqkv, scratch, dout, out, lse, qkv, starts, table, s, pitch, out_pitch, 0);
+    const AttentionArgs args = attention_args(s, pitch, out_pitch, starts, table);
+    attention_forward_cuda(out, lse, qkv, s.B, args, 0);
+    attention_backward_cuda(dqkv, scratch, dout, {qkv, out, lse}, s.B, args, 0);
 }
 
 static void attention_by_heads_is_that_over_whole_rows() {

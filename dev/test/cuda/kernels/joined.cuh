@@ -51,10 +51,7 @@ static void swiglu_joins_its_product() {
     const size_t many = emulated ? 1024 : 2560, wide = emulated ? 768 : 1792, widest = emulated ? 256 : 4096;
     const size_t shapes[][3] = {{2304, 64, 256},     {768, 320, 512},   {many, 128, wide},
                                 {256, 1024, widest}, {4096, 768, 2048}, {512, 2048, 8192}};
-    const int h100 = 50 << 20, h200 = 60 << 20;  // L2 caches
-    CHECK(matmul_swiglu_split(2048, h100) == SPLIT_ROWS, "long sums on an H100: wanted by rows");
-    CHECK(matmul_swiglu_split(768, h100) == SPLIT_TILES && matmul_swiglu_split(2048, h200) == SPLIT_TILES, "wanted in turns");
-    if (!matmul_takes_swiglu(256, 64, 1 << 20)) { return; }  // no code for this card
+    if (!this_card()->wgmma) { return; }  // no code for this card
     for (auto& s : shapes) {
         const size_t N = s[0], C = s[1], F = s[2];
         if (emulated && C * F > 1 << 19) { continue; }  // takes minutes there
@@ -94,6 +91,26 @@ static void swiglu_joins_its_product() {
     }
 }
 
+/* The table's choices for cards that are not here. */
+static void a_product_joins_where_it_gains() {
+    const Card a100 = {false, true, true, 108, 163 << 10, 40 << 20}, h100 = {true, true, true, 132, 227 << 10, 50 << 20};
+    Card h200 = h100;
+    h200.l2 = 60 << 20;
+    KernelSizes s = {{8, 1024, 32, 8, 64}, false, false, 8192, 4096, 2048};
+    const auto is = [&](KernelChoice choice, const Card& c, ProductKernel kernel) {
+        const KernelRow* row = kernel_row(choice, s, &c);
+        CHECK(row->kernel == kernel, "%zu x %zu over %zu, %zu MB of L2: %s", s.rows, s.width, s.sum, c.l2 >> 20, row->name);
+    };
+    is(CHOOSE_GATE_UP, h100, PRODUCT_JOINED), is(CHOOSE_GATE_UP, h200, PRODUCT_JOINED_TURNS);
+    is(CHOOSE_GATE_UP, a100, PRODUCT_APART), is(CHOOSE_QKV, a100, PRODUCT_APART), is(CHOOSE_DOWN_DX, a100, PRODUCT_APART);
+    is(CHOOSE_QKV, h100, PRODUCT_JOINED), is(CHOOSE_DOWN_DX, h200, PRODUCT_JOINED);
+    s.attention.HD = 96, is(CHOOSE_QKV, h100, PRODUCT_APART);
+    s.sum = 1024, is(CHOOSE_GATE_UP, h100, PRODUCT_JOINED_TURNS);
+    s.sum = 1025, is(CHOOSE_GATE_UP, h200, PRODUCT_APART), is(CHOOSE_DOWN_DX, h200, PRODUCT_APART);
+    s.sum = 1024, s.rows = 1024, is(CHOOSE_DOWN_DX, h100, PRODUCT_APART);  // 128 tiles for 132 multiprocessors
+    s.rows = 8192, s.apart = true, is(CHOOSE_DOWN_DX, h100, PRODUCT_APART), is(CHOOSE_GATE_UP, h200, PRODUCT_APART);
+}
+
 /* RoPE in a product's epilogue gives the bits of a separate product and RoPE. The inputs are such that no sum is rounded. */
 static void rope_joins_its_product() {
     // B, T, C, NH, NKV, HD, longest document (0: none). Borders of q, k and v, and of sequences, fall inside of tiles and
@@ -103,7 +120,7 @@ static void rope_joins_its_product() {
                              {2, 384, 64, 12, 4, 64, 90},  {1, 256, 320, 2, 1, 128, 0},   {8, 96, 64, 4, 1, 128, 0},
                              {8, 96, 64, 4, 2, 128, 40},   {20, 128, 64, 32, 8, 64, 0},   {5, 512, 64, 16, 4, 128, 0},
                              {4, 1024, 768, 12, 4, 64, 0}, {1, 2048, 2048, 32, 8, 64, 0}, {1, 512, 4096, 32, 8, 128, 0}};
-    if (!matmul_takes_rope({1, 256, 1 << 14, 0, 64}, 64)) { return; }  // no code for this card
+    if (!this_card()->wgmma) { return; }  // no code for this card
     for (auto& v : shapes) {
         const AttentionShape s = {v[0], v[1], v[3], v[4], v[5]};
         const size_t N = (size_t)s.B * s.T, C = (size_t)v[2], QKV = qkv_width(s);

@@ -1,0 +1,216 @@
+/* kernels.cuh -- which kernel computes which operation on which card. Every operation that has several kernels has rows in the
+ * table below, the preferred kernel first; its launcher takes the first row whose condition holds. --profile prints the rows
+ * that a run takes.
+ *
+ * A condition reads what was compiled into the program and loaded by the card, the sizes of the operation, and the card's
+ * multiprocessors, shared memory and L2 cache. It never reads the card's name or compute capability: a new card may also have
+ * loaded PTX for sm_75, and then it has the kernels of a T4. So sizes, flags and the card decide alone, and every step of a run
+ * computes, and recomputes, the same way.
+ *
+ * Not here: cuBLASLt's algorithms (matmul.cuh), the tiles that a kernel of attention_mma.cuh takes by its multiprocessor's room,
+ * and whether a kernel reads vectors or single elements. The last two change no bit.
+ */
+#ifndef LLMC_KERNELS_CUH
+#define LLMC_KERNELS_CUH
+
+#include "llmc/attention_sm90_walk.cuh"  // defines: walk_order, walk_fills
+#include "llmc/config.h"                 // defines: AttentionShape, MAX_HEAD_DIM
+#include "llmc/cuda/cuda_common.cuh"     // defines: device_attribute, compiled_arch
+#include "llmc/cuda/warpgroups.cuh"      // defines: has_wgmma, wgmma_probe_kernel
+
+/* What the choices read about the card. */
+typedef struct {
+    bool wgmma;      // it loaded code for sm_90a, and the build has kernels of 16 bits
+    bool async;      // it loaded code for sm_80 or newer
+    bool together;   // it can start the blocks of a grid together
+    int processors;  // multiprocessors
+    size_t shared;   // bytes of shared memory that a block may have
+    size_t l2;       // bytes of the L2 cache
+} Card;
+
+/* Returns the current device; a process uses one. */
+static inline const Card* this_card(void) {
+    static const Card c = {sizeof(floatX) == 2 && has_wgmma(),
+                           compiled_arch(wgmma_probe_kernel) >= 80,
+                           device_attribute(cudaDevAttrCooperativeLaunch) != 0,
+                           device_attribute(cudaDevAttrMultiProcessorCount),
+                           (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                           (size_t)device_attribute(cudaDevAttrL2CacheSize)};
+    return &c;
+}
+
+typedef enum {
+    CHOOSE_ATTENTION,
+    CHOOSE_ATTENTION_BACKWARD,
+    CHOOSE_GATE_UP,  // the product of gate and up, and SwiGLU
+    CHOOSE_DOWN_DX,  // dx of down, and SwiGLU's gradient
+    CHOOSE_QKV,      // the product of q, k and v, and RoPE
+    CHOOSE_CROSSENTROPY,
+    NUM_CHOICES
+} KernelChoice;
+
+/* The sizes of an operation, as far as its rows read them. */
+typedef struct {
+    AttentionShape attention;  // of attention and of RoPE
+    bool documents;            // rows are divided
+    bool apart;                // 8 bits, adapters or an exchange come between a product and what follows it
+    size_t rows, width, sum;   // of a product: sums of rows x width over `sum`; width: of SwiGLU's output, of a row of logits
+} KernelSizes;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// attention
+
+/* Tests and benchmarks choose a kernel, the program uses AUTO. */
+typedef enum {
+    ATTENTION_AUTO,
+    ATTENTION_PLAIN,
+    ATTENTION_MMA,
+    ATTENTION_WGMMA,
+    ATTENTION_WALK,  // differs from WGMMA in the backward pass alone
+    NUM_ATTENTION_KERNELS
+} AttentionKernel;
+
+static inline bool attention_tensor_cores(int HD) { return sizeof(floatX) == 2 && (HD == 64 || HD == 128); }
+
+static inline KernelSizes attention_sizes(AttentionShape shape, bool documents) {
+    KernelSizes s = {};
+    s.attention = shape, s.documents = documents;
+    return s;
+}
+
+/* Returns whether a kernel for this head dimension exists in this build and runs on this card with the code it loaded. */
+static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
+    switch (kernel) {
+        case ATTENTION_AUTO: return true;
+        case ATTENTION_PLAIN: return HD > 0 && HD <= MAX_HEAD_DIM && HD % 2 == 0;
+        case ATTENTION_MMA: return attention_tensor_cores(HD);
+        default: return attention_tensor_cores(HD) && this_card()->wgmma;
+    }
+}
+
+// tokens of a row: in shorter rows, reading and writing the sums costs more than a walk saves; longer rows were not tried
+constexpr int WALK_LEAST_TOKENS = 1024, WALK_MOST_TOKENS = 1 << 22;
+// at head_dim 128 the sums of all heads in progress take 67 MB: with an H100's L2 cache (50 MiB) one walk is slower for shorter
+// rows, with an H200's (60 MiB) it is not
+constexpr int WALK_LEAST_TOKENS_SMALL_L2 = 4096;
+
+/* Returns whether the backward pass of such rows may be one walk: then its scratch has room for the sums. */
+static inline bool attention_may_walk(int T, int HD) {
+    return attention_tensor_cores(HD) && T >= WALK_LEAST_TOKENS && T <= WALK_MOST_TOKENS;
+}
+
+/* At all lengths that were measured, a walk was faster than two kernels, except 16384 at head_dim 128 (4 to 7 % slower). */
+static inline bool attention_walks(const Card* c, const KernelSizes* s) {
+    const AttentionShape a = s->attention;
+    const int least = a.HD == 128 && c->l2 < SMALL_L2 ? WALK_LEAST_TOKENS_SMALL_L2 : WALK_LEAST_TOKENS;
+    const uint32_t processors = (uint32_t)c->processors;
+    return c->wgmma && attention_may_walk(a.T, a.HD) && a.T >= least && !s->documents && c->together &&
+           walk_fills(walk_order(a.B, a.NKV, a.T, processors), processors);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// products: our own kernel also computes the layer that follows
+
+typedef enum { PRODUCT_APART, PRODUCT_JOINED, PRODUCT_JOINED_TURNS } ProductKernel;
+
+/* Whether the sums are whole tiles, enough for all multiprocessors, and nothing comes between. */
+static inline bool product_joins(const Card* c, const KernelSizes* s) {
+    return c->wgmma && !s->apart && s->rows % (128 * CLUSTER_BLOCKS) == 0 && s->width % 256 == 0 && s->sum % 64 == 0 &&
+           s->rows / 128 * (s->width / 256) >= (size_t)c->processors;
+}
+
+constexpr size_t TURNS_MOST_SUM_SMALL_L2 = 1024;  // longer sums are faster by rows there (measured: 1280 to 4096)
+
+/* Whether the consumers of SwiGLU's product take tiles in turns. Then they read 1.5 times as many bytes of the factors from the
+ * L2 cache, and one writes while the other multiplies. With an H100's cache the reads cost more than this hides, unless the sums
+ * are short. With an H200's they never did. */
+static inline bool product_takes_turns(const Card* c, const KernelSizes* s) {
+    return product_joins(c, s) && (c->l2 >= SMALL_L2 || s->sum <= TURNS_MOST_SUM_SMALL_L2);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// cross-entropy with gradient: where a block keeps its row
+
+typedef enum { CE_HELD, CE_ROW, CE_LOOPED, NUM_CE_WAYS } CrossentropyWay;
+
+enum {
+    CE_BLOCK_PACKS = 4096,  // held: vectors of a row that fit a block's registers
+    CE_VIA = 6,             // row: vectors of a thread that pass through shared memory
+    CE_DIRECT = 2,          // vectors that go straight into registers
+    CE_STAY = 8,            // vectors that stay in shared memory
+    CE_ROW_THREADS = 1024,  //   threads of a block, at most
+    CE_ROW_STATIC = 1024,   //   bytes of shared memory besides vectors, at most
+};
+
+static inline size_t crossentropy_packs(size_t V) { return ceil_div(V, VECTOR<floatX>); }
+static inline size_t crossentropy_row_threads(size_t V) {
+    return round_up(ceil_div(crossentropy_packs(V), CE_VIA + CE_DIRECT + CE_STAY), 32);
+}
+static inline size_t crossentropy_row_shared(size_t V) { return (CE_VIA + CE_STAY) * crossentropy_row_threads(V) * 16; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the table
+
+typedef struct {
+    KernelChoice choice;
+    int kernel;        // an AttentionKernel, ProductKernel or CrossentropyWay
+    const char* name;  // of the kernel, then when it is taken
+    const char* when;
+    bool (*takes)(const Card* c, const KernelSizes* s);
+} KernelRow;
+
+#define TAKES(condition) [](const Card* c, const KernelSizes* s) { return (void)c, (void)s, condition; }
+static const KernelRow kernel_table[] = {
+    {CHOOSE_ATTENTION, ATTENTION_WGMMA, "wgmma", "code for sm_90a, 16 bits, head_dim 64 or 128",
+     TAKES(c->wgmma&& attention_tensor_cores(s->attention.HD))},
+    {CHOOSE_ATTENTION, ATTENTION_MMA, "mma", "16 bits, head_dim 64 or 128", TAKES(attention_tensor_cores(s->attention.HD))},
+    {CHOOSE_ATTENTION, ATTENTION_PLAIN, "plain", "any even head_dim up to 256, FP32", TAKES(true)},
+    {CHOOSE_ATTENTION_BACKWARD, ATTENTION_WALK, "walk", "as wgmma, in long rows without documents that fill the card",
+     attention_walks},
+    {CHOOSE_ATTENTION_BACKWARD, ATTENTION_WGMMA, "wgmma", "code for sm_90a, 16 bits, head_dim 64 or 128",
+     TAKES(c->wgmma&& attention_tensor_cores(s->attention.HD))},
+    {CHOOSE_ATTENTION_BACKWARD, ATTENTION_MMA, "mma", "16 bits, head_dim 64 or 128",
+     TAKES(attention_tensor_cores(s->attention.HD))},
+    {CHOOSE_ATTENTION_BACKWARD, ATTENTION_PLAIN, "plain", "any even head_dim up to 256, FP32", TAKES(true)},
+    {CHOOSE_GATE_UP, PRODUCT_JOINED_TURNS, "joined, tiles in turns", "as by rows, with a large L2 cache or short sums",
+     product_takes_turns},
+    {CHOOSE_GATE_UP, PRODUCT_JOINED, "joined, by rows", "code for sm_90a, whole tiles that fill the card, nothing between",
+     product_joins},
+    {CHOOSE_GATE_UP, PRODUCT_APART, "cuBLASLt, then swiglu", "otherwise", TAKES(true)},
+    {CHOOSE_DOWN_DX, PRODUCT_JOINED, "joined, by rows", "code for sm_90a, whole tiles that fill the card, nothing between",
+     product_joins},
+    {CHOOSE_DOWN_DX, PRODUCT_APART, "cuBLASLt, then swiglu", "otherwise", TAKES(true)},
+    {CHOOSE_QKV, PRODUCT_JOINED, "joined, by rows", "code for sm_90a, head_dim 64 or 128, whole tiles, nothing between",
+     TAKES(attention_tensor_cores(s->attention.HD) && product_joins(c, s))},
+    {CHOOSE_QKV, PRODUCT_APART, "cuBLASLt, then rope", "otherwise", TAKES(true)},
+    {CHOOSE_CROSSENTROPY, CE_HELD, "held", "a row fits a block's registers",
+     TAKES(crossentropy_packs(s->width) <= CE_BLOCK_PACKS)},
+    {CHOOSE_CROSSENTROPY, CE_ROW, "row", "code for sm_80 or newer, a row fits registers and shared memory",
+     TAKES(c->async&& crossentropy_row_threads(s->width) <= CE_ROW_THREADS &&
+           crossentropy_row_shared(s->width) + CE_ROW_STATIC <= c->shared)},
+    {CHOOSE_CROSSENTROPY, CE_LOOPED, "looped", "any row", TAKES(true)},
+};
+#undef TAKES
+
+/* Returns the row of the kernel that computes an operation of these sizes. */
+static inline const KernelRow* kernel_row(KernelChoice choice, const KernelSizes& s, const Card* c = this_card()) {
+    const KernelRow* row = kernel_table;
+    while (row->choice != choice || !row->takes(c, &s)) { row++; }  // the last row of a choice takes everything
+    return row;
+}
+
+/* Returns whether a kernel of the table can compute an operation of these sizes, preferred or not. */
+static inline bool kernel_takes(KernelChoice choice, int kernel, const KernelSizes& s, const Card* c = this_card()) {
+    for (const KernelRow& row : kernel_table) {
+        if (row.choice == choice && row.kernel == kernel) { return row.takes(c, &s); }
+    }
+    return false;
+}
+
+/* Prints the row of an operation. */
+static inline void print_kernel(const char* operation, KernelChoice choice, const KernelSizes& s) {
+    const KernelRow* row = kernel_row(choice, s);
+    printf("%-20s %-22s  %s\n", operation, row->name, row->when);
+}
+
+#endif
