@@ -105,8 +105,8 @@ static inline size_t attention_backward_scratch_cuda(AttentionShape s, bool walk
     return stats + rest;
 }
 
-/* Overwrites dqkv, laid out like qkv, from dout, laid out like out. scratch is aligned to 16 bytes; slices run one after another
- * in it. With s.cos_sin, dqkv is the gradient before the rotation of qkv; with NULL, the gradient after it. */
+/* Overwrites dqkv, laid out like qkv, from dout, laid out like out. scratch is aligned to 16 bytes; slices run one after
+ * another in it. With s.cos_sin, dqkv is the gradient before the rotation of qkv; with NULL, the gradient after it. */
 static inline void attention_backward_cuda(floatX* dqkv, void* scratch, const floatX* dout, const AttentionTensorsX& f, int B,
                                            const AttentionArgs& s, cudaStream_t stream,
                                            AttentionKernel kernel = ATTENTION_AUTO) {

@@ -7,8 +7,8 @@
  * loaded PTX for sm_75, and then it has the kernels of a T4. So sizes, flags and the card decide alone, and every step of a run
  * computes, and recomputes, the same way.
  *
- * Not here: cuBLASLt's algorithms (matmul.cuh), the tiles that a kernel of attention_mma.cuh takes by its multiprocessor's room,
- * and whether a kernel reads vectors or single elements. The last two change no bit.
+ * Not here: cuBLASLt's algorithms (matmul.cuh), the tiles that attention_mma.cuh takes by the room of a multiprocessor, and
+ * whether a kernel reads vectors or single elements. The last two change no bit.
  */
 #ifndef LLMC_KERNELS_CUH
 #define LLMC_KERNELS_CUH
@@ -121,9 +121,9 @@ static inline bool product_joins(const Card* c, const KernelSizes* s) {
 
 constexpr size_t TURNS_MOST_SUM_SMALL_L2 = 1024;  // longer sums are faster by rows there (measured: 1280 to 4096)
 
-/* Whether the consumers of SwiGLU's product take tiles in turns. Then they read 1.5 times as many bytes of the factors from the
- * L2 cache, and one writes while the other multiplies. With an H100's cache the reads cost more than this hides, unless the sums
- * are short. With an H200's they never did. */
+/* Whether the consumers of SwiGLU's product take tiles in turns. Then they read 1.5 times as many bytes of the factors from
+ * the L2 cache, and one writes while the other multiplies. With an H100's cache the reads cost more than this hides, unless
+ * the sums are short. With an H200's they never did. */
 static inline bool product_takes_turns(const Card* c, const KernelSizes* s) {
     return product_joins(c, s) && (c->l2 >= SMALL_L2 || s->sum <= TURNS_MOST_SUM_SMALL_L2);
 }

@@ -107,7 +107,8 @@ static inline void lora_forward_plain(float* y, const LoraMemory* m, const float
     }
 }
 
-/* Adds to dx (N, C) and to the adapters' gradients m->dw, from dy (N, OC), x (N, C) and the forward pass's m->t. Writes m->dt. */
+/* Adds to dx (N, C) and to the adapters' gradients m->dw, from dy (N, OC), x (N, C) and the forward pass's m->t. Writes
+ * m->dt. */
 static inline void lora_backward_plain(float* dx, const LoraMemory* m, const float* dy, const float* x, const Lora* l,
                                        size_t N) {
     const float *w = m->w, *t = m->t;

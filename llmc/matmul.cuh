@@ -380,8 +380,8 @@ static inline Output output_from(Output o, size_t col) {
     return o;
 }
 
-/* Writes out (N, OC): `scale` times the product of x (N, C) and w (OC, C), and adds residual (N, OC) unless it is NULL. residual
- * has out's type and pitch, and may be out. */
+/* Writes out (N, OC): `scale` times the product of x (N, C) and w (OC, C), and adds residual (N, OC) unless it is NULL.
+ * residual has out's type and pitch, and may be out. */
 static inline void matmul_forward_cuda(MatmulContext* ctx, Output out, Operand x, Operand w, const void* residual, LayerShape s,
                                        cudaStream_t stream, float scale = 1.0f) {
     const size_t even = (size_t)matmul_even(s.OC, w), rest = (size_t)s.OC - even, C = (size_t)s.C;

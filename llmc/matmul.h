@@ -112,8 +112,8 @@ enum {
     MATMUL_AMX_SIZE = 64 * 64 * 64                 // and M N K is at least this number
 };
 
-/* Where a product goes: c, and what is added to it: `add`, of the same shape, or NULL; it may be c. Rows of both are `row` floats
- * apart. */
+/* Where a product goes, and what is added to it: NULL, or a matrix of the same shape, which may be c. Rows of both are `row`
+ * floats apart. */
 typedef struct {
     float* c;
     const float* add;
@@ -131,8 +131,8 @@ static inline MatmulSum sum_from(MatmulSum s, size_t i, size_t j) {
     return sum_in(s.c + at, s.add ? s.add + at : NULL, s.row);
 }
 
-/* Computes s (rows, NR) = a (rows, K) b (K, NR) + add. The rows of b are contiguous. `rows` is a constant where this is inlined,
- * so `acc` stays in registers. */
+/* Computes s (rows, NR) = a (rows, K) b (K, NR) + add. The rows of b are contiguous. `rows` is a constant where this is
+ * inlined, so `acc` stays in registers. */
 LLMC_INLINE void matmul_tile(int rows, size_t K, MatrixView a, MatrixView b, MatmulSum s) {
     vf acc[MATMUL_MR][2];
     LLMC_UNROLL

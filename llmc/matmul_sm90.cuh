@@ -444,8 +444,8 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
 // Measured in dev/results/nvidia-h100.md.
 constexpr size_t MATMUL_GROUP = 8;
 
-/* Computes M x N sums over K (p) and what the epilogue makes of them, from the packed matrices a (M, K) and b (N, K), or (K, N) if
- * B_COLUMNS. Writes out; with SwiGLU and its gradient also act, unless act is NULL. The gradient reads gate_up. */
+/* Computes M x N sums over K, and what the epilogue makes of them, from the packed matrices a (M, K) and b (N, K), or (K, N)
+ * if B_COLUMNS. Writes out; with SwiGLU and its gradient also act, unless act is NULL. The gradient reads gate_up. */
 template <typename Tiles>
 static inline void matmul_tiles_launch(floatX* out, const floatX* a, const floatX* b, ProductShape p, cudaStream_t stream,
                                        floatX* act = NULL, const floatX* gate_up = NULL,

@@ -54,6 +54,12 @@ typedef struct {
     Fp8Format format;
 } QuantisedRows;
 
+/* Where a layer writes its output in 8 bits as well. */
+typedef struct {
+    QuantisedRows rows;
+    QuantiseCounts* counts;  // a sample's counts are added to it; NULL: none
+} QuantisedOutput;
+
 /* The transpose of rows: eight-bit lines, one for each column, `pitch` bytes apart, with one scale on the device for all. */
 typedef struct {
     uint8_t* data;

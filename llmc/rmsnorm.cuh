@@ -242,9 +242,9 @@ static inline void rmsnorm_forward_cuda(floatX* out, float* rstd, const floatX* 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// forward for products in 8 bits: it writes its output once more, quantised, with the bits of quantise_rows_cuda(). A block takes
-// a row, with the same warps and so with the same sums. It converts the row once it is complete, from the cache. Bytes a row: 5C
-// (BF16)
+// forward for products in 8 bits: it writes its output once more, quantised, with the bits of quantise_rows_cuda(). A block
+// takes a row, with the same warps and so with the same sums. It converts the row once it is complete, from the cache. Bytes a
+// row: 5C (BF16)
 
 template <int K>
 __global__ void __launch_bounds__(RMSNORM_THREADS)
@@ -257,19 +257,18 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
     quantise_row(q, blockIdx.x, out + blockIdx.x * rows.pitch, rows.C, largest, counts);
 }
 
-/* Writes out (rows) and rstd (N) as rmsnorm_forward_cuda(), and q (rows) from out. C is a multiple of QUANTISE_WIDTH. */
-static inline void rmsnorm_forward_quantised_cuda(QuantisedRows q, floatX* out, float* rstd, const floatX* x,
-                                                  const floatX* weight, RowShape rows, float eps, QuantiseCounts* counts,
-                                                  cudaStream_t stream) {
+/* Writes out (rows) and rstd (N) as rmsnorm_forward_cuda(), and q.rows from out. C is a multiple of QUANTISE_WIDTH. */
+static inline void rmsnorm_forward_quantised_cuda(QuantisedOutput q, floatX* out, float* rstd, const floatX* x,
+                                                  const floatX* weight, RowShape rows, float eps, cudaStream_t stream) {
     if (rows.N == 0) { return; }
-    assert(rows.C % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
+    assert(rows.C % QUANTISE_WIDTH == 0 && q.rows.pitch % QUANTISE_WIDTH == 0);
     void (*const kernels[])(QuantisedRows, floatX*, float*, const floatX*, const floatX*, RowShape, float, QuantiseCounts*) = {
         rmsnorm_forward_quantised_kernel<1>, rmsnorm_forward_quantised_kernel<2>, rmsnorm_forward_quantised_kernel<3>,
         rmsnorm_forward_quantised_kernel<4>};
     static_assert(sizeof kernels / sizeof *kernels == RMSNORM_PACKS, "a kernel for each number of vectors");
     RmsnormBlock b = rmsnorm_block(rows.C, 32);
     b.block.z = 1;
-    kernels[b.packs - 1]<<<(unsigned)rows.N, b.block, 0, stream>>>(q, out, rstd, x, weight, rows, eps, counts);
+    kernels[b.packs - 1]<<<(unsigned)rows.N, b.block, 0, stream>>>(q.rows, out, rstd, x, weight, rows, eps, q.counts);
     CUDA_CHECK_LAUNCH("rmsnorm_forward_quantised_kernel");
 }
 

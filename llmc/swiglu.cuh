@@ -146,8 +146,9 @@ static inline void swiglu_backward_cuda(floatX* dgate_up, floatX* out, const flo
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// for products in 8 bits: the same, and what it writes once more, quantised, with the bits of quantise_rows_cuda(). A block takes
-// a row, and converts it once it is complete, from the cache. Bytes a row: forward 7F, backward 12F, 14F with `out` (BF16)
+// for products in 8 bits: the same, and what it writes once more, quantised, with the bits of quantise_rows_cuda(). A block
+// takes a row, and converts it once it is complete, from the cache. Bytes a row: forward 7F, backward 12F, 14F with `out`
+// (BF16)
 
 __global__ void __launch_bounds__(QUANTISE_ROW_THREADS)
     swiglu_forward_quantised_kernel(QuantisedRows q, floatX* out, const floatX* gate_up, int F, size_t gate_up_pitch,
@@ -183,24 +184,23 @@ __global__ void __launch_bounds__(QUANTISE_ROW_THREADS)
     quantise_row(q, blockIdx.x, row, 2 * F, largest, counts);
 }
 
-/* Writes out (N, F) as swiglu_forward_cuda(), and q (N, F) from it. F is a multiple of QUANTISE_WIDTH. */
-static inline void swiglu_forward_quantised_cuda(QuantisedRows q, floatX* out, const floatX* gate_up, SwigluShape s,
-                                                 QuantiseCounts* counts, cudaStream_t stream) {
+/* Writes out (N, F) as swiglu_forward_cuda(), and q.rows (N, F) from it. F is a multiple of QUANTISE_WIDTH. */
+static inline void swiglu_forward_quantised_cuda(QuantisedOutput q, floatX* out, const floatX* gate_up, SwigluShape s,
+                                                 cudaStream_t stream) {
     if (s.N == 0) { return; }
-    assert(s.F % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
+    assert(s.F % QUANTISE_WIDTH == 0 && q.rows.pitch % QUANTISE_WIDTH == 0);
     swiglu_forward_quantised_kernel<<<(unsigned)s.N, quantise_threads((size_t)s.F), 0, stream>>>(
-        q, out, gate_up, s.F, s.gate_up_pitch, s.out_pitch, counts);
+        q.rows, out, gate_up, s.F, s.gate_up_pitch, s.out_pitch, q.counts);
     CUDA_CHECK_LAUNCH("swiglu_forward_quantised_kernel");
 }
 
-/* Writes dgate_up (N, 2F) and out as swiglu_backward_cuda(), and q (N, 2F) from dgate_up. */
-static inline void swiglu_backward_quantised_cuda(QuantisedRows q, floatX* dgate_up, floatX* out, const floatX* dout,
-                                                  const floatX* gate_up, SwigluShape s, QuantiseCounts* counts,
-                                                  cudaStream_t stream) {
+/* Writes dgate_up (N, 2F) and out as swiglu_backward_cuda(), and q.rows (N, 2F) from dgate_up. */
+static inline void swiglu_backward_quantised_cuda(QuantisedOutput q, floatX* dgate_up, floatX* out, const floatX* dout,
+                                                  const floatX* gate_up, SwigluShape s, cudaStream_t stream) {
     if (s.N == 0) { return; }
-    assert(s.F % QUANTISE_WIDTH == 0 && q.pitch % QUANTISE_WIDTH == 0);
+    assert(s.F % QUANTISE_WIDTH == 0 && q.rows.pitch % QUANTISE_WIDTH == 0);
     swiglu_backward_quantised_kernel<<<(unsigned)s.N, quantise_threads(2 * (size_t)s.F), 0, stream>>>(
-        q, dgate_up, out, dout, gate_up, s.F, s.gate_up_pitch, s.out_pitch, counts);
+        q.rows, dgate_up, out, dout, gate_up, s.F, s.gate_up_pitch, s.out_pitch, q.counts);
     CUDA_CHECK_LAUNCH("swiglu_backward_quantised_kernel");
 }
 

@@ -58,8 +58,8 @@ static inline void gate_up_swiglu(const Queue* q, floatX* act, floatX* gate_up, 
     linear(q, gate_up, l, x, NULL, N);
     if (act && reader->fp8.rows.data) {
         Op op(q, "swiglu", 0, 7.0 * N * F);
-        swiglu_forward_quantised_cuda(fp8_x(q, reader), act, gate_up, swiglu_shape(N, F),
-                                      fp8_counts(q, linear_specs[reader->kind].x), q->stream);
+        swiglu_forward_quantised_cuda({fp8_x(q, reader), fp8_counts(q, linear_specs[reader->kind].x)}, act, gate_up,
+                                      swiglu_shape(N, F), q->stream);
     } else if (act) {
         swiglu(q, act, gate_up, N, F);
     }
@@ -80,8 +80,8 @@ static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, 
     linear_backward_input(q, dact, l, dy, N);
     if (reader->fp8.columns.data) {
         Op op(q, "swiglu backward", 0, (act ? 14.0 : 12.0) * N * F);
-        swiglu_backward_quantised_cuda(fp8_dy(q, reader), gate_up, act, dact, gate_up, swiglu_shape(N, F),
-                                       fp8_counts(q, linear_specs[reader->kind].dy), q->stream);
+        swiglu_backward_quantised_cuda({fp8_dy(q, reader), fp8_counts(q, linear_specs[reader->kind].dy)}, gate_up, act, dact,
+                                       gate_up, swiglu_shape(N, F), q->stream);
     } else {
         swiglu_backward(q, gate_up, act, dact, gate_up, N, F);
     }

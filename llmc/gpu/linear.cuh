@@ -149,9 +149,13 @@ static inline void linear_dx_fp8(const Queue* q, floatX* dx, const Linear* l, co
     matmul_forward_cuda(q->matmul, output(dx, pitch_of(l->C)), dy8, w8, NULL, {N, l->OC, l->C}, q->stream, factor);
 }
 
+/* Returns a gradient as a product's output. */
+static inline Output gradient_output(Gradient g, size_t width) {
+    return {g.data, g.fp32 ? data_type<float>() : data_type<floatX>(), width};
+}
+
 /* linear_dx_fp8() of this product has left the transpose of dy. */
-template <typename Grad>
-static void linear_dw_fp8(const Queue* q, const Linear* l, const floatX* x, size_t N, bool add, float factor) {
+static inline void linear_dw_fp8(const Queue* q, const Linear* l, const floatX* x, size_t N, bool add, float factor) {
     const LinearSpec* spec = &linear_specs[l->kind];
     const QuantisedTranspose x_t = fp8_x_t(q, N, l->OC);
     {
@@ -159,10 +163,10 @@ static void linear_dw_fp8(const Queue* q, const Linear* l, const floatX* x, size
         quantise_transposed_cuda(x_t, x, l->fp8.x_largest, {N, l->C, pitch_of(l->C)},
                                  fp8_counts(q, quantised_transpose(spec->x)), q->stream);
     }
-    const double grad = (double)l->OC * l->C * sizeof(Grad) * (add ? 2 : 1);
+    const Output dw = gradient_output(l->dw, l->C);
+    const double grad = (double)l->OC * l->C * matmul_type_bytes(dw.type) * (add ? 2 : 1);
     Op op(q, spec->dw, product_flops(N, l->C, l->OC), (double)N * l->C + (double)N * l->OC + grad, FP8_RATE);
     const Operand dy8 = fp8_operand(fp8_dy_t(q, N), spec->dy), x8 = fp8_operand(x_t, spec->x);
-    const Output dw = output((Grad*)l->dw.data, l->C);
     matmul_backward_weight_transposed_cuda(q->matmul, dw, dy8, x8, {N, l->C, l->OC}, add, q->stream, factor);
 }
 
@@ -184,12 +188,12 @@ static inline void linear_dx_x(const Queue* q, floatX* dx, const Linear* l, cons
                                {N, l->C, l->OC}, q->stream);
 }
 
-template <typename Grad>
-static void linear_dw_x(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N, bool add) {
-    const double grad = (double)l->OC * l->C * sizeof(Grad) * (add ? 2 : 1);
+static inline void linear_dw_x(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N, bool add) {
+    const Output dw = gradient_output(l->dw, l->C);
+    const double grad = (double)l->OC * l->C * matmul_type_bytes(dw.type) * (add ? 2 : 1);
     Op op(q, linear_specs[l->kind].dw, product_flops(N, l->C, l->OC), bytes_x((double)N * l->C + (double)N * l->OC) + grad);
-    matmul_backward_weight_cuda(q->matmul, output((Grad*)l->dw.data, l->C), operand(dy, pitch_of(l->OC)),
-                                operand(x, pitch_of(l->C)), {N, l->C, l->OC}, add, q->stream);
+    matmul_backward_weight_cuda(q->matmul, dw, operand(dy, pitch_of(l->OC)), operand(x, pitch_of(l->C)), {N, l->C, l->OC}, add,
+                                q->stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -201,25 +205,26 @@ static inline double lora_bytes(const Lora* l, size_t N) {
     return bytes_x((double)N * (l->C + 2.0 * l->OC) + (double)l->parts * l->r * (2.0 * N + l->C + l->OC));
 }
 
+static inline LoraMemoryX lora_memory(const Linear* l) { return {l->adapters, gradient_output(l->dadapters, 0), l->t, l->dt}; }
+
 /* Writes t and adds the adapters' part to y (N, OC). */
 static inline void lora_add(const Queue* q, floatX* y, const Linear* l, const floatX* x, size_t N) {
     if (l->lora.parts == 0) { return; }
     Op op(q, "lora", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
-    lora_forward_cuda(q->matmul, y, l->t, x, l->adapters, &l->lora, N, q->stream);
+    lora_forward_cuda(q->matmul, y, lora_memory(l), x, &l->lora, N, q->stream);
 }
 
 /* Writes dt and adds the adapters' part to dx (N, C). */
 static inline void lora_add_dx(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N) {
     if (l->lora.parts == 0) { return; }
     Op op(q, "lora dx", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
-    lora_backward_input_cuda(q->matmul, dx, l->dt, dy, l->adapters, &l->lora, N, q->stream);
+    lora_backward_input_cuda(q->matmul, dx, lora_memory(l), dy, &l->lora, N, q->stream);
 }
 
 /* Overwrites the adapters' gradients, or with `add` adds to them; lora_add_dx() has written dt. */
-template <typename Grad>
-static void lora_dw(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N, bool add) {
+static inline void lora_dw(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N, bool add) {
     Op op(q, "lora dw", lora_flops(&l->lora, N), lora_bytes(&l->lora, N));
-    lora_backward_weight_cuda(q->matmul, (Grad*)l->dadapters.data, l->dt, dy, x, l->t, &l->lora, N, add, q->stream);
+    lora_backward_weight_cuda(q->matmul, lora_memory(l), dy, x, &l->lora, N, add, q->stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -251,11 +256,11 @@ static inline void linear_backward_input(const Queue* q, floatX* dx, const Linea
 static inline void linear_backward_weight(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N,
                                           bool add, float factor = 1.0f) {
     if (l->dw.data && l->fp8.x_largest) {
-        (l->dw.fp32 ? linear_dw_fp8<float> : linear_dw_fp8<floatX>)(q, l, x, N, add, factor);
+        linear_dw_fp8(q, l, x, N, add, factor);
     } else if (l->dw.data) {
-        (l->dw.fp32 ? linear_dw_x<float> : linear_dw_x<floatX>)(q, l, dy, x, N, add);
+        linear_dw_x(q, l, dy, x, N, add);
     }
-    if (l->lora.parts > 0) { (l->dadapters.fp32 ? lora_dw<float> : lora_dw<floatX>)(q, l, dy, x, N, add); }
+    if (l->lora.parts > 0) { lora_dw(q, l, dy, x, N, add); }
 }
 
 static inline void linear_backward(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, const floatX* x, size_t N,
@@ -278,8 +283,8 @@ static inline void norm(const Queue* q, floatX* y, float* rstd, const Norm* n, c
         return;
     }
     Op op(q, "rmsnorm", 0, 5.0 * N * n->C);
-    rmsnorm_forward_quantised_cuda(fp8_x(q, reader), y, rstd, x, n->w, rows, n->eps,
-                                   fp8_counts(q, linear_specs[reader->kind].x), q->stream);
+    rmsnorm_forward_quantised_cuda({fp8_x(q, reader), fp8_counts(q, linear_specs[reader->kind].x)}, y, rstd, x, n->w, rows,
+                                   n->eps, q->stream);
 }
 
 /* Adds to dx (N, C) and to the gain's gradient, from dy (N, C) and the forward pass's x and rstd. */

@@ -124,7 +124,7 @@ static void rmsnorm_quantises_what_it_writes() {
         const QuantisedRows q = rows_to_fill(N, quantised_pitch(C));
         QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
         rmsnorm_forward_cuda(plain, plain_rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, 0);
-        rmsnorm_forward_quantised_cuda(q, out, rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, counts, 0);
+        rmsnorm_forward_quantised_cuda({q, counts}, out, rstd, d_x, d_w, {N, (int)C, pitch}, 1e-5f, 0);
         char what[64];
         snprintf(what, sizeof what, "rmsnorm (%zu, %zu)", N, C);
         CHECK(same_bytes(plain, out, N * pitch), "%s: the output differs", what);
@@ -148,7 +148,7 @@ static void swiglu_quantises_what_it_writes() {
         QuantisedRows q = rows_to_fill(N, quantised_pitch(F));
         QuantiseCounts* counts = upload(std::vector<QuantiseCounts>(1));
         swiglu_forward_cuda(plain, d_gate_up, {N, (int)F, pitch2, pitch}, 0);
-        swiglu_forward_quantised_cuda(q, out, d_gate_up, {N, (int)F, pitch2, pitch}, counts, 0);
+        swiglu_forward_quantised_cuda({q, counts}, out, d_gate_up, {N, (int)F, pitch2, pitch}, 0);
         snprintf(what, sizeof what, "swiglu (%zu, %zu)", N, F);
         CHECK(same_bytes(plain, out, N * pitch), "%s: the output differs", what);
         compare_fused(what, q, counts, out, N, F, pitch);
@@ -159,8 +159,8 @@ static void swiglu_quantises_what_it_writes() {
             counts = upload(std::vector<QuantiseCounts>(1));
             floatX *y = device_alloc<floatX>(N * pitch), *want_y = device_alloc<floatX>(N * pitch);
             swiglu_backward_cuda(apart, again ? want_y : NULL, d_dout, d_gate_up, {N, (int)F, pitch2, pitch}, 0);
-            swiglu_backward_quantised_cuda(q, in_place, again ? y : NULL, d_dout, in_place, {N, (int)F, pitch2, pitch}, counts,
-                                           0);
+            swiglu_backward_quantised_cuda({q, counts}, in_place, again ? y : NULL, d_dout, in_place,
+                                           {N, (int)F, pitch2, pitch}, 0);
             snprintf(what, sizeof what, "swiglu backward (%zu, %zu)", N, F);
             CHECK(same_bytes(apart, in_place, N * pitch2) && same_bytes(y, want_y, N * pitch), "%s: the rows differ", what);
             compare_fused(what, q, counts, in_place, N, 2 * F, pitch2);

@@ -45,9 +45,10 @@ static void lora_agrees_with_its_oracle() {
             floatX *d_dx = upload_rows<floatX>(dx0, N, C, pitch.x), *d_t = device_alloc<floatX>(N * pitch.t);
             floatX* d_dt = device_alloc<floatX>(N * pitch.t);
             float* d_dw = upload(dw0);
-            lora_forward_cuda(ctx, d_y, d_t, d_x, d_w, &l, N, 0);
-            lora_backward_input_cuda(ctx, d_dx, d_dt, d_dy, d_w, &l, N, 0);
-            lora_backward_weight_cuda(ctx, d_dw, d_dt, d_dy, d_x, d_t, &l, N, true, 0);
+            const LoraMemoryX m = {d_w, output(d_dw, 0), d_t, d_dt};
+            lora_forward_cuda(ctx, d_y, m, d_x, &l, N, 0);
+            lora_backward_input_cuda(ctx, d_dx, m, d_dy, &l, N, 0);
+            lora_backward_weight_cuda(ctx, m, d_dy, d_x, &l, N, true, 0);
             compare_loosely("t", download_rows(d_t, N, R, pitch.t), t);
             compare_loosely("y", download_rows(d_y, N, OC, pitch.y), y);
             compare_loosely("dt", download_rows(d_dt, N, R, pitch.t), dt);
