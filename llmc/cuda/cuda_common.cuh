@@ -17,6 +17,7 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 #include <assert.h>
+#include <type_traits>
 
 #include "llmc/base/utils.h"
 
@@ -149,18 +150,14 @@ __host__ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __b
 
 /* Rounds to nearest, ties to even. */
 template <typename T>
-__host__ __device__ __forceinline__ T from_float(float x);
-template <>
-__host__ __device__ __forceinline__ float from_float<float>(float x) {
-    return x;
-}
-template <>
-__host__ __device__ __forceinline__ __half from_float<__half>(float x) {
-    return __float2half_rn(x);
-}
-template <>
-__host__ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
-    return __float2bfloat16_rn(x);
+__host__ __device__ __forceinline__ T from_float(float x) {
+    if constexpr (std::is_same_v<T, __half>) {
+        return __float2half_rn(x);
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        return __float2bfloat16_rn(x);
+    } else {
+        return T(x);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -180,22 +177,11 @@ using Pack = Vec<T, VECTOR<T>>;
 /* The type that accesses so many bytes. STREAM is for data that this kernel touches once and that would only evict other data
  * from the caches. */
 template <int BYTES>
-struct Word;
-template <>
-struct Word<2> {
-    typedef unsigned short type;
-};
-template <>
-struct Word<4> {
-    typedef unsigned int type;
-};
-template <>
-struct Word<8> {
-    typedef uint2 type;
-};
-template <>
-struct Word<16> {
-    typedef uint4 type;
+struct Word {
+    static_assert(BYTES == 2 || BYTES == 4 || BYTES == 8 || BYTES == 16, "a thread has no such access");
+    typedef std::conditional_t<
+        BYTES == 16, uint4, std::conditional_t<BYTES == 8, uint2, std::conditional_t<BYTES == 4, unsigned int, unsigned short>>>
+        type;
 };
 
 template <bool STREAM, int W, typename T>

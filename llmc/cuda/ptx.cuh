@@ -148,10 +148,13 @@ __device__ __forceinline__ void mma_16x8x16(float d[4], const uint32_t a[4], uin
 // ---------------------------------------------------------------------------------------------------------------------
 // sm_90a: barriers that count bytes, copies by the tensor memory accelerator (TMA), products of four warps
 
+// ASM_SM90: an instruction in code for sm_90a, nothing in other code
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define PTX_HAS_SM90A 1
+#define ASM_SM90(...) asm volatile(__VA_ARGS__)
 #else
 #define PTX_HAS_SM90A 0
+#define ASM_SM90(...)
 #endif
 
 /* Initializes a barrier, 8 bytes of shared memory. A phase ends when `arrivals` threads have arrived and all announced bytes
@@ -165,49 +168,46 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 }
 
 /* Makes initialized barriers visible to TMA; for the other threads a __syncthreads() must follow. */
-__device__ __forceinline__ void barrier_init_done() {
-#if PTX_HAS_SM90A
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void barrier_init_done() { ASM_SM90("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-#if PTX_HAS_SM90A
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-#endif
+    ASM_SM90("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /* Arrives, and announces bytes that copies must write before the phase can end. */
 __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
-#if PTX_HAS_SM90A
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-#endif
+    ASM_SM90("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 /* Arrives at the barrier at the same place in the shared memory of a block of the cluster. Only for what this thread has read:
  * what it wrote need not be visible there. So the arrival has the scope of a block, as CUTLASS has it. By the letter of the
  * PTX ISA, order between blocks needs .release.cluster here and .acquire.cluster at the wait; their cost is not known. */
 __device__ __forceinline__ void barrier_arrive_in(uint32_t barrier, uint32_t block) {
-#if PTX_HAS_SM90A
-    asm volatile(
+    ASM_SM90(
         "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
         "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier),
         "r"(block)
         : "memory");
-#endif
 }
 
 constexpr int CLUSTER_BLOCKS = 2;  // neighboring blocks of a kernel that runs in clusters
 
 /* Waits for all threads of the cluster that have not ended. Their earlier writes are visible afterwards. */
 __device__ __forceinline__ void cluster_sync() {
-#if PTX_HAS_SM90A
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-#endif
+    ASM_SM90("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 #ifdef BARRIER_TIMEOUT
-__device__ unsigned long long barrier_stuck;  // the first wait that timed out: block, thread, barrier, parity, 1
+__device__ unsigned long long barrier_stuck;  // the first wait that timed out: block, thread, what it waited for, 1
+
+/* Returns whether a wait since `start` is to end: it is too long, or another one was. what: 31 bits */
+__device__ __forceinline__ bool barrier_gives_up(uint64_t start, uint32_t what) {
+    if (*(volatile unsigned long long*)&barrier_stuck != 0) { return true; }
+    if (card_clock() - start <= BARRIER_TIMEOUT) { return false; }
+    atomicCAS(&barrier_stuck, 0ull,
+              (unsigned long long)blockIdx.x << 48 | (unsigned long long)threadIdx.x << 32 | (uint64_t)what << 1 | 1);
+    return true;
+}
 #endif
 
 /* Waits for the end of the phase of that parity; returns at once if the next phase has begun. Afterwards all that threads or
@@ -217,16 +217,11 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #if PTX_HAS_SM90A
 #ifdef BARRIER_TIMEOUT
     const uint64_t start = card_clock();
-    for (uint32_t done = 0; !done && *(volatile unsigned long long*)&barrier_stuck == 0;) {
+    for (uint32_t done = 0; !done && !barrier_gives_up(start, barrier << 1 | parity);) {
         asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                      : "=r"(done)
                      : "r"(barrier), "r"(parity)
                      : "memory");
-        if (!done && card_clock() - start > BARRIER_TIMEOUT) {
-            atomicCAS(&barrier_stuck, 0ull,
-                      (unsigned long long)blockIdx.x << 48 | (unsigned long long)threadIdx.x << 32 | (uint64_t)barrier << 2 |
-                          parity << 1 | 1);
-        }
     }
 #else
     asm volatile(
@@ -244,67 +239,49 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 /* Copies a box of a tensor map (coordinates c0 to c3 in the map's order) to dst and reports the bytes to the barrier; elements
  * outside the tensor become zeros. One thread calls it. */
 __device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c0, int c1, int c2, int c3, uint32_t barrier) {
-#if PTX_HAS_SM90A
-    asm volatile(
+    ASM_SM90(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
             dst),
         "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
         : "memory");
-#endif
 }
 
 /* Does the same in each block of the cluster whose bit is set in `blocks`. The box goes to the same place in each block's
  * shared memory, and the barrier at the same place in each block counts the bytes. */
 __device__ __forceinline__ void copy_box_4d_to(uint32_t blocks, uint32_t dst, const void* map, int c0, int c1, int c2, int c3,
                                                uint32_t barrier) {
-#if PTX_HAS_SM90A
-    asm volatile(
+    ASM_SM90(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
         " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(dst),
         "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "h"((uint16_t)blocks)
         : "memory");
-#endif
 }
 
 /* Copies `bytes` bytes. bytes, src and dst are multiples of 16. One thread calls it. */
 __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier) {
-#if PTX_HAS_SM90A
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src),
-                 "r"(bytes), "r"(barrier)
-                 : "memory");
-#endif
+    ASM_SM90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src),
+             "r"(bytes), "r"(barrier)
+             : "memory");
 }
 
 /* Makes this thread's reads and writes of shared memory visible to TMA and wgmma. If another thread issues these, a barrier
  * must follow. */
-__device__ __forceinline__ void fence_async_readers() {
-#if PTX_HAS_SM90A
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void fence_async_readers() { ASM_SM90("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* Copies from shared memory to a box of a tensor map; elements outside the tensor are dropped. One thread calls it. */
 __device__ __forceinline__ void store_box_4d(const void* map, uint32_t src, int c0, int c1, int c2, int c3) {
-#if PTX_HAS_SM90A
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(c0),
-                 "r"(c1), "r"(c2), "r"(c3), "r"(src)
-                 : "memory");
-#endif
+    ASM_SM90("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(c0), "r"(c1),
+             "r"(c2), "r"(c3), "r"(src)
+             : "memory");
 }
 
 /* Closes the group of boxes that this thread stored since the last commit. */
-__device__ __forceinline__ void store_commit() {
-#if PTX_HAS_SM90A
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void store_commit() { ASM_SM90("cp.async.bulk.commit_group;" ::: "memory"); }
 
 /* Waits until at most the PENDING newest groups of this thread still read shared memory. */
 template <int PENDING>
 __device__ __forceinline__ void store_wait() {
-#if PTX_HAS_SM90A
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-#endif
+    ASM_SM90("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
 /* Waits until the flag, which other blocks set, is at least n. Their writes before they set it are visible afterwards. */
@@ -317,11 +294,7 @@ __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(flag) : "memory");
         if (now >= n) { return; }
 #ifdef BARRIER_TIMEOUT
-        if (*(volatile unsigned long long*)&barrier_stuck != 0) { return; }
-        if (card_clock() - start > BARRIER_TIMEOUT) {
-            atomicCAS(&barrier_stuck, 0ull,
-                      (unsigned long long)blockIdx.x << 48 | (unsigned long long)threadIdx.x << 32 | (uint64_t)n << 2 | 1);
-        }
+        if (barrier_gives_up(start, n << 1)) { return; }
 #endif
     }
 #endif
@@ -329,52 +302,40 @@ __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
 
 /* Sets a flag after all writes that this thread made or has seen. */
 __device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) {
-#if PTX_HAS_SM90A
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(n) : "memory");
-#endif
+    ASM_SM90("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(n) : "memory");
 }
 
 /* Adds four floats to four floats in memory, at a multiple of 16 bytes, without waiting. */
 __device__ __forceinline__ void add_in_memory(float* to, float4 x) {
-#if PTX_HAS_SM90A
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-                 : "memory");
-#endif
+    ASM_SM90("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+             : "memory");
 }
 
 /* Set the registers that each thread of the calling warpgroup may use from here on; other warpgroups can take the registers
  * given up. */
 template <int N>
 __device__ __forceinline__ void registers_lower() {
-#if PTX_HAS_SM90A
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
-#endif
+    ASM_SM90("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 template <int N>
 __device__ __forceinline__ void registers_raise() {
-#if PTX_HAS_SM90A
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
-#endif
+    ASM_SM90("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 #ifndef PRECISION_FP32
 
 /* Stores four 8x8 matrices, the reverse of load_matrix_x4. */
 __device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-#if PTX_HAS_SM90A
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2),
-                 "r"(r3)
-                 : "memory");
-#endif
+    ASM_SM90("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2),
+             "r"(r3)
+             : "memory");
 }
 
 /* Stores the same with each of the four matrices transposed. */
 __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, const uint32_t (&r)[4]) {
-#if PTX_HAS_SM90A
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
-                 "r"(r[2]), "r"(r[3])
-                 : "memory");
-#endif
+    ASM_SM90("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+             "r"(r[2]), "r"(r[3])
+             : "memory");
 }
 
 /* wgmma: the four warps of a warpgroup compute d (64 x N, fp32) = or += a (64 x 16) b (16 x N) asynchronously. The sequence of
@@ -403,25 +364,15 @@ __device__ __forceinline__ uint32_t matrix_columns(uint32_t address, uint32_t bl
 }
 
 /* Orders earlier accesses to registers before the products that follow. */
-__device__ __forceinline__ void wgmma_fence() {
-#if PTX_HAS_SM90A
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void wgmma_fence() { ASM_SM90("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 /* Closes the group of products issued since the last commit. */
-__device__ __forceinline__ void wgmma_commit() {
-#if PTX_HAS_SM90A
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void wgmma_commit() { ASM_SM90("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 /* Waits until at most the PENDING newest groups are still in flight. */
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
-#if PTX_HAS_SM90A
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-#endif
+    ASM_SM90("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
 template <int N>
