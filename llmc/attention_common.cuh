@@ -169,39 +169,32 @@ __device__ __forceinline__ void fragment_clear(float (&p)[N]) {
     for (int i = 0; i < N; i++) { p[i] = 0; }
 }
 
-/* Masks the columns past the last one that a row sees. `last` is the last column of row g of the warp's first fragment, counted
- * from column 2 t. This fragment lies `down` rows further down; each row sees one column more than the row before. */
+/* Gives a value to the elements for which hidden(column, r) is true: row g + 8 r, columns counted from 2 t. */
+template <int N, typename Hidden>
+__device__ __forceinline__ void fragment_mask(float (&p)[N], float value, const Hidden& hidden) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (hidden(i / 4 * 8 + i % 2, i % 4 / 2)) { p[i] = value; }
+    }
+}
+
+/* Masks the columns past the last one that a row sees. `last` is the last column of row g of the warp's first fragment. This
+ * fragment lies `down` rows further down; each row sees one column more than the row before. */
 template <int N>
 __device__ __forceinline__ void fragment_mask_behind(float (&p)[N], int last, float value, int down = 0) {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 - down > last) { p[i] = value; }
-    }
+    fragment_mask(p, value, [&](int column, int r) { return column - r * 8 - down > last; });
 }
 
-/* Does the transposed case, where rows are keys: clears the columns before the first one that sees key g, counted as above. */
+/* Does the transposed case, where rows are keys: clears the columns before the first one that sees key g. */
 template <int N>
 __device__ __forceinline__ void fragment_clear_before(float (&p)[N], int first, int down = 0) {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 - down < first) { p[i] = 0; }
-    }
+    fragment_mask(p, 0, [&](int column, int r) { return column - r * 8 - down < first; });
 }
 
-/* Masks, in row g + 8 r, the columns before first[r], or those from end[r] on, counted from column 2 t. */
+/* Masks, in row g + 8 r, the columns before first[r]. */
 template <int N>
 __device__ __forceinline__ void fragment_mask_before(float (&p)[N], const int (&first)[2], float value) {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        if (i / 4 * 8 + i % 2 < first[i % 4 / 2]) { p[i] = value; }
-    }
-}
-template <int N>
-__device__ __forceinline__ void fragment_mask_from(float (&p)[N], const int (&end)[2], float value) {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        if (i / 4 * 8 + i % 2 >= end[i % 4 / 2]) { p[i] = value; }
-    }
+    fragment_mask(p, value, [&](int column, int r) { return column < first[r]; });
 }
 
 /* Masks the keys of earlier documents. The thread's first row belongs to query `row`, its first column to key `column`.

@@ -245,12 +245,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     const uint32_t heads = B * s.NKV;
     Ring<Tiles::KV_STAGES> kv_ring(kv_barriers);
     Ring<Tiles::STAGES> q_ring(q_barriers);
-    if (threadIdx.x == 0) {
-        kv_ring.init(4 * Tiles::WGS);
-        q_ring.init(4 * Tiles::WGS);
-        barrier_init_done();
-    }
-    __syncthreads();
+    rings_init(4 * Tiles::WGS, kv_ring, q_ring);
     WorkList work(heads * ((s.T + BN - 1) / BN));
     if (warpgroup == 0) {
         registers_lower<Tiles::PRODUCER>();
@@ -289,8 +284,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             const uint32_t k_rows = matrix_rows(k_tile), v_rows = matrix_rows(k_tile + KV_BYTES);
             uint32_t held = NO_BARRIER;  // the `empty` barrier of the buffer that pending products read
             auto release_held = [&]() {
-                wgmma_wait<0>();
-                wgmma_hold(dk);
+                wgmma_finish<0>(dk);
                 wgmma_hold(dv);
                 if (held != NO_BARRIER) { ring_release(held); }
                 held = NO_BARRIER;
@@ -311,7 +305,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 }
                 if (DOCUMENTS && q0 + BM > end.warp) {
                     const int columns[2] = {end.rows[0] - q0 - t * 2, end.rows[1] - q0 - t * 2};
-                    fragment_mask_from(x, columns, 0);
+                    fragment_mask(x, 0, [&](int column, int r) { return column >= columns[r]; });
                 }
             };
             // moves to the next tile; false if there is none, or if tiles that only other warpgroups need come first
@@ -333,31 +327,23 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                     int stage = q_ring.stage;
                     uint32_t q_tile = q_smem + stage * 2 * Q_BYTES, q_before = 0;
                     q_ring.wait_full();
-                    wgmma_fence();
-                    wgmma_scores<HD, BM, BN>(p, k_rows, matrix_rows(q_tile));
-                    wgmma_commit();
-                    wgmma_wait<0>();
-                    wgmma_hold(p);
+                    wgmma_issue([&] { wgmma_scores<HD, BM, BN>(p, k_rows, matrix_rows(q_tile)); });
+                    wgmma_finish<0>(p);
                     bool more;
 #pragma unroll 1
                     do {  // S of this tile is complete, and ds of the previous one
                         const float4* tile_stats = (const float4*)(all_stats + stage * STATS_BYTES) + t;
                         if (!Tiles::ROUNDED && held != NO_BARRIER) {
-                            wgmma_fence();
-                            wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
-                            wgmma_commit();
+                            wgmma_issue([&] { wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128)); });
                         }
-                        wgmma_fence();
-                        wgmma_scores<HD, BM, BN>(ds, v_rows, matrix_rows(q_tile + Q_BYTES));
-                        wgmma_commit();
+                        wgmma_issue([&] { wgmma_scores<HD, BM, BN>(ds, v_rows, matrix_rows(q_tile + Q_BYTES)); });
 #pragma unroll
                         for (int i = 0; i < BM / 2; i++) { e[i] = p[i]; }
                         exponentials(e, tile_stats);
                         fragment_operand(p_operand, e);
                         if constexpr (!Tiles::ROUNDED) {
-                            wgmma_fence();
-                            wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_tile + Q_BYTES, BM * 128));
-                            wgmma_commit();
+                            wgmma_issue(
+                                [&] { wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_tile + Q_BYTES, BM * 128)); });
                             wgmma_wait<2>();
                             if (held != NO_BARRIER) { ring_release(held); }
                         }
@@ -369,9 +355,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                             stage = q_ring.stage;
                             q_tile = q_smem + stage * 2 * Q_BYTES;
                             q_ring.wait_full();
-                            wgmma_fence();
-                            wgmma_scores<HD, BM, BN>(p, k_rows, matrix_rows(q_tile));
-                            wgmma_commit();
+                            wgmma_issue([&] { wgmma_scores<HD, BM, BN>(p, k_rows, matrix_rows(q_tile)); });
                             wgmma_wait<Tiles::ROUNDED ? 1 : 2>();
                         } else {
                             wgmma_wait<Tiles::ROUNDED ? 0 : 1>();
@@ -381,22 +365,19 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                         fragment_ds_transposed(ds, e, tile_stats);
                         fragment_operand(ds_operand, ds);
                         if constexpr (Tiles::ROUNDED) {
-                            wgmma_fence();
-                            wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_before + Q_BYTES, BM * 128));
-                            wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
-                            wgmma_commit();
+                            wgmma_issue([&] {
+                                wgmma_values<HD, BM>(dv, p_operand, matrix_columns(q_before + Q_BYTES, BM * 128));
+                                wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
+                            });
                         }
-                        wgmma_wait<0>();
-                        wgmma_hold(p);
+                        wgmma_finish<0>(p);
                         if constexpr (Tiles::ROUNDED) {
                             ring_release(held);
                             held = NO_BARRIER;
                         }
                     } while (more);
                     if constexpr (!Tiles::ROUNDED) {
-                        wgmma_fence();
-                        wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128));
-                        wgmma_commit();
+                        wgmma_issue([&] { wgmma_values<HD, BM>(dk, ds_operand, matrix_columns(q_before, BM * 128)); });
                     }
                     release_held();
                 }
@@ -449,12 +430,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
     const uint32_t heads = B * s.NH;
     Ring<Tiles::STAGES> kv_ring(kv_barriers);
     Ring<Tiles::Q_STAGES> q_ring(q_barriers);
-    if (threadIdx.x == 0) {
-        kv_ring.init(4 * Tiles::WGS);
-        q_ring.init(4 * Tiles::WGS);
-        barrier_init_done();
-    }
-    __syncthreads();
+    rings_init(4 * Tiles::WGS, kv_ring, q_ring);
     WorkList work(heads * tiles);
     if (warpgroup == 0) {
         registers_lower<Tiles::PRODUCER>();
@@ -530,23 +506,16 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
             float e[BN / 2];
             uint32_t k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES, k_before = 0;
             kv_ring.wait_full();
-            wgmma_fence();
-            q_left.product(p, matrix_rows(k_tile));
-            wgmma_commit();
+            wgmma_issue([&] { q_left.product(p, matrix_rows(k_tile)); });
             statistics();
-            wgmma_wait<0>();
-            wgmma_hold(p);
+            wgmma_finish<0>(p);
             bool more;
 #pragma unroll 1
             do {  // S of this tile is complete, and ds of the previous one
                 if (held != NO_BARRIER) {
-                    wgmma_fence();
-                    wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
-                    wgmma_commit();
+                    wgmma_issue([&] { wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128)); });
                 }
-                wgmma_fence();
-                dout_left.product(ds, matrix_rows(k_tile + KV_BYTES));
-                wgmma_commit();
+                wgmma_issue([&] { dout_left.product(ds, matrix_rows(k_tile + KV_BYTES)); });
 #pragma unroll
                 for (int i = 0; i < BN / 2; i++) { e[i] = p[i]; }
                 exponentials(e);
@@ -560,9 +529,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 if (more) {
                     k_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
                     kv_ring.wait_full();
-                    wgmma_fence();
-                    q_left.product(p, matrix_rows(k_tile));
-                    wgmma_commit();
+                    wgmma_issue([&] { q_left.product(p, matrix_rows(k_tile)); });
                     wgmma_wait<1>();
                 } else {
                     wgmma_wait<0>();
@@ -570,14 +537,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::BLOCKS)
                 wgmma_hold(ds);
                 fragment_ds(ds, e, stat);
                 fragment_operand(ds_operand, ds);
-                wgmma_wait<0>();
-                wgmma_hold(p);
+                wgmma_finish<0>(p);
             } while (more);
-            wgmma_fence();
-            wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128));
-            wgmma_commit();
-            wgmma_wait<0>();
-            wgmma_hold(dq);
+            wgmma_issue([&] { wgmma_values<HD, BN>(dq, ds_operand, matrix_columns(k_before, BN * 128)); });
+            wgmma_finish<0>(dq);
             if (held != NO_BARRIER) { ring_release(held); }
             ring_release(q_ring.empty());
             q_ring.advance();

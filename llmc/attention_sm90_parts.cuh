@@ -37,6 +37,21 @@ struct DocumentEdges {
     }
 };
 
+/* Issues products as a group, which may read all registers written so far. */
+template <typename Products>
+__device__ __forceinline__ void wgmma_issue(const Products& products) {
+    wgmma_fence();
+    products();
+    wgmma_commit();
+}
+
+/* Waits until at most the PENDING newest groups are still in flight; d is the result of an older one. */
+template <int PENDING, int N>
+__device__ __forceinline__ void wgmma_finish(float (&d)[N]) {
+    wgmma_wait<PENDING>();
+    wgmma_hold(d);
+}
+
 /* Computes d (64 x N) = a (64 rows of a tile of A_ROWS) b (tile of N rows)^T over HD columns. */
 template <int HD, int N, int A_ROWS>
 __device__ __forceinline__ void wgmma_scores(float (&d)[N / 2], uint32_t a, uint32_t b) {

@@ -360,12 +360,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
             fragment_clear(dv);
             begin_scores();
             begin_dp();
-            wgmma_wait<1>();
-            wgmma_hold(p);
+            wgmma_finish<1>(p);
             exponentials();
             fragment_operand(p_operand, p);
-            wgmma_wait<0>();
-            wgmma_hold(ds);
+            wgmma_finish<0>(ds);
             gradients();
             share_ds();
 #pragma unroll 1
@@ -380,13 +378,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
                     begin_dp();
                     begin_dv(q_before);
                     begin_dk(q_before);
-                    wgmma_wait<4>();
-                    wgmma_hold(p);
+                    wgmma_finish<4>(p);
                     exponentials();
                     wgmma_wait<3>();
                     add_dq(first);
-                    wgmma_wait<2>();
-                    wgmma_hold(ds);
+                    wgmma_finish<2>(ds);
                     gradients();
                     wgmma_wait<0>();
                     fragment_operand(p_operand, p);
@@ -401,12 +397,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
                     add_dq(first);
                     wgmma_fence();
                     begin_dp();
-                    wgmma_wait<1>();
-                    wgmma_hold(p);
+                    wgmma_finish<1>(p);
                     exponentials();
                     fragment_operand(p_operand, p);
-                    wgmma_wait<0>();
-                    wgmma_hold(ds);
+                    wgmma_finish<0>(ds);
                     gradients();
                 }
                 ring_release(release);

@@ -106,6 +106,16 @@ struct Ring {
     }
 };
 
+/* Initializes rings of which so many consumer warps read each buffer. All threads of the block call it. */
+template <typename... Rings>
+__device__ __forceinline__ void rings_init(int consumer_warps, const Rings&... rings) {
+    if (threadIdx.x == 0) {
+        (rings.init(consumer_warps), ...);
+        barrier_init_done();
+    }
+    __syncthreads();
+}
+
 /* Returns shared memory from the next multiple of 1024 on, as swizzled tiles need it. */
 __device__ __forceinline__ char* wgmma_tiles(char* smem) { return smem + (0u - shared_address(smem)) % 1024; }
 
