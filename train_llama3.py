@@ -661,36 +661,33 @@ def parse_arguments(argv):
     argv = [a.split("=")[0].replace("_", "-") + a[len(a.split("=")[0]):] if a.startswith("--") else a for a in argv]
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                                 usage="train_llama3.py [--FLAG VALUE ...]")
-    c, numbers, names = c_flags(), {}, {}
-    for name, flag in ({name: (*c[name][:5], *CHANGED.get(name, c[name][5:])) for name in SHARED} | OWN).items():
-        kind, aliases, default, low, high, value, text = flag
+    c = c_flags()
+    flags = {name: (*c[name][:5], *CHANGED.get(name, c[name][5:])) for name in SHARED} | OWN
+    for name, (_, aliases, default, _, _, value, text) in flags.items():
         text = text.replace("%", "%%") + (f" ({default})" if default else "")
-        if kind == "CHOICE":
-            p.add_argument("--" + name, *aliases, default=default, choices=value.split("|"), help=text)
-        else:
-            p.add_argument("--" + name, *aliases, default=default, metavar=value, help=text)
-        if kind in ("INT", "LONG", "FLOAT"):
-            numbers[name] = (kind, low, high)
-        elif kind == "STRING" and value != "TEXT":
-            names[name] = value
+        p.add_argument("--" + name, *aliases, default=default, metavar=value, help=text)
     p.add_argument("--compile", action="store_true", help="use torch.compile")
     p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")
-    theirs = {word: name for name, flag in c.items() if name not in SHARED for word in ("--" + name, *flag[1])}
+    theirs = {word: name for name in c.keys() - {*SHARED, "help"} for word in ("--" + name, *c[name][1])}
     for word in argv:
         if word.split("=")[0] in theirs:
             die(f"--{theirs[word.split('=')[0]]}: is a flag of the C trainers, which train_llama3.py does not have", 2)
     a = p.parse_args(argv)
-    for name, value in names.items():
-        if getattr(a, name.replace("-", "_")) == "":
+    for name, (kind, _, _, low, high, value, _) in flags.items():
+        field = name.replace("-", "_")
+        text, wanted = getattr(a, field), None
+        if kind in ("INT", "LONG", "FLOAT"):
+            number = flag_value(kind, text)
+            if number is None or not low <= number <= high:
+                wanted = f"a number from {low:.10g} to {high:.10g}" if kind == "FLOAT" else \
+                    f"an integer from {low:.0f} to {high:.16g}"
+            setattr(a, field, number)
+        elif kind == "CHOICE" and text is not None and text not in value.split("|"):
+            wanted = f"one of {value}"
+        elif text == "" and value != "TEXT":
             die(f"--{name}: is empty, wanted {value}", 2)
-    for name, (kind, low, high) in numbers.items():
-        text = getattr(a, name.replace("-", "_"))
-        value = flag_value(kind, text)
-        if value is None or not low <= value <= high:
-            number = f"a number from {low:.10g} to {high:.10g}"
-            whole = f"an integer from {low:.0f} to {high:.16g}"
-            die(f'--{name}: is "{text}", wanted {number if kind == "FLOAT" else whole}', 2)
-        setattr(a, name.replace("-", "_"), value)
+        if wanted:
+            die(f'--{name}: is "{text}", wanted {wanted}', 2)
     return a
 
 

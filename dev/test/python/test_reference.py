@@ -656,7 +656,7 @@ def test_a_log_is_not_written_through_a_link(tokens):
 @pytest.mark.parametrize("flag, text", [
     ("--lr", "nan"), ("--lr", "1_000"), ("--beta1", "2"), ("--eps", "nan"), ("--threads", "-3"), ("--grad-clip", "-1"),
     ("--weight-decay", "-1"), ("--warmup", "-5"), ("--steps", "-7"), ("--temperature", "nan"), ("--seq", "1e3"),
-    ("--seed", "x"), ("--train", ""), ("--tokenizer", "")])
+    ("--seed", "x"), ("--train", ""), ("--tokenizer", ""), ("--schedule", "wild")])
 def test_wrong_values_are_those_of_the_c_trainer(tmp_path, flag, text, capsys):
     with pytest.raises(SystemExit) as end:
         ref.parse_arguments([flag, text])
@@ -687,6 +687,11 @@ def test_wrong_input_is_one_line(tokens, flags, code, message):
     (tokens / "text.bin").write_text("once upon a time")
     r = run(tokens, *flags)
     assert r.returncode == code and message in r.stdout and "Traceback" not in r.stdout
+
+
+def test_help_names_every_flag(tmp_path):
+    r = run(tmp_path, "--help")
+    assert r.returncode == 0 and all(f"--{name} " in r.stdout for name in [*ref.SHARED, *ref.OWN]), r.stdout
 
 
 def test_small_models_with_any_shape_can_be_written(tmp_path):
