@@ -8,7 +8,7 @@ parts() {
         grep -E '^(memory|forward|backward|update|generation|training step|the)$'
 }
 
-sed -n '/^static inline void train(const Trainer/,/^}/p' llmc/run/loop/train.h >"$tmp/loop"
+sed -n '/^static inline int train(const Trainer/,/^}/p' llmc/run/loop/train.h >"$tmp/loop"
 parts train_llama3.c >"$tmp/parts_c" && parts train_llama3.cu >"$tmp/parts_cu"
 check "the training loop is at most 60 lines" test "$(wc -l <"$tmp/loop")" -le 60
 check "the training loop is found" test "$(wc -l <"$tmp/loop")" -ge 10

@@ -1,6 +1,5 @@
 /* training.h -- the functions that the training loop (train.h) calls:
  *
- *   training_open:     prints the plan, locks --out, creates the model; false if there is nothing to train
  *   training_stops:    says whether the run ends before its last step
  *   training_due:      says which work is due once the queued steps are done
  *   training_report:   writes the line of a step to the screen and the log
@@ -18,13 +17,11 @@
 
 #include "llmc/base/utils.h"
 #include "llmc/files/logger.h"
-#include "llmc/run/screen/first_words.h"
 #include "llmc/run/loop/generate.h"  // defines: Generator, generate, generator_free
 #include "llmc/run/loop/sampler.h"
-#include "llmc/run/loop/validate.h"       // defines: ValidationLoss, validate, answer_tasks, RowParts, row_parts_of
-#include "llmc/run/session/open_model.h"  // defines: model_use, model_create, model_check_memory, load_states, check_weights
+#include "llmc/run/loop/validate.h"       // defines: ValidationLoss, validate, answer_tasks, RowParts
 #include "llmc/train/mfu.h"
-#include "llmc/run/loop/pace.h"  // defines: Pace, pace_begin, pace_end
+#include "llmc/run/loop/pace.h"  // defines: Pace, pace_end
 #include "llmc/run/session/plan.h"
 #include "llmc/run/screen/screen.h"
 #include "llmc/run/session/resume.h"
@@ -83,323 +80,13 @@ enum {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// opening
-
-static inline Recipe training_recipe(bool scales_loss, const Options* o, Mix* data, Run* run, Team* team) {
-    Recipe p;
-    memset(&p, 0, sizeof p);
-    p.data = batches_of_mix(data);
-    p.hyper.beta1 = o->beta1;
-    p.hyper.beta2 = o->beta2;
-    p.hyper.eps = o->eps;
-    p.hyper.weight_decay = o->weight_decay;
-    p.hyper.grad_clip = o->grad_clip;
-    p.hyper.skip_loss_z = o->skip_loss_z;
-    p.hyper.skip_norm_z = o->skip_norm_z;
-    p.hyper.tokens = (double)run->plan.tokens_per_step;
-    p.hyper.loss_weight = 1.0 / p.hyper.tokens;
-    p.hyper.scale_interval = scales_loss ? 1000 : 0;
-    p.accumulate = run->plan.accumulate;
-    p.tokens = (uint64_t)run->plan.tokens_per_step;
-    p.seed = (uint64_t)o->seed;
-    p.team = team;
-    p.run = &run->state;
-    return p;
-}
-
-/* Fills `slots` with the optimizer state, and with the master weights if `with_master`. Returns their number. */
-static inline int state_slots(const Trainer* trainer, void* model, bool with_master, StateSlot slots[NUM_SLOTS]) {
-    int count = 0;
-    slots[count++] = trainer->slot(model, SLOT_M);
-    slots[count++] = trainer->slot(model, SLOT_V);
-    if (with_master) { slots[count++] = trainer->slot(model, SLOT_MASTER); }
-    return count;
-}
-
-/* Prints options, machine, model and data before anything is allocated. `precision`: FP32, BF16 or FP16. */
-static inline void training_print_start(const Training* t) {
-    const Options* o = t->options;
-    const ModelSpec* m = t->spec;
-    const Data* d = t->data;
-    char count[32];
-    if (t->process->rank != 0) { return; }
-    options_print(stdout, o);
-    printf("machine %s\n", t->process->machine);
-    print_model(stdout, start_name(t->start, o), &m->config, &m->table, t->trainer->precision);
-    if (m->config.lora.rank > 0) { print_lora(stdout, &m->config.lora, m->trained.num_params, m->table.num_params); }
-    if (d->has_train) {
-        const int files = mix_num_files(&d->mix);
-        print_names(stdout, "data    %s: %s tokens in %d file%s\n", o->train,
-                    text_count(d->train.num_tokens, count, sizeof count), files, text_plural(files));
-    } else {
-        printf("data    none: this is the plan of a step\n");
-    }
-    if (d->has_val) {
-        print_names(stdout, "        %s: %s tokens for validation\n", o->val,
-                    text_count(d->val.num_tokens, count, sizeof count));
-    }
-    if (t->start->resumed) {
-        print_names(stdout, "resume  %s, step %llu\n", t->start->dir, (unsigned long long)t->run->state.step);
-    }
-}
-
-/* Prints the plan and, with several sources, what it takes of each. With --minutes, the number of steps may not be known
- * yet. */
-static inline void training_print_plan(const Training* t) {
-    const Options* o = t->options;
-    const Plan* plan = &t->run->plan;
-    const Mix* m = &t->data->mix;
-    const uint64_t rows = (uint64_t)(plan->tokens_per_step / o->seq);
-    uint64_t counts[MIX_MOST];
-    char tokens[32];
-    print_plan(stdout, plan, o, process_share(t->process, o).groups, t->data->train.num_tokens);
-    for (int i = 0; i < m->count; i++) { print_rows(stdout, m->sources[i].pattern, m->sources[i].data); }
-    if (t->data->has_val) { print_rows(stdout, o->val, &t->data->val); }
-    if (m->count <= 1) { return; }
-    const bool known = o->minutes == 0 || o->steps >= 0;
-    mix_count(m, known ? (uint64_t)plan->steps * rows : 0, counts);
-    for (int i = 0; i < m->count; i++) {
-        const DataLoader* d = m->sources[i].data;
-        print_names(stdout, "source  %s: %.2f %% of the rows, %s tokens", m->sources[i].pattern,
-                    100.0 * m->sources[i].share / MIX_BLOCK, text_count(d->num_tokens, tokens, sizeof tokens));
-        if (known) { printf(", %.2f epochs", (double)counts[i] / (double)d->rows_per_epoch); }
-        printf("\n");
-    }
-}
-
-/* Prints what a resumed run does otherwise than its flags say. */
-static inline void training_print_resumed(const Training* t) {
-    const Plan* plan = &t->run->plan;
-    const uint64_t step = t->run->state.step;
-    if (t->options->given[OPT_minutes]) {
-        printf("resume  --minutes set the number of steps when the run began: it has %lld\n", (long long)plan->steps);
-    }
-    if ((int64_t)step >= plan->stop) {
-        printf("resume  already at step %llu of %s %lld: nothing is left to train\n", (unsigned long long)step,
-               plan->stop < plan->steps ? "--stop-after" : "--steps", (long long)plan->stop);
-    }
-}
-
-/* Creates the model, loads its weights and, to resume, its state. */
-static inline void training_load(Training* t, const ModelUse* use) {
-    const Trainer* trainer = t->trainer;
-    Run* run = t->run;
-    StateSlot slots[NUM_SLOTS];
-    together_at(t->process->team, PHASE_LOADING, (int64_t)run->state.step);
-    t->model = model_create(trainer, use, t->options, t->start, t->spec, run, t->process);
-    together_compare_weights(t->process->team, run->weights);
-    if (!t->start->resumed) { return; }
-    const int num_slots = state_slots(trainer, t->model, t->start->saved_master, slots);
-    load_states(t->start, t->spec, run->state.world_size, process_screen(t->process), slots, num_slots);
-    if (!run->state.bf16_weights && trainer->slot(t->model, SLOT_MASTER).dtype == SAFE_BF16) {
-        print_names(stdout, "resume  --master none: the exact weights of %s are now rounded to bfloat16\n", t->start->dir);
-    }
-}
-
-/* Makes the model ready for steps. */
-static inline void training_prepare(Training* t) {
-    const Trainer* trainer = t->trainer;
-    const Options* o = t->options;
-    TrainerState* state = &t->run->state;
-    // a new run, or a run of a build that scales no loss: there the counter never moves
-    const bool unscaled = state->loss_scale == 1 && state->scale_good == 0;
-    if (trainer->scales_loss && (!t->start->resumed || unscaled)) { state->loss_scale = 65536; }
-    if (!trainer->scales_loss) { state->loss_scale = 1; }
-    t->recipe = training_recipe(trainer->scales_loss, o, &t->data->mix, t->run, t->process->team);
-    t->recipe.data = row_parts_of(&t->parts, &t->recipe.data, process_share(t->process, o), o->seq);
-    if (trainer->prepare) { trainer->prepare(t->model, &t->recipe, o, t->start->resumed ? t->start->dir : NULL); }
-}
-
-/* Turns --minutes into a number of steps: times a few steps, then wipes their traces. */
-static inline void training_measure(Training* t, Options* chosen) {
-    Run* run = t->run;
-    DataLoader* train = &t->data->train;
-    const TrainerState before = run->state;  // state of a new run, which owns no memory
-    const uint64_t row = train->row;
-    Error e = NO_ERROR;
-    StepTime time;
-    must(time_steps(t->trainer, t->model, &t->recipe, chosen->batch, INFINITY, stdout, &time, &e), &e);
-    run->state = before;
-    t->trainer->forget(t->model, &t->recipe);
-    dataloader_seek(train, row);
-    const double elapsed = now_seconds() - t->process->started;
-    choose_minutes(chosen, steps_for_minutes(chosen->minutes, elapsed, time.ms * 1e-3), t->process->team);
-    must(plan_make(&run->plan, chosen, process_share(t->process, chosen).groups, train->rows_per_epoch, &e), &e);
-    char count[32];
-    printf("timed   %.1f ms a step: %s steps fit into %g minutes\n", time.ms,
-           text_count((uint64_t)run->plan.steps, count, sizeof count), chosen->minutes);
-}
-
-/* Reads the data behind `pattern` (for the message). Fails on the first id that is no token and the first wrong checksum. */
-static inline bool training_scan(const DataLoader* d, const char* pattern, Error* e) {
-    const uint64_t bits = d->masked ? d->num_tokens / 8 : 0;
-    Progress p = progress_begin(stdout, "scan", d->num_tokens * (uint64_t)d->token_bytes + bits, "B");
-    const bool ok = dataloader_scan(d, &p, e);
-    progress_end(&p);
-    if (ok) { print_names(stdout, "scan    %s: all ids are below %lld\n", pattern, (long long)d->vocab_limit); }
-    return ok;
-}
-
-/* Reads all data of the run: --dry-run finds at once what training would find hours later. */
-static inline void training_scan_data(const Training* t) {
-    const Mix* m = &t->data->mix;
-    Error e = NO_ERROR;
-    if (t->process->rank != 0) { return; }
-    for (int i = 0; i < m->count; i++) { must(training_scan(m->sources[i].data, m->sources[i].pattern, &e), &e); }
-    if (t->data->has_val) { must(training_scan(&t->data->val, t->options->val, &e), &e); }
-}
-
-/* Prints how long the run's `steps` take. */
-static inline void training_print_time(const Training* t, const StepTime* time, int64_t steps) {
-    const Options* o = t->options;
-    const bool least = !time->whole && !time->parts;
-    const char* about = time->whole ? "" : least ? "more than " : "about ";
-    char clock[32], count[32], parts[64] = "";
-    if (time->parts) { snprintf(parts, sizeof parts, " (%d of its %d micro-batches)", time->parts, t->run->plan.accumulate); }
-    const bool long_step = time->ms >= 1e4;
-    printf("timed   %s%.1f %s a step%s: ", about, time->ms * (long_step ? 1e-3 : 1), long_step ? "s" : "ms", parts);
-    if (o->minutes > 0 && o->steps < 0) {
-        const int64_t fit = steps_for_minutes(o->minutes, now_seconds() - t->process->started, time->ms * 1e-3);
-        printf("%s%s steps fit into %g minutes\n", least ? "at most " : about, text_count((uint64_t)fit, count, sizeof count),
-               o->minutes);
-    } else {
-        printf("%s steps take %s%s, validations, samples and checkpoints apart\n",
-               text_count((uint64_t)steps, count, sizeof count), about,
-               text_clock(time->ms * 1e-3 * (double)steps, clock, sizeof clock));
-    }
-}
-
-/* Reads every file of the run. Then estimates its duration by a few steps of a model of its size, within a minute. Without a
- * device it only reads. */
-static inline void training_dry_run(Training* t, const ModelUse* use) {
-    enum { MOST_SECONDS = 60 };
-    const Options* o = t->options;
-    const bool has_train = t->data->has_train;
-    const int64_t steps = t->run->plan.stop - (int64_t)t->run->state.step;  // before the timed ones count
-    StepTime time;
-    Error e = NO_ERROR;
-    if (t->trainer->missing || t->process->ranks > 1 || !has_train) {
-        const char* missing = t->trainer->missing ? t->trainer->missing : "";
-        const char* why = !has_train ? "there is no data" : *missing ? "no GPU can be used here: " : "a dry run is one process";
-        check_weights(t->start, t->spec, t->run, t->process);
-        training_scan_data(t);
-        printf("timed   nothing: %s%s\n", why, has_train ? missing : "");
-        return;
-    }
-    t->model = model_create(t->trainer, use, o, t->start, t->spec, t->run, t->process);
-    training_scan_data(t);
-    if (o->profile == 0 && (steps > 0 || o->minutes > 0)) {
-        training_prepare(t);
-        must(time_steps(t->trainer, t->model, &t->recipe, o->batch, MOST_SECONDS, stdout, &time, &e), &e);
-        training_print_time(t, &time, steps);
-    }
-    t->trainer->destroy(t->model);
-}
+// a step
 
 /* Returns whether --patience validations in a row were above the lowest loss. */
 static inline bool training_patience_is_over(const Training* t) {
     const int patience = t->options->patience;
     return patience > 0 && t->run->state.val.since_best >= (uint64_t)patience;
 }
-
-static inline void training_catch_up(Training* t);
-static inline void training_checkpoint(Training* t, bool timed);
-
-/* Sets where the loop begins, and what a resumed run has done and owes. */
-static inline void training_set_back(Training* t) {
-    const TrainerState* state = &t->run->state;
-    const bool resumed = t->start->resumed;
-    t->queued = t->reported = (int64_t)state->step;
-    t->tokens = state->tokens;
-    t->sampled = resumed && (state->owed & OWED_SAMPLE) ? -1 : t->queued;
-    t->answered = resumed && (state->owed & OWED_TASKS) ? -1 : t->queued;
-    if (resumed && !*t->options->resume) { t->not_finite = (int)size_min(state->bad_steps, MOST_NOT_FINITE); }
-    t->saved = resumed ? t->queued : -1;
-    t->saved_timed = resumed && state->timed;
-    t->saved_at = now_seconds();
-    t->loss_scale = state->loss_scale;
-    if (resumed && !state->not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", t->start->dir); }
-    // a run whose patience is over, whether it ended so or died after its last checkpoint, does not continue
-    t->out_of_patience = resumed && t->data->has_val && training_patience_is_over(t);
-}
-
-/* Prepares what speaks: the generator of samples, and the lines of steps. */
-static inline void training_open_output(Training* t, int context) {
-    const Options* o = t->options;
-    const ModelConfig* c = &t->spec->config;
-    const Plan* plan = &t->run->plan;
-    const int ranks = t->process->ranks;
-    sampler_init(&t->sampler, c->vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
-    generator_init(&t->generator, t->trainer->next_logits, t->model, c, data_tokenizer(t->data), &t->sampler, context, stdout);
-    t->generator.ellipsis = true;
-    step_lines_init(&t->lines, plan->steps, plan->tokens_per_step, (int64_t)t->run->state.step,
-                    flops_per_token(c, &t->spec->table, o->seq), t->trainer->peak_flops * ranks);
-    t->lines.ranks = ranks;
-}
-
-/* Prints and checks what the run would do: plan, changes since the checkpoint, memory. */
-static inline void training_check(Training* t, Options* chosen, const ModelUse* use) {
-    MemoryQuestion question = {t->trainer, &t->spec->config, *use};
-    char what[3 * PATH_CAP];
-    const bool unknown = chosen->minutes > 0 && !t->start->resumed && t->process->job != JOB_DRY_RUN;
-    training_print_start(t);
-    choose_dtype(chosen, t->trainer->dtype, t->spec->config.lora.rank > 0);
-    run_compare(t->run, t->start, t->data, chosen, t->process);
-    model_choose_recompute(&question, chosen, t->process->team);
-    model_memory_text(t->trainer->memory, t->start, chosen, t->data, what);
-    model_check_memory(&question, chosen, what, stdout);
-    if (!unknown) { training_print_plan(t); }
-    if (t->start->resumed) { training_print_resumed(t); }
-}
-
-/* Does everything before the first step; the last of it are the last choices. Returns false for --dry-run and --profile, which do
- * not train. */
-static inline bool training_open(Training* t, const Trainer* trainer, Program* p) {
-    const Options* o = &p->chosen;
-    const bool timed = o->minutes > 0 && !p->start.resumed;
-    memset(t, 0, sizeof *t);
-    t->trainer = trainer;
-    t->options = o;
-    t->process = &p->process;
-    t->start = &p->start;
-    t->spec = &p->spec;
-    t->data = &p->data;
-    t->run = &p->run;
-    run_catch_save_signals();
-    const ModelUse use = model_use(&p->process, o, &p->spec.config, &p->data);
-    training_check(t, &p->chosen, &use);
-    if (p->process.job == JOB_DRY_RUN) {
-        training_dry_run(t, &use);
-        return false;
-    }
-    fflush(stdout);
-    training_load(t, &use);
-    if (o->profile == 0) {
-        out_take(&p->run, o->out, &p->start, &p->process);  // a run that is refused before this point leaves no trace
-        together_share_out(p->process.team, o->out);
-    }
-    together_at(p->process.team, PHASE_PREPARING, (int64_t)p->run.state.step);
-    training_prepare(t);
-    if (timed) {
-        training_measure(t, &p->chosen);
-        training_print_plan(t);
-    }
-    if (o->profile > 0) {
-        trainer->profile(t->model, &t->recipe, o->profile);
-        trainer->destroy(t->model);
-        return false;
-    }
-    run_begin(&p->run, &p->start, &p->spec, o, &p->process, trainer->precision, p->data.train.num_tokens);
-    run_catch_signals();
-    training_open_output(t, use.cache_len);
-    training_set_back(t);
-    if (timed && p->process.rank == 0) { t->pace = pace_begin(o->minutes, p->process.started, now_seconds(), t->queued); }
-    if (p->start.resumed) { training_catch_up(t); }
-    return true;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// a step
 
 /* Returns whether the run breaks off and skips the work that is due at this step. Once true, it stays so. All ranks return
  * the same: an error of one counts once training_due() has shared it. */
@@ -590,19 +277,6 @@ static inline uint64_t training_owed(const Training* t) {
     return (tasks && t->answered != step ? OWED_TASKS : 0) | (sample && t->sampled != step ? OWED_SAMPLE : 0);
 }
 
-/* On resuming, makes what was due at the checkpoint's step, if a signal or an error prevented it then. Saves the step again, so
- * that it is made once. */
-static inline void training_catch_up(Training* t) {
-    const TrainerState* state = &t->run->state;
-    const uint64_t owed = state->owed;
-    Due due = training_due(t);
-    const bool validates = due.validation && state->val.step != state->step;
-    if (validates) { training_validate(t, &due); }
-    if (due.tasks && (owed & OWED_TASKS)) { training_answer(t); }
-    if (due.sample && (owed & OWED_SAMPLE)) { training_sample(t); }
-    if ((validates && state->val.step == state->step) || training_owed(t) != owed) { training_checkpoint(t, t->saved_timed); }
-}
-
 /* Reports that a checkpoint cannot be written, after the error that ended the run, if any. */
 static inline void training_die_unsaved(const Training* t, const Saved* what, const Error* e) {
     const uint64_t elements = t->spec->trained.num_params;
@@ -622,6 +296,15 @@ static inline void training_die_unsaved(const Training* t, const Saved* what, co
     }
     die("%.*s%s%s\n  hint: a checkpoint takes %s; %s is whole: make room and continue with --resume", length, first, then,
         e->msg, size, t->run->newest);
+}
+
+/* Fills `slots` with the optimizer state, and with the master weights if `with_master`. Returns their number. */
+static inline int state_slots(const Trainer* trainer, void* model, bool with_master, StateSlot slots[NUM_SLOTS]) {
+    int count = 0;
+    slots[count++] = trainer->slot(model, SLOT_M);
+    slots[count++] = trainer->slot(model, SLOT_V);
+    if (with_master) { slots[count++] = trainer->slot(model, SLOT_MASTER); }
+    return count;
 }
 
 /* Returns what a checkpoint holds. It has the exact weights if its dtype can hold them (F32, or the dtype of --master none).
