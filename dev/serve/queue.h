@@ -11,7 +11,7 @@
 #include "dev/serve/client.h"       // defines: Client, wake
 #include "llmc/base/lines.h"        // defines: Lines, lines_read, lines_next
 #include "llmc/base/text.h"         // defines: text_starts
-#include "llmc/files/checkpoint.h"  // defines: checkpoint_list, checkpoint_paths
+#include "llmc/files/checkpoint.h"  // defines: checkpoint_list, checkpoint_path
 
 #include <sys/socket.h>
 #include <sys/wait.h>
