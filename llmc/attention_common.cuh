@@ -142,19 +142,13 @@ __global__ void attention_stats_kernel(float2* stats, const floatX* dout, const 
     }
 }
 
-template <int LANES, int W>
-static inline void attention_stats_lanes(float2* stats, const floatX* dout, const AttentionTensorsX& f, int B,
-                                         const AttentionArgs& s, cudaStream_t stream) {
-    constexpr int THREADS = 256;
-    const size_t pairs = (size_t)B * s.NH * s.stat_rows;
-    attention_launch(attention_stats_kernel<LANES, W>, dim3((unsigned)(pairs / (THREADS / LANES))), THREADS, 0, stream, stats,
-                     dout, f.out, f.lse, s, pairs);
-}
-
 static inline void attention_stats(float2* stats, const floatX* dout, const AttentionTensorsX& f, int B, const AttentionArgs& s,
                                    cudaStream_t stream) {
-    if (s.HD % 64 == 0) { return attention_stats_lanes<8, 8>(stats, dout, f, B, s, stream); }
-    attention_stats_lanes<32, 2>(stats, dout, f, B, s, stream);
+    constexpr size_t THREADS = 256;
+    const bool wide = s.HD % 64 == 0;
+    const size_t pairs = (size_t)B * s.NH * s.stat_rows, pairs_of_block = THREADS / (wide ? 8 : 32);
+    attention_launch(wide ? attention_stats_kernel<8, 8> : attention_stats_kernel<32, 2>,
+                     dim3((unsigned)(pairs / pairs_of_block)), THREADS, 0, stream, stats, dout, f.out, f.lse, s, pairs);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

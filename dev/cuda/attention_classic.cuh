@@ -4,8 +4,8 @@
 #ifndef ZOO_ATTENTION_CLASSIC_CUH
 #define ZOO_ATTENTION_CLASSIC_CUH
 
-#include "llmc/config.h"        // defines: AttentionShape
-#include "llmc/cuda/arena.cuh"  // defines: Arena, take
+#include "llmc/config.h"              // defines: AttentionShape
+#include "llmc/cuda/cuda_common.cuh"  // defines: Arena, take
 #include "dev/cuda/product.cuh"
 
 // B, T, NH, NKV, HD; some shapes are for versions 1 to 3 alone, which take any head size, the large one for 4 and above

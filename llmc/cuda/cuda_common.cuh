@@ -1,13 +1,13 @@
-/* cuda_common.cuh -- what every .cuh relies on: the element type, checked calls, 16-byte vectors, reductions in a fixed order,
- * the architecture a kernel was compiled for, and ranges for profilers.
+/* cuda_common.cuh -- what every .cuh relies on: the element type, checked calls, memory in parts, 16-byte vectors, reductions
+ * in a fixed order, the architecture a kernel was compiled for, and ranges for profilers.
  *
  * floatX is the type of weights, activations and (by default) gradients: float, __nv_bfloat16 or __half, chosen by
  * -DPRECISION_FP32, _BF16 or _FP16. All arithmetic is in fp32.
  *
- * Conventions of every launcher <op>_cuda: it takes the arguments of the oracle <op> in <op>.h in the same order, then row
- * pitches (elements from one row to the next), then the stream. It allocates nothing and does not synchronize. Tensors start at
- * multiples of 16 bytes and pitches are multiples of 16 bytes (row_pitch). Any width works; multiples of 16 bytes are fast. No
- * sum depends on the order in which blocks happen to run.
+ * Conventions of every launcher <op>_cuda: it takes the arguments of the oracle <op> in <op>.h in the same order, a shape with
+ * row pitches (elements from one row to the next), then the stream. It allocates nothing and does not synchronize. Tensors
+ * start at multiples of 16 bytes and pitches are multiples of 16 bytes (row_pitch). Any width works; multiples of 16 bytes are
+ * fast. No sum depends on the order in which blocks happen to run.
  */
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
@@ -140,6 +140,22 @@ struct ProfileRange {
     ProfileRange(const ProfileRange&) = delete;
     ProfileRange& operator=(const ProfileRange&) = delete;
 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// memory
+
+/* A region that the same code first measures (base NULL) and then hands out in parts. Units: bytes. */
+typedef struct {
+    char* base;
+    size_t used;
+} Arena;
+
+template <typename T>
+static T* take(Arena* a, size_t count) {
+    T* p = a->base ? (T*)(a->base + a->used) : NULL;
+    a->used += round_up(count * sizeof(T), 256);
+    return p;
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // numbers

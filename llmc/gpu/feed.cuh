@@ -5,7 +5,6 @@
 #ifndef LLMC_FEED_CUH
 #define LLMC_FEED_CUH
 
-#include "llmc/cuda/arena.cuh"  // defines: Arena, take
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/train/step.h"  // defines: BatchSource, batch_read
 

@@ -30,14 +30,14 @@
 #ifndef LLMC_FP8_CUH
 #define LLMC_FP8_CUH
 
-#include "llmc/config.h"          // defines: ModelConfig, ParamTable, param_offset, linear_shape
-#include "llmc/dist/zero.h"       // defines: GATHER_SLOTS
-#include "llmc/cuda/arena.cuh"    // defines: Arena, take
-#include "llmc/gpu/device.cuh"    // defines: Device
-#include "llmc/gpu/exchange.cuh"  // defines: Exchange
-#include "llmc/gpu/layers.cuh"    // defines: Queue
-#include "llmc/gpu/weights.cuh"   // defines: WeightArena, weight_at
-#include "llmc/quantise.cuh"      // defines: QuantisedRows, QuantisedWeights, quantise_weights_cuda
+#include "llmc/config.h"              // defines: ModelConfig, ParamTable, param_offset, linear_shape
+#include "llmc/dist/zero.h"           // defines: GATHER_SLOTS
+#include "llmc/cuda/cuda_common.cuh"  // defines: Arena, take
+#include "llmc/gpu/device.cuh"        // defines: Device
+#include "llmc/gpu/exchange.cuh"      // defines: Exchange
+#include "llmc/gpu/layers.cuh"        // defines: Queue
+#include "llmc/gpu/weights.cuh"       // defines: WeightArena, weight_at
+#include "llmc/quantise.cuh"          // defines: QuantisedRows, QuantisedWeights, quantise_weights_cuda
 
 /* The 8-bit copies of the weights; all NULL without --fp8, the head's without --fp8-head. */
 typedef struct {

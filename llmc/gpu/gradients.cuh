@@ -22,7 +22,6 @@
 
 #include "llmc/config.h"              // defines: ModelConfig, ParamTable, param_at, param_offset
 #include "llmc/dist/zero.h"           // defines: GradientRing, gradient_part
-#include "llmc/cuda/arena.cuh"        // defines: Arena, take
 #include "llmc/cuda/cuda_common.cuh"  // defines: floatX, CUDA_CHECK
 
 /* A micro-step by its place in its step. The first overwrites the gradients of matrices, the others add to them; in a ring all

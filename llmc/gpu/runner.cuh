@@ -4,7 +4,6 @@
 #ifndef LLMC_RUNNER_CUH
 #define LLMC_RUNNER_CUH
 
-#include "llmc/cuda/arena.cuh"        // defines: Arena, take
 #include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, copy_in
 #include "llmc/gpu/feed.cuh"          // defines: IN_FLIGHT
 #include "llmc/gpu/gradients.cuh"     // defines: MicroKind, MICRO_FIRST, MICRO_LAST, MICRO_KINDS

@@ -9,12 +9,12 @@
 #ifndef LLMC_SHARDED_BLOCKS_CUH
 #define LLMC_SHARDED_BLOCKS_CUH
 
-#include "llmc/dist/buckets.h"    // defines: Bucket, Buckets, bucket_at, shard_owner, shard_left
-#include "llmc/dist/zero.h"       // defines: GatherRing, gather_ring_next, gather_ring_reset
-#include "llmc/cuda/arena.cuh"    // defines: Arena, take
-#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_wait_all_gathered
-#include "llmc/gpu/fp8.cuh"       // defines: Fp8, fp8_follow_slot
-#include "llmc/gpu/weights.cuh"   // defines: WeightArena, weights_get, copy_out_staged
+#include "llmc/dist/buckets.h"        // defines: Bucket, Buckets, bucket_at, shard_owner, shard_left
+#include "llmc/dist/zero.h"           // defines: GatherRing, gather_ring_next, gather_ring_reset
+#include "llmc/cuda/cuda_common.cuh"  // defines: Arena, take
+#include "llmc/gpu/exchange.cuh"      // defines: Exchange, exchange_wait_all_gathered
+#include "llmc/gpu/fp8.cuh"           // defines: Fp8, fp8_follow_slot
+#include "llmc/gpu/weights.cuh"       // defines: WeightArena, weights_get, copy_out_staged
 
 /* Functions take NULL where every rank has all weights, and then do nothing. */
 typedef struct {

@@ -5,7 +5,6 @@
 #ifndef LLMC_WEIGHTS_CUH
 #define LLMC_WEIGHTS_CUH
 
-#include "llmc/cuda/arena.cuh"         // defines: Arena, take
 #include "llmc/optim/master.cuh"       // defines: master_set_cuda, master_get_cuda
 #include "llmc/optim/optimizer.h"      // defines: MasterKind, SlotKind, slot_names
 #include "llmc/base/float16.h"         // defines: bf16_from_f32, f32_from_bf16
