@@ -6,7 +6,7 @@
  *
  * "algo" is the 64 bytes of a cublasLtMatmulAlgo_t. Only the same version of cuBLASLt on the same GPU understands them, so a
  * file from another version or GPU is not used. matmul_plans_read() reports whether a file is from elsewhere or damaged. Older
- * files may lack "sms", the number of multiprocessors. The files of --tune, a search that is gone, also hold times.
+ * files may lack "sms", the number of multiprocessors, or have more fields, which are ignored.
  */
 #ifndef LLMC_MATMUL_PLANS_H
 #define LLMC_MATMUL_PLANS_H

@@ -2,7 +2,7 @@
  * run computes the same bits. files/matmul_plans.h describes the file.
  *
  * A run reads the file of --plan, or the file of the checkpoint that it resumes. Products that the file does not name get the
- * heuristic's first choice. Older versions searched for faster algorithms (--tune); their files are read like any other.
+ * heuristic's first choice.
  */
 #ifndef LLMC_PLANS_CUH
 #define LLMC_PLANS_CUH

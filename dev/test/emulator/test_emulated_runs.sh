@@ -187,14 +187,14 @@ goes_on_elsewhere() { # two cards, then one, then four: as one card alone
         cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved" $steps
 }
 
-# A plan file as older versions wrote it after a search (--tune) has other choices than the heuristic's. A run by this file has
-# other bits. Its checkpoint carries them to a run that has no plan file.
+# A plan file with other choices than the heuristic's, and with a field that older versions wrote, gives other bits. The
+# checkpoint carries the choices to a run that has no plan file.
 plans_are_kept() {
     cu BF16 own_plan && other_choices "$tmp/own_plan/$(step $steps)/matmul_plan.json" "$tmp/other.json" &&
-        sed 's/"algo"/"us": 12.25, "heuristic_us": 12.50, &/' "$tmp/other.json" >"$tmp/tuned.json" &&
-        cu BF16 tuned --plan "$tmp/tuned.json" --checkpoint-every $half && ! same_bits own_plan tuned >"$tmp/differ" &&
-        cmp "$tmp/other.json" "$tmp/tuned/$(step $half)/matmul_plan.json" && mkdir "$tmp/tuned_on" &&
-        cp -r "$tmp/tuned/$(step $half)" "$tmp/tuned_on" && cu BF16 tuned_on --resume && same_bits tuned tuned_on
+        sed 's/"algo"/"us": 12.25, &/' "$tmp/other.json" >"$tmp/older.json" &&
+        cu BF16 planned --plan "$tmp/older.json" --checkpoint-every $half && ! same_bits own_plan planned >"$tmp/differ" &&
+        cmp "$tmp/other.json" "$tmp/planned/$(step $half)/matmul_plan.json" && mkdir "$tmp/planned_on" &&
+        cp -r "$tmp/planned/$(step $half)" "$tmp/planned_on" && cu BF16 planned_on --resume && same_bits planned planned_on
 }
 
 # The limit: at this learning rate most steps are smaller than a unit of their weight. Over 20 steps, in which the loss falls by
@@ -246,7 +246,7 @@ one_card() {
     check "the same bits in any order, without a graph, recomputed, resumed" repeats plain16
     in_full "the same bits in any order ..., --fp8" repeats fp8 --fp8
     check "the same bits in any order ..., --fp8-head" repeats fp8_head --fp8 --fp8-head
-    check "tuned plans of an older version are read, and travel with the checkpoint: the same bits" plans_are_kept
+    check "plans of an older version are read, and travel with the checkpoint: the same bits" plans_are_kept
     check "no master weights: losses are near those of fp32 masters" no_master_is_near
     check "no master weights: the same bits in any order, without a graph, recomputed, resumed" repeats none16 $none
     in_full "no master weights: the same bits in any order ..., fp32 moments, --fp8" repeats none_fp8 --master none --fp8

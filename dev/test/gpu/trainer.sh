@@ -131,7 +131,7 @@ parts_are_the_whole() {
         steps_of "$d/whole/log.jsonl" | grep -v '"val"' >"$d/a" && steps_of "$d/parts/log.jsonl" | grep -v '"val"' | cmp "$d/a" -
 }
 
-# other_choices PLAN OUT: gives each product the algorithm of the previous product of its kind, as a search could have done
+# other_choices PLAN OUT: gives each product the algorithm of the previous product of its kind
 other_choices() {
     awk '{ kind = $0; sub(/.*"trans_a"/, "", kind); sub(/"ld_a".*"add"/, "", kind); sub(/, "align_a".*/, "", kind) }
         /"algo"/ {
@@ -145,8 +145,7 @@ other_choices() {
 # has_choices PLAN OTHER CHECKPOINT: the checkpoint has choices of OTHER that PLAN does not have
 has_choices() { grep -vxFf "$1" "$2" | grep -qxFf - "$3/matmul_plan.json" || { echo "error: $3 has no choice of $2" && return 1; }; }
 
-# plans_are_carried NAME PROGRAM FLAGS...: a run takes other choices than the heuristic's, such as an older version's search
-# left. The checkpoint of step 10 carries them to a run in another folder, after the plan file is removed.
+# plans_are_carried NAME PROGRAM FLAGS...: a run takes other choices than the heuristic's from a plan file. The checkpoint of step 10 carries them to a run in another folder, after the plan file is removed.
 plans_are_carried() {
     d=$tmp/plans_$1 pc=$2
     shift 2
@@ -161,13 +160,13 @@ plans_are_carried() {
 plans_from_elsewhere_are_not_used() {
     d=$tmp/elsewhere run="--model d2 --train $tmp/data_train.bin --seq 64 --steps 2"
     mkdir -p "$d"
-    cu bf16 $run --batch 2 --out "$d/untuned" && cp "$d/untuned/step_00000002/matmul_plan.json" "$d/own" &&
+    cu bf16 $run --batch 2 --out "$d/first" && cp "$d/first/step_00000002/matmul_plan.json" "$d/own" &&
         sed 's/"gpu": "[^"]*"/"gpu": "another"/' "$d/own" >"$d/gpu" && sed 's/"sms": [0-9]*/"sms": 1/' "$d/own" >"$d/sms" &&
         sed 's/"cublaslt": [0-9]*/"cublaslt": 7/' "$d/own" >"$d/cublaslt" && sed 's/"workspace": [0-9]*/"workspace": 1/' "$d/own" >"$d/workspace" || return 1
     for field in gpu sms cublaslt workspace; do
         cu bf16 $run --batch 2 --plan "$d/$field" --out "$d/run_$field" >"$d/log" 2>&1 || return 1
         [ "$(grep -c '^warning: ' "$d/log")" -eq 1 ] && grep "^warning: $d/$field: $field is .*cuBLASLt chooses again" "$d/log" &&
-            same_end "$d/untuned" "$d/run_$field" 2 || return 1
+            same_end "$d/first" "$d/run_$field" 2 || return 1
     done
     cu bf16 $run --batch 4 --plan "$d/own" --out "$d/shape" >"$d/log" 2>&1 && [ "$(grep -c '^warning: ' "$d/log")" -eq 1 ] &&
         grep "^warning: $d/own: has no choice that runs here for " "$d/log" || return 1

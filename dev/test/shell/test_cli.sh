@@ -19,7 +19,6 @@ expect "a value out of range is refused" 2 "--batch: is \"0\", wanted an integer
 expect "two jobs at once are refused" 2 "--eval and --dry-run" train --eval --dry-run
 expect "a stray argument is refused" 2 "data.bin" train data.bin
 expect "a total batch that is no multiple is refused" 2 "--total-batch" train --total-batch 65
-expect "--tune says that it is gone" 2 "hint: --tune is gone" train --model d2 --tune
 expect "tokenize: an unknown flag names its neighbour" 2 "did you mean --tokenizer" "$bin/tokenize" --tokenzier x
 expect "tokenize: without files" 2 "" "$bin/tokenize" -o x.bin
 expect "without data the command that makes it is named" 1 "make dev/data/tinytales" train

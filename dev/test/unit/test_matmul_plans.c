@@ -87,30 +87,6 @@ static void older_files_are_read(void) {
     CHECK(matmul_plans_read(path, &setup, read, MAX_CHOICES, &count, &elsewhere, &e) && count == 0 && !elsewhere, "%s", e.msg);
 }
 
-/* --tune, a search that is gone, wrote its times beside each algorithm. */
-static void a_tuned_plan_keeps_its_algorithms(void) {
-    MatmulChoice read[MAX_CHOICES], want;
-    Error e = NO_ERROR;
-    int count = 0;
-    bool elsewhere = true;
-    memset(&want, 0, sizeof want);
-    FILE* f = fopen(path, "w");
-    CHECK(f, "%s: cannot be written", path);
-    fputs(HERE "\"sms\": 132, \"plans\": [\n{", f);
-    for (int k = 0; k < NUM_KEY_FIELDS; k++) {
-        want.key.v[k] = 1000 + k;
-        fprintf(f, "\"%s\": %d, ", matmul_key_names[k], 1000 + k);
-    }
-    fputs("\"us\": 12.25, \"heuristic_us\": 12.50, \"algo\": \"", f);
-    for (int k = 0; k < MATMUL_ALGO_WORDS; k++) {
-        want.algo[k] = 0xfedcba9876543210u >> (4 * k);
-        fprintf(f, "%016llx", (unsigned long long)want.algo[k]);
-    }
-    CHECK(fputs("\"}\n]\n}\n", f) >= 0 && fclose(f) == 0, "%s: cannot be written", path);
-    CHECK(matmul_plans_read(path, &setup, read, MAX_CHOICES, &count, &elsewhere, &e) && !elsewhere, "%s", e.msg);
-    CHECK(count == 1 && memcmp(read, &want, sizeof want) == 0, "%d choices, or another one, came back", count);
-}
-
 static void damaged_entries_are_refused(void) {
     refused(HERE "\"cut\": 1}", "plans is missing, wanted an array of at most 3");
     refused(HERE "\"plans\": {}}", "plans is an object, wanted an array of at most 3");
@@ -148,7 +124,6 @@ int main(void) {
     RUN(other_files_are_refused);
     RUN(files_of_another_machine_are_refused);
     RUN(older_files_are_read);
-    RUN(a_tuned_plan_keeps_its_algorithms);
     RUN(damaged_entries_are_refused);
     RUN(equal_times_compare_as_equal);
     remove(path);

@@ -48,7 +48,6 @@ static const FlagSynonym flag_synonyms[] = {
     {"num-gpus nproc-per-node", "train_llama3cu has --gpus; CUDA_VISIBLE_DEVICES=N chooses a single one"},
     {"device", "train_llama3 runs on the CPU, train_llama3cu on the GPU"},
     {"dtype precision bf16 fp16", "train_llama3 computes in FP32, train_llama3cu in the PRECISION it is built with"},
-    {"tune no-tune", "--tune is gone: it gained 0.3 % at most; plans in checkpoints still apply"},
     {"gradient-checkpointing activation-checkpointing", "train_llama3cu has --recompute"},
 };
 
