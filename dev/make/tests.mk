@@ -57,7 +57,7 @@ test: test-programs
 test-full:
 	.ci/run full
 test-kill: train_llama3 tokenize
-	dev/test/shell/kill_resume.sh $(KILLS)
+	dev/test/crash/walk.py --kills $(if $(KILLS),$(KILLS),12)
 test-crash: train_llama3 tokenize
 	dev/test/crash/test_crash.sh full
 test-no-gpu: train_llama3cu train_llama3
@@ -67,7 +67,7 @@ SERVES = $(filter 11,$(FULL)$(MICROHTTPD))
 SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(call if_full,ranks_trainer) $(SERVES:11=serve) $(notdir $(UNIT_TESTS)))
 THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
 # tests of little that the others do not run under the sanitizers
-FULL_SANITIZED = $(addprefix dev/test/shell/test_,loop.sh scripts.sh launch.sh contact.sh resume.sh)
+FULL_SANITIZED = $(addprefix dev/test/shell/test_,scripts.sh launch.sh contact.sh resume.sh)
 NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh $(call if_full,,$(FULL_SANITIZED))
 sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs

@@ -64,9 +64,10 @@ def flip(r, b, end=None):
 
 
 def flip_head(r, b): return flip(r, b, 4096)
+def another(r, b): return None  # Lab.damaged() takes the file of another target
 
 
-ANY = (truncate, cut_at_edge, extend, pad_with_zeros, empty, noise, delete, double, zero, flip, flip_head)
+ANY = (truncate, cut_at_edge, extend, pad_with_zeros, empty, noise, delete, double, zero, flip, flip_head, another)
 
 # --- changes of text: JSON, or the header of a safetensors file --------------------------------------------------------------
 
@@ -254,6 +255,8 @@ class Lab:
             if change is sparse and target in ("text", "jsonl"):
                 continue  # a valid input: reading 1 TiB may take its time
             content = None if change in PLACES else change(r, b)
+            if change is another:
+                content = lab.read(os.path.join(self.good, self.targets[r.choice(names)][0]))
             if change in PLACES or content not in (None, b):
                 cases.append(Case(target, change, content))
         return cases

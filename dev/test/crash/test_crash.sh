@@ -21,6 +21,7 @@ part() { # part NAME COMMAND...
 if [ "${BIN:-}" != build/sanitize ]; then
     part sweeps python3 dev/test/crash/sweep.py $([ "$full" ] || echo --sample 48)
     part "power cut" python3 dev/test/crash/power_cut.py --resumes $([ "$full" ] && echo 1000 || echo 24)
+    part "kills" python3 dev/test/crash/walk.py --kills $([ "$full" ] && echo 50 || echo 12)
     part "random walk" python3 dev/test/crash/walk.py --count $([ "$full" ] && echo 200 || echo 10)
 fi
 part "damaged inputs" python3 dev/test/crash/mutate.py --count $([ "$full" ] && echo 1200 || echo 96)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""walk.py [--count N] [--seed S] [--only K] [--trainer PATH] [--jobs N] -- a random walk over the flags.
+"""walk.py [--count N] [--kills N] [--seed S] [--only K] [--trainer PATH] [--jobs N] -- a random walk over the flags.
 
 Each combination of flags trains a tiny model twice: in one piece, and in random pieces. A piece ends at a random --stop-after,
 or by kill -9 or a signal that stops a run, at a random moment; SIGUSR1 or SIGUSR2 comes before some. The next one resumes with
@@ -9,7 +9,8 @@ all flags, or with --resume alone, on another number of threads. Wanted of each 
   stuck    0  every piece resumes
   changed  0  the last piece ends as the whole run: the same exit status, log, last checkpoint, and every other checkpoint that
               both keep, byte for byte. --stop-after may add the validation, sample and tasks of its step to the log
-A combination that the trainer refuses is no run; its error must have the right form. Every saved flag of the CPU trainer has an
+--kills N takes one run instead, which saves each step, and kills it N times with -9: at starting, training, writing, renaming and
+pruning. Each time it must go on, with no checkpoint lost. A combination that the trainer refuses is no run; its error must have the right form. Every saved flag of the CPU trainer has an
 entry in VALUES, or else the walk ends at once. The combinations follow from --seed; the moments of signals do not."""
 import argparse, json, os, random, re, shutil, signal, subprocess, sys, time
 import lab
@@ -202,6 +203,38 @@ class Case:
         return self.found, ["    " + line for line in self.wrong]
 
 
+class Killed(Case):
+    """One run that is killed many times, at moments spread over the time of about six steps."""
+
+    def __init__(self, trainer, work, r, kills):
+        super().__init__(trainer, work, r)
+        text, more, val = (os.path.join(work, name + ".bin") for name in ("text", "more", "val"))
+        self.kills, self.flags = kills, (
+            f"--model d1 --train {text}:0.7,{more}:0.3 --val {val} --val-every 3 --val-batches 2 --batch 2 --seq 32 --sample-tokens 0 "
+            "--total-batch 128 --steps 1000000 --schedule constant --checkpoint-every 1 --keep 3 --export-dtype bf16").split()
+
+    def judge(self):
+        begin, last = time.monotonic(), 0
+        self.start([*self.flags, "--stop-after", "6"], os.path.join(self.folder, "timed"))
+        span = time.monotonic() - begin
+        for _ in range(self.kills):
+            self.found += ["pieces", "killed"]
+            result = self.start([*self.flags, "--resume"], self.parts, [(self.r.uniform(0.005, span), signal.SIGKILL)])
+            now = max(steps_in(self.parts), default=0)
+            if result.status != -signal.SIGKILL:
+                self.bad("stuck", "status %s before the kill: %s" % (result.status, result.err))
+            if now < last:
+                self.bad("changed", "step %d was saved, then only %d" % (last, now))
+            last = now
+        ends = [self.start([*self.flags, "--resume", "--stop-after", str(last + 2)], out).status for out in (self.whole, self.parts)]
+        left = "" if ends == [0, 0] else "the last pieces end with status %s" % ends
+        left = left or differs(self.whole, self.parts, (), True) or [
+            name for name in os.listdir(self.parts) if name.endswith(".tmp")]
+        self.bad("changed", str(left)) if left else self.found.append("same")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return self.found, ["    " + line for line in self.wrong]
+
+
 def steps_in(out):
     """The steps of a folder's checkpoints."""
     return sorted(int(name[5:]) for name in os.listdir(out) if lab.STEP.match(name)) if os.path.isdir(out) else []
@@ -262,6 +295,7 @@ def ours(a, b):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--count", type=int, default=200)
+    p.add_argument("--kills", type=int, help="kills one run so often")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--only", type=int, help="this combination alone")
     p.add_argument("--trainer", default=os.path.join(os.environ.get("BIN", "."), "train_llama3"))
@@ -275,8 +309,10 @@ def main():
     make_data(work, os.path.join(os.environ.get("BIN", "."), "tokenize"))
     numbers = range(args.count) if args.only is None else [args.only]
     cases = [Case(trainer, work, random.Random("%d %d" % (args.seed, k))) for k in numbers]
+    if args.kills:
+        numbers, cases = [0], [Killed(trainer, work, random.Random(args.seed), args.kills)]
     row = {}
-    for k, (found, wrong) in zip(numbers, lab.in_parallel(args.jobs, Case.judge, cases)):
+    for k, (found, wrong) in zip(numbers, lab.in_parallel(args.jobs, type(cases[0]).judge, cases)):
         for column in found:
             row[column] = row.get(column, 0) + 1
         if wrong:
