@@ -304,22 +304,28 @@ def adamw(model, lr, betas, eps, weight_decay, params=None):
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
 
 
-def learning_rate(a, step):
-    """Returns the learning rate of `step`, counted from 0, by the formulas of llmc/train/scheduler.h."""
-    f = a.final_lr_frac
-    if step < a.warmup:
-        return a.lr * (step + 1) / a.warmup
+def schedule(a):
+    """Returns the highest rate and the phases (from, to, first, last, shape), as in llmc/optim/schedule.h."""
+    decay = max(a.warmup, a.steps - a.steps // 5) if a.schedule == "wsd" else a.warmup
+    shape = {"cosine": "cosine", "wsd": "root"}.get(a.schedule, "linear")
+    final = 1.0 if a.schedule == "constant" else a.final_lr_frac
+    return a.lr, [(0, a.warmup, 0.0, 1.0, "rise"), (a.warmup, decay, 1.0, 1.0, "linear"),
+                  (decay, max(a.steps, decay), 1.0, final, shape)]
 
-    def progress(first):
-        return 1.0 if step >= a.steps else max(0.0, (step - first) / max(1, a.steps - first))
-    p = progress(a.warmup)
-    if a.schedule == "cosine":
-        return a.lr * (f + (1.0 - f) * 0.5 * (1.0 + math.cos(math.pi * p)))
-    if a.schedule == "linear":
-        return a.lr * (1.0 - (1.0 - f) * p)
-    if a.schedule == "wsd":
-        return a.lr * (f + (1.0 - f) * (1.0 - math.sqrt(progress(a.steps - a.steps // 5))))
-    return a.lr
+
+def learning_rate(schedule, step):
+    """Returns the learning rate of `step`, counted from 0: that of the last phase that has begun."""
+    lr, phases = schedule
+    begin, end, first, last, shape = [phase for phase in phases if phase[0] <= step][-1]
+    n = end - begin
+    p = 1.0 if step >= end else (step - begin) / n
+    if shape == "rise":
+        return lr * (first * n + (last - first) * min(step - begin + 1, n)) / n
+    if shape == "cosine":
+        return lr * (last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * p)))
+    if shape == "root":
+        return lr * (last + (first - last) * (1.0 - math.sqrt(p)))
+    return lr * (first - (first - last) * p)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -613,8 +619,9 @@ class Training:
 
 def train(a):
     t, pending = Training(a), None
+    rates = schedule(a)
     for step in range(t.last):
-        begin, lr = mark(t.device), learning_rate(a, step)
+        begin, lr = mark(t.device), learning_rate(rates, step)
         numbers, trained = t.step(lr)
         end, done = mark(t.device), step + 1
         if pending:

@@ -25,6 +25,7 @@
 #include "llmc/files/filekind.h"
 #include "llmc/files/json.h"
 #include "llmc/files/output.h"
+#include "llmc/optim/schedule.h"  // defines: Schedule, Phase, shape_names
 
 enum {
     TRAINER_STATE_FORMAT = 2,
@@ -44,12 +45,13 @@ typedef struct {
     uint64_t since_best;       // validations after that one
 } Validations;
 
-/* How the schedule was shortened, if --minutes found that the steps had become slower (train/scheduler.h). */
+/* How a run was shortened, in files of older versions, which have no phases. It passed through the rest of its schedule in the
+ * steps that it had left. */
 typedef struct {
     int64_t step;   // the first step (from 0) that it concerns
     double place;   // the step of the whole schedule whose rate that step has
     int64_t from;   // steps of the whole schedule
-    int64_t steps;  // steps of the run now; 0: it was not shortened
+    int64_t steps;  // steps of the run; 0: it was not shortened
 } Shortened;
 
 typedef struct {
@@ -75,7 +77,8 @@ typedef struct {
     uint64_t scale_good;      // finite steps since the loss scale last changed
     Outlier loss, grad_norm;  // the last values, to score the next one
     Validations val;          // none in files without the member
-    Shortened shortened;      // none in files without the member
+    Schedule schedule;        // of the run; its peak rate is in the options. Count 0: a file of an older version
+    Shortened shortened;      // read from such a file; none in files without the member
     bool bf16_weights;        // the exact weights, which the optimizer updates, are bfloat16: there are no master weights
     bool f32_weights;         // the weights are in F32, whatever --export-dtype says: one would be infinite there
     uint64_t base;            // with LoRA, the checksum of the base's weights (model_sum()); 0: none, or unknown
@@ -163,10 +166,17 @@ static inline void validations_write(FILE* f, const TrainerState* s) {
     fprintf(f, ", \"since_best\": %" PRIu64 "}", s->val.since_best);
 }
 
-static inline void shortened_write(FILE* f, const Shortened* s) {
-    fprintf(f, ",\n  \"shortened\": {\"step\": %" PRId64 ", \"place\": ", s->step);
-    json_write_double(f, s->place);
-    fprintf(f, ", \"from\": %" PRId64 ", \"steps\": %" PRId64 "}", s->from, s->steps);
+static inline void schedule_write(FILE* f, const Schedule* s) {
+    fprintf(f, ",\n  \"schedule\": {\"steps\": %" PRId64 ", \"phases\": [", s->steps);
+    for (int i = 0; i < s->count; i++) {
+        const Phase* p = &s->phases[i];
+        fprintf(f, "%s\n    {\"from\": %" PRId64 ", \"to\": %" PRId64 ", \"first\": ", i ? "," : "", p->from, p->to);
+        json_write_double(f, p->first);
+        fputs(", \"last\": ", f);
+        json_write_double(f, p->last);
+        fprintf(f, ", \"shape\": \"%s\"}", shape_names[p->shape]);
+    }
+    fputs("\n  ]}", f);
 }
 
 /* Writes and flushes the file. `files` lists all other files of the checkpoint. */
@@ -196,10 +206,10 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     outlier_write(f, &s->grad_norm);
     fputs(",\n  \"validation\": ", f);
     validations_write(f, s);
+    if (s->schedule.count) { schedule_write(f, &s->schedule); }
     if (s->bf16_weights) { fputs(",\n  \"bf16_weights\": true", f); }
     if (s->f32_weights) { fputs(",\n  \"f32_weights\": true", f); }
     if (s->bad_steps) { fprintf(f, ",\n  \"bad_steps\": %" PRIu64, s->bad_steps); }
-    if (s->shortened.steps) { shortened_write(f, &s->shortened); }
     if (s->owed) { fprintf(f, ",\n  \"owed\": %" PRIu64, s->owed); }
     if (s->base) { fprintf(f, ",\n  \"base_crc32c\": %" PRIu64, s->base); }
     fprintf(f, ",\n  \"options\": %s,\n  \"files\": [", s->options ? s->options : "{}");
@@ -254,7 +264,31 @@ static inline bool validations_read(const Json* j, Validations* v, Error* e) {
                   json_u64(j, n, "since_best", &v->since_best, e));
 }
 
-/* Reads the member "shortened", which only a shortened run has. */
+/* Reads the member "schedule", which older files lack. */
+static inline bool schedule_read(const Json* j, Schedule* s, Error* e) {
+    const JsonNode* n = json_get(j, json_root(j), "schedule");
+    const JsonNode* phases = json_get(j, n, "phases");
+    if (!n) { return true; }
+    if (!json_int(j, n, "steps", 0, INT32_MAX, &s->steps, e)) { return false; }
+    if (!phases || phases->type != JSON_ARRAY || json_length(phases) < 1 || json_length(phases) > MOST_PHASES) {
+        return json_wanted(j, n, "phases", e, "an array of 1 to %d phases", MOST_PHASES);
+    }
+    for (const JsonNode* p = json_first(j, phases); p; p = json_next(j, p)) {
+        Phase* phase = &s->phases[s->count++];
+        int shape = 0;
+        while (shape < NUM_SHAPES && !json_is_string(j, json_get(j, p, "shape"), shape_names[shape])) { shape++; }
+        if (shape == NUM_SHAPES) { return json_wanted(j, p, "shape", e, "rise, linear, cosine or root"); }
+        phase->shape = (Shape)shape;
+        if (!json_int(j, p, "from", s->count > 1 ? phase[-1].from + 1 : 0, INT32_MAX, &phase->from, e) ||
+            !json_int(j, p, "to", phase->from, INT32_MAX, &phase->to, e) ||
+            !json_double(j, p, "first", 0, 1, &phase->first, e) || !json_double(j, p, "last", 0, 1, &phase->last, e)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Reads the member "shortened", which only a shortened run of an older version has. */
 static inline bool shortened_read(const Json* j, Shortened* s, Error* e) {
     const JsonNode* n = json_get(j, json_root(j), "shortened");
     return !n || (json_int(j, n, "step", 1, INT32_MAX, &s->step, e) &&
@@ -337,7 +371,7 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     if (!json_int(j, root, "world_size", 1, CHECKPOINT_MAX_RANKS, &number, e) ||
         !json_double(j, root, "loss_scale", 1e-30, 1e30, &s->loss_scale, e) || !outlier_read(j, "loss_window", &s->loss, e) ||
         !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !validations_read(j, &s->val, e) ||
-        !shortened_read(j, &s->shortened, e) || !trainer_state_files(s, e) ||
+        !schedule_read(j, &s->schedule, e) || !shortened_read(j, &s->shortened, e) || !trainer_state_files(s, e) ||
         !json_u64_or(j, root, "base_crc32c", &s->base, e) || !json_bool_or(j, root, "bf16_weights", &s->bf16_weights, e) ||
         !json_bool_or(j, root, "f32_weights", &s->f32_weights, e) || !json_u64_or(j, root, "bad_steps", &s->bad_steps, e) ||
         !json_u64_or(j, root, "owed", &s->owed, e)) {

@@ -20,7 +20,8 @@ static Program* program_of(const ModelConfig* config, const char* flags) {
     p->process.job = JOB_TRAIN;
     p->process.ranks = 1;
     p->spec.config = *config;
-    must(plan_make(&p->run.plan, &p->chosen, 1, 0, &e), &e);
+    must(plan_make(&p->run.plan, &p->chosen, 1, &e), &e);
+    p->run.state.schedule = plan_schedule(&p->chosen, p->chosen.steps);
     return p;
 }
 

@@ -98,8 +98,8 @@ static void trial_open(Running* r, const Trial* trial) {
 static void trial_steps(Running* r) {
     Llama* m = r->m;
     Error e = NO_ERROR;
-    for (int64_t step = 0; step < r->p->run.plan.steps; step++) {
-        must(train_step(m, &r->recipe, run_lr(&r->p->run, &r->p->chosen, step), &e), &e);
+    for (int64_t step = 0; step < r->p->run.state.schedule.steps; step++) {
+        must(train_step(m, &r->recipe, learning_rate(&r->p->run.state.schedule, step), &e), &e);
         if (m->runner.queued - m->runner.reported == IN_FLIGHT) { r->last = step_result(m, &r->recipe); }
     }
     while (m->runner.reported < m->runner.queued) { r->last = step_result(m, &r->recipe); }

@@ -175,7 +175,7 @@ C_PROGRAM = r"""
 #include "llmc/config.h"
 #include "llmc/base/rand.h"
 #include "llmc/train/mfu.h"
-#include "llmc/train/scheduler.h"
+#include "llmc/optim/schedule.h"
 static const char* const devices[] = {DEVICES};
 static const char* const shapes[] = {SHAPES};
 int main(void) {
@@ -190,9 +190,10 @@ int main(void) {
         uint64_t j = philox_below(seed, RAND_SHUFFLE_SHARDS, 5, i, i + 1);
         fwrite(&j, sizeof j, 1, stdout);
     }
-    for (int schedule = SCHEDULE_COSINE; schedule <= SCHEDULE_WSD; schedule++) {
+    for (int name = SCHEDULE_COSINE; name <= SCHEDULE_WSD; name++) {
+        Schedule schedule = schedule_make((ScheduleName)name, 57, 7, 3e-4, 0.1);
         for (int step = 0; step < 60; step++) {
-            double lr = learning_rate((Schedule)schedule, step, 57, 7, 3e-4, 0.1);
+            double lr = learning_rate(&schedule, step);
             fwrite(&lr, sizeof lr, 1, stdout);
         }
     }
@@ -269,7 +270,7 @@ def test_learning_rates_are_those_of_c(from_c):
     theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000, count=240).reshape(4, 60)
     for name, rates in zip(("cosine", "linear", "constant", "wsd"), theirs):
         a = ref.parse_arguments(["--schedule", name, "--steps", "57", "--warmup", "7", "--lr", "3e-4"])
-        assert np.allclose([ref.learning_rate(a, step) for step in range(60)], rates, rtol=1e-14)
+        assert np.allclose([ref.learning_rate(ref.schedule(a), step) for step in range(60)], rates, rtol=1e-14)
 
 
 def test_peaks_of_gpus_are_those_of_c(from_c):

@@ -86,9 +86,9 @@ steps=$(ls epochs | sed -n 's/^step_0*//p')
 train --model d1 --train val.bin --steps "${steps:-0}" --out steps >/dev/null 2>&1
 check "--epochs is the run that --steps with its number makes" same_checkpoint epochs/step_* steps/step_*
 expect "a part of an epoch that holds no step" 1 "--epochs: 0.0001 of" train --model d1 --train data.bin --epochs 0.0001 --dry-run
-expect "a warm-up as long as the run" 0 "warning: --warmup: 4 of 4 steps" train @mine.flags --warmup 4 --dry-run
-train @mine.flags --warmup 3 --dry-run >/dev/null 2>stderr
-check "a shorter one is no matter" sh -c '! grep -q warmup stderr'
+expect "a warm-up longer than the run" 0 "warning: --warmup: 5 of 4 steps" train @mine.flags --warmup 5 --dry-run
+train @mine.flags --warmup 4 --dry-run >/dev/null 2>stderr
+check "one as long as the run is no matter" sh -c '! grep -q warmup stderr'
 for flag in --patience=--val --checkpoint-best=--val --eval-every=--tasks; do
     given="${flag%%=*} 3" && [ "$given" != "--checkpoint-best 3" ] || given=--checkpoint-best
     expect "${flag%%=*} wants ${flag#*=}" 0 "warning: ${flag%%=*}: does nothing without ${flag#*=}" train @mine.flags $given --dry-run

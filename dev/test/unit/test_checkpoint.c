@@ -114,7 +114,8 @@ static TrainerState small_state(uint64_t step, int world_size) {
     s.world_size = world_size;
     s.loss_scale = 65536.0;
     s.scale_good = 17;
-    s.shortened = (Shortened){3, 3.1415926535897931, 90, 50};
+    s.schedule = schedule_make(SCHEDULE_WSD, 90, 2, 1, 1.0 / 3);
+    schedule_shorten(&s.schedule, 3, 3, 50);
     for (int i = 0; i < 200; i++) { outlier_update(&s.loss, 1.0 / (i + 3)); }
     for (int i = 0; i < 5; i++) { outlier_update(&s.grad_norm, 1e-300 / (i + 3)); }
     s.options = "{\"lr\": 0.001, \"out\": \"x\"}";
@@ -245,7 +246,8 @@ static void what_was_saved_is_read_back(void) {
           "numbers");
     CHECK(s.row_order == ROW_ORDER && s.data == want.data && strcmp(s.build, want.build) == 0 && !s.not_finite, "fingerprints");
     CHECK(strcmp(s.run, want.run) == 0 && strcmp(s.parent_run, want.parent_run) == 0 && s.parent_step == 1, "the run");
-    CHECK(memcmp(&s.shortened, &want.shortened, sizeof s.shortened) == 0, "the shortened schedule differs");
+    s.schedule.lr = want.schedule.lr;  // it is an option
+    CHECK(s.schedule.steps == 50 && memcmp(&s.schedule, &want.schedule, sizeof s.schedule) == 0, "the schedule differs");
     CHECK(memcmp(&s.loss, &want.loss, sizeof s.loss) == 0, "the full window differs");
     CHECK(memcmp(&s.grad_norm, &want.grad_norm, sizeof s.grad_norm) == 0, "the partial window differs");
     double lr = 0;
@@ -298,11 +300,21 @@ static void later_formats_are_refused_and_the_first_is_read_without_what_it_lack
     memset(&e, 0, sizeof e);
     CHECK(!read_changed(text, "00000000000000aa", "00000000000000aaa", &s, &e) && contains(e.msg, "run"), "%s", e.msg);
     trainer_state_free(&s);
-    static const char* const wrong[][2] = {
-        {"\"place\": 3", "\"place\": 93"}, {"\"place\": 3", "\"place\": 2"}, {"\"steps\": 50", "\"steps\": 3"}};
+    static const char* const wrong[][3] = {
+        {"\"steps\": 50", "\"steps\": -1", "steps"},
+        {"\"phases\": [", "\"phases\": [], \"other\": [", "phases"},
+        {"\"from\": 2", "\"from\": 0", "from"},
+        {"\"to\": 2,", "\"to\": -1,", "to"},
+        {"\"first\": 0.0,", "\"first\": -0.1,", "first"},
+        {"\"last\": 1.0,", "\"last\": 1.1,", "last"},
+        {"\"rise\"", "\"fall\"", "shape"},
+        {"\"schedule\"", "\"shortened\": {\"step\": 3, \"place\": 93, \"from\": 90, \"steps\": 50},\n  \"schedule\"", "place"},
+        {"\"schedule\"", "\"shortened\": {\"step\": 3, \"place\": 2, \"from\": 90, \"steps\": 50},\n  \"schedule\"", "place"},
+        {"\"schedule\"", "\"shortened\": {\"step\": 3, \"place\": 3, \"from\": 90, \"steps\": 3},\n  \"schedule\"", "steps"},
+    };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         memset(&e, 0, sizeof e);
-        CHECK(!read_changed(text, wrong[i][0], wrong[i][1], &s, &e) && contains(e.msg, "shortened"), "%s: %s", wrong[i][1],
+        CHECK(!read_changed(text, wrong[i][0], wrong[i][1], &s, &e) && contains(e.msg, wrong[i][2]), "%s: %s", wrong[i][1],
               e.msg);
         trainer_state_free(&s);
     }

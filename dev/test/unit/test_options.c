@@ -2,7 +2,7 @@
  * Wrong usage exits with 2 and names the flag. Options survive a round trip through JSON. */
 #include "llmc/optim/optimizer.h"
 #include "llmc/run/cli/options.h"
-#include "llmc/train/scheduler.h"
+#include "llmc/optim/schedule.h"
 #include "dev/test/test.h"
 #include <sys/wait.h>
 

@@ -13,7 +13,7 @@
 #include "llmc/run/loop/pace.h"
 #include "llmc/files/logger.h"
 #include "llmc/optim/recipe.h"
-#include "llmc/train/scheduler.h"
+#include "llmc/optim/schedule.h"
 #include "dev/test/test.h"
 #include <sys/wait.h>
 
@@ -22,27 +22,63 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fmax(1.0, f
 // ---------------------------------------------------------------------------------------------------------------------
 // scheduler
 
+/* The rates by formulas of six numbers each, from before schedules had phases; only the decay of wsd began before the end of a
+ * long warm-up. A compiler may fuse the last product with its sum: `fuse` says so. */
+static double rate_by_formula(ScheduleName name, double step, int64_t steps, int64_t warmup, double lr, double f, bool fuse) {
+    const int64_t fifth = steps - steps / 5, decay = fifth > warmup ? fifth : warmup;
+    const double pi = 3.14159265358979323846;
+    if (step < (double)warmup) { return lr * fmin(step + 1, (double)warmup) / (double)warmup; }
+    const double p = step >= (double)steps ? 1 : (step - (double)warmup) / (double)(steps - warmup);
+    const double q = step >= (double)steps ? 1 : step <= (double)decay ? 0 : (step - (double)decay) / (double)(steps - decay);
+    const double a[] = {(1.0 - f) * 0.5, -(1.0 - f), 0, 1.0 - f}, b[] = {1.0 + cos(pi * p), p, 0, 1.0 - sqrt(q)};
+    const double c[] = {f, 1, 1, f};
+    volatile double product = a[name] * b[name];
+    return lr * (fuse ? fma(a[name], b[name], c[name]) : product + c[name]);
+}
+
+static void phases_have_the_rates_of_the_formulas_bit_for_bit(void) {
+    const double rates[] = {1, 3e-4, 6.123456789e-3}, finals[] = {0, 0.1, 1.0 / 3, 0.05, 1};
+    const int64_t lengths[] = {0, 1, 2, 3, 4, 5, 7, 10, 57, 100, 1000}, warmups[] = {0, 1, 2, 3, 7, 9, 46, 57, 99, 1200};
+    for (int i = 0; i < 4 * 3 * 5 * 11 * 10; i++) {
+        const ScheduleName name = (ScheduleName)(i % 4);
+        const double lr = rates[i / 4 % 3], final = finals[i / 12 % 5];
+        const int64_t steps = lengths[i / 60 % 11], warmup = warmups[i / 660];
+        const Schedule s = schedule_make(name, steps, warmup, lr, final);
+        CHECK(s.steps == steps && s.count >= 1 && s.count <= 3, "%d phases, %lld steps", s.count, (long long)s.steps);
+        for (int64_t step = 0; step < steps + 3; step++) {
+            const double rate = learning_rate(&s, step),
+                         want = rate_by_formula(name, (double)step, steps, warmup, lr, final, false);
+            CHECK(rate == want || rate == rate_by_formula(name, (double)step, steps, warmup, lr, final, true),
+                  "schedule %d of %lld steps, warm-up %lld, step %lld: %.17g is not %.17g", name, (long long)steps,
+                  (long long)warmup, (long long)step, rate, want);
+        }
+    }
+}
+
 static void schedules_have_their_values_at_the_edges(void) {
     const double lr = 2.0, f = 0.1;
-    for (int s = SCHEDULE_COSINE; s <= SCHEDULE_WSD; s++) {
-        CHECK(near(learning_rate((Schedule)s, 0, 100, 10, lr, f), 0.2), "the first step of the warm-up is not 0");
-        CHECK(near(learning_rate((Schedule)s, 9, 100, 10, lr, f), 2.0), "the warm-up ends at lr");
-        CHECK(near(learning_rate((Schedule)s, 10, 100, 10, lr, f), 2.0), "and goes on from there");
-        CHECK(near(learning_rate((Schedule)s, 0, 100, 0, lr, f), 2.0), "no warm-up");
-        double last = s == SCHEDULE_CONSTANT ? lr : lr * f;
-        CHECK(near(learning_rate((Schedule)s, 100, 100, 10, lr, f), last), "schedule %d ends at %g", s,
-              learning_rate((Schedule)s, 100, 100, 10, lr, f));
-        CHECK(near(learning_rate((Schedule)s, 5000, 100, 10, lr, f), last), "and stays there");
-        CHECK(isfinite(learning_rate((Schedule)s, 0, 0, 0, lr, f)) && isfinite(learning_rate((Schedule)s, 0, 1, 1, lr, f)),
-              "tiny");
-        CHECK(near(learning_rate((Schedule)s, 49, 100, 100, lr, f), 1.0), "all warm-up");
+    for (int name = SCHEDULE_COSINE; name <= SCHEDULE_WSD; name++) {
+        const Schedule s = schedule_make((ScheduleName)name, 100, 10, lr, f);
+        const double last = name == SCHEDULE_CONSTANT ? lr : lr * f;
+        CHECK(near(learning_rate(&s, 0), 0.2), "the first step of the warm-up is not 0");
+        CHECK(near(learning_rate(&s, 9), 2.0) && near(learning_rate(&s, 10), 2.0), "the warm-up ends at lr, and goes on there");
+        CHECK(near(learning_rate(&s, 100), last) && near(learning_rate(&s, 5000), last), "schedule %d ends at %g", name, last);
     }
-    CHECK(near(learning_rate(SCHEDULE_COSINE, 55, 100, 10, lr, f), lr * 0.55), "cosine is half way in the middle");
-    CHECK(near(learning_rate(SCHEDULE_LINEAR, 55, 100, 10, lr, f), lr * 0.55), "linear, too");
-    CHECK(near(learning_rate(SCHEDULE_COSINE, 25, 100, 0, lr, 0.0), lr * (0.5 + 0.25 * sqrt(2.0))), "cosine at a quarter");
-    CHECK(near(learning_rate(SCHEDULE_WSD, 80, 100, 10, lr, f), lr), "wsd is constant for four fifths of all steps");
-    CHECK(near(learning_rate(SCHEDULE_WSD, 85, 100, 10, lr, f), lr * (f + 0.9 * 0.5)), "and falls with the root of progress");
-    CHECK(learning_rate(SCHEDULE_WSD, 81, 100, 10, lr, f) < lr, "from the step after");
+    const Schedule cosine = schedule_make(SCHEDULE_COSINE, 100, 10, lr, f), wsd = schedule_make(SCHEDULE_WSD, 100, 10, lr, f);
+    CHECK(near(learning_rate(&cosine, 55), lr * 0.55), "cosine is half way in the middle");
+    CHECK(near(learning_rate(&wsd, 80), lr) && learning_rate(&wsd, 81) < lr, "wsd holds for four fifths of all steps");
+    CHECK(near(learning_rate(&wsd, 85), lr * (f + 0.9 * 0.5)), "and falls with the root of progress");
+    const Schedule late = schedule_make(SCHEDULE_WSD, 100, 90, lr, f);  // the warm-up reaches into the last fifth
+    CHECK(near(learning_rate(&late, 89), lr) && near(learning_rate(&late, 90), lr), "the decay begins after the warm-up");
+    CHECK(learning_rate(&late, 91) < lr && near(learning_rate(&late, 100), lr * f), "and ends with the run");
+}
+
+static void a_full_schedule_loses_its_oldest_phase(void) {
+    Schedule s = schedule_make(SCHEDULE_CONSTANT, 100, 10, 1, 1);
+    for (int64_t i = 20; i < 90; i++) { schedule_add(&s, i, 100, 1, 1e-2 * (double)i, SHAPE_LINEAR); }
+    CHECK(s.count == MOST_PHASES && s.phases[s.count - 1].from == 89 && near(learning_rate(&s, 100), 0.89), "%d", s.count);
+    schedule_add(&s, 75, 90, 1, 0, SHAPE_LINEAR);
+    CHECK(s.phases[s.count - 1].from == 75 && s.phases[s.count - 2].from == 74, "it takes the place of later phases");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -458,27 +494,22 @@ static void a_full_disk_is_an_error_and_leaves_no_torn_line(void) {
 static void the_plan_counts_steps_and_epochs(void) {
     Options o;
     Plan p;
+    int64_t steps;
     Error e = NO_ERROR;
     options_default(&o, ON_CPU);
     o.total_batch = 4096;
-    CHECK(plan_make(&p, &o, 2, 1000, &e), "%s", e.msg);
-    CHECK(p.accumulate == 2 && p.tokens_per_step == 4096 && p.steps == 62 && p.stop == 62, "%d %lld %lld", p.accumulate,
-          (long long)p.tokens_per_step, (long long)p.steps);
-    CHECK(near(p.epochs, 0.992), "%g", p.epochs);
-    o.stop_after = 10;
-    CHECK(plan_make(&p, &o, 2, 1000, &e) && p.stop == 10 && p.steps == 62, "stop");
-    o.stop_after = 100;
-    CHECK(plan_make(&p, &o, 2, 1000, &e) && p.stop == 62, "stop beyond the end");
-    CHECK(!plan_make(&p, &o, 3, 1000, &e) && strstr(e.msg, "--total-batch"), "%s", e.msg);
+    CHECK(plan_make(&p, &o, 2, &e) && p.accumulate == 2 && p.tokens_per_step == 4096, "%d: %s", p.accumulate, e.msg);
+    CHECK(plan_steps(&p, &o, 1000, &steps, &e) && steps == 62, "%lld: %s", (long long)steps, e.msg);
+    CHECK(!plan_make(&p, &o, 3, &e) && strstr(e.msg, "--total-batch"), "%s", e.msg);
     e.msg[0] = 0;
-    CHECK(!plan_make(&p, &o, 1, 15, &e) && strstr(e.msg, "15 rows") && strstr(e.msg, "hint"), "%s", e.msg);
+    CHECK(!plan_steps(&p, &o, 15, &steps, &e) && strstr(e.msg, "15 rows") && strstr(e.msg, "hint"), "%s", e.msg);
     e.msg[0] = 0;
     o.steps = 0;
-    CHECK(plan_make(&p, &o, 1, 1, &e) && p.steps == 0, "no steps is a plan: %s", e.msg);
+    CHECK(plan_steps(&p, &o, 1, &steps, &e) && steps == 0, "no steps is a plan: %s", e.msg);
     o.epochs = 2.5;
-    CHECK(plan_make(&p, &o, 1, 1000, &e) && p.steps == 156, "2.5 * 1000 / 16 is %lld: %s", (long long)p.steps, e.msg);
+    CHECK(plan_steps(&p, &o, 1000, &steps, &e) && steps == 156, "2.5 * 1000 / 16 is %lld: %s", (long long)steps, e.msg);
     o.epochs = 1e6;
-    CHECK(!plan_make(&p, &o, 1, (uint64_t)1 << 40, &e) && strstr(e.msg, "--epochs"), "%s", e.msg);
+    CHECK(!plan_steps(&p, &o, (uint64_t)1 << 40, &steps, &e) && strstr(e.msg, "--epochs"), "%s", e.msg);
 }
 
 /* Runs with --minutes 10, by the plan of `steps` steps. A step takes ms[i] in the i-th tenth of the minutes, and the last ms
@@ -486,7 +517,7 @@ static void the_plan_counts_steps_and_epochs(void) {
  * long. */
 static int64_t run_of_ten_minutes(int64_t steps, const double* ms, double pause, double* seconds) {
     double now = 1000;
-    Pace p = pace_begin(10, now, now, 0);
+    Pace p = {60, now + 600, now, 0, 0, 0};
     for (int64_t step = 0; step < steps;) {
         const int tenth = (int)fmin((now - 1000) / 60, 9);
         now += 1e-3 * ms[tenth];
@@ -526,24 +557,47 @@ static void a_run_whose_steps_become_slower_ends_in_its_minutes(void) {
 }
 
 static void a_shortened_schedule_goes_on_from_its_rate_to_the_last(void) {
-    for (int schedule = 0; schedule < 4; schedule++) {
-        Shortened s;
-        memset(&s, 0, sizeof s);
+    for (int name = SCHEDULE_COSINE; name <= SCHEDULE_WSD; name++) {
+        Schedule s = schedule_make((ScheduleName)name, 1000, 20, 1, 0.1);
         double before = 0, steepest = 0;
-        for (int64_t step = 0, steps = 1000; step < steps; step++) {
-            const double old = schedule_place(&s, step);
-            if (step == 15) { schedule_shorten(&s, step, 1000, steps = 700); }  // in the warm-up, too
-            if (step == 300) { schedule_shorten(&s, step, 700, steps = 500); }
-            CHECK(schedule_place(&s, step) == old && s.from <= 1000, "a jump to %g at step %lld", schedule_place(&s, step),
-                  (long long)step);
-            const double lr = learning_rate((Schedule)schedule, schedule_place(&s, step), 1000, 20, 1, 0.1);
+        for (int64_t step = 0; step < s.steps; step++) {
+            const Schedule old = s;
+            if (step == 15) { schedule_shorten(&s, 15, step, 700); }  // in the warm-up, too
+            if (step == 300) { schedule_shorten(&s, 300, step, 500); }
+            for (int64_t past = 0; past < step; past++) { CHECK(learning_rate(&s, past) == learning_rate(&old, past), "past"); }
+            const double lr = learning_rate(&s, step), jump = lr - learning_rate(&old, step);
+            CHECK(step == 15 ? jump >= 0 && jump < 0.1 : jump == 0, "a jump of %g at step %lld", jump, (long long)step);
             CHECK(lr <= 1, "%g is above the highest rate", lr);
             if (step >= 20) { steepest = fmax(steepest, before - lr); }
             before = lr;
         }
-        const double most[] = {0.0042, 0.0027, 0, 0.16}, last[] = {0.1, 0.1, 1, 0.1};  // wsd falls as a root does
-        CHECK(steepest <= most[schedule], "schedule %d falls by %g in a step", schedule, steepest);
-        CHECK(fabs(before - last[schedule]) <= 0.007, "schedule %d ends at %g", schedule, before);
+        const double most[] = {0.0052, 0.0027, 0, 0.16}, last[] = {0.1, 0.1, 1, 0.1};  // wsd falls as a root does
+        CHECK(s.steps == 500 && s.count <= 5, "%lld steps in %d phases", (long long)s.steps, s.count);
+        CHECK(steepest <= most[name], "schedule %d falls by %g in a step", name, steepest);
+        CHECK(fabs(before - last[name]) <= 0.007, "schedule %d ends at %g", name, before);
+    }
+    Schedule wsd = schedule_make(SCHEDULE_WSD, 1000, 20, 1, 0);
+    schedule_shorten(&wsd, 300, 300, 650);
+    CHECK(learning_rate(&wsd, 550) == 1 && near(learning_rate(&wsd, 600), 1 - sqrt(0.5)), "what is left keeps its shares");
+}
+
+/* An older version kept the schedule and gave each step the rate of a place in it. */
+static void an_older_shortened_run_goes_on_from_its_rate(void) {
+    const struct {
+        double place;
+        int64_t step, steps;
+    } older = {350, 300, 500};  // of 1,000 steps, shortened twice
+    for (int name = SCHEDULE_COSINE; name <= SCHEDULE_WSD; name++) {
+        Schedule s = schedule_make((ScheduleName)name, 1000, 20, 1, 0.1);
+        const Schedule whole = s;
+        const double pace = (1000 - older.place) / (double)(older.steps - older.step), place = older.place + 40 * pace;
+        schedule_shorten(&s, place, 340, older.steps);
+        CHECK(s.steps == 500 && near(learning_rate(&s, 340), schedule_rate(&whole, place, 1)), "schedule %d jumps", name);
+        for (int64_t step = 340; step < 500 && name != SCHEDULE_COSINE; step++) {
+            const double was = schedule_rate(&whole, older.place + (double)(step - older.step) * pace, 1);
+            CHECK(fabs(learning_rate(&s, step) - was) < 0.05, "%g was %g", learning_rate(&s, step), was);
+        }
+        CHECK(near(learning_rate(&s, 500), name == SCHEDULE_CONSTANT ? 1 : 0.1), "schedule %d ends elsewhere", name);
     }
 }
 
@@ -984,8 +1038,8 @@ static void steps_are_timed_and_given_up_after_a_while(void) {
     recipe.data.rows = 1;
     recipe.accumulate = 4;
     SlowModel m = {4, 0, 0, {0}};
-    CHECK(time_steps(&t, &m, &recipe, 2, 1, NULL, &time, &e) && time.whole && m.steps == MINUTES_MEASURE &&
-              near(time.ms, 100.0 / MINUTES_MEASURE),
+    CHECK(time_steps(&t, &m, &recipe, 2, 1, NULL, &time, &e) && time.whole && m.steps == TIMED_STEPS &&
+              near(time.ms, 100.0 / TIMED_STEPS),
           "the fastest of all: %g", time.ms);
     m.fast = 3, m.slow = 60, m.steps = 0;
     CHECK(time_steps(&t, &m, &recipe, 2, 1, NULL, &time, &e) && !time.whole && time.parts == 3, "%s", e.msg);
@@ -1121,7 +1175,9 @@ static void the_first_tensor_that_is_not_finite_is_named(void) {
 
 int main(int argc, char** argv) {
     if (argc > 1 && strcmp(argv[1], "print_path") == 0) { return print_path(); }
+    RUN(phases_have_the_rates_of_the_formulas_bit_for_bit);
     RUN(schedules_have_their_values_at_the_edges);
+    RUN(a_full_schedule_loses_its_oldest_phase);
     RUN(sampling_equals_a_naive_sampler);
     RUN(samples_follow_the_softmax);
     RUN(sampling_survives_odd_logits);
@@ -1136,6 +1192,7 @@ int main(int argc, char** argv) {
     RUN(minutes_become_a_round_number_of_steps);
     RUN(a_run_whose_steps_become_slower_ends_in_its_minutes);
     RUN(a_shortened_schedule_goes_on_from_its_rate_to_the_last);
+    RUN(an_older_shortened_run_goes_on_from_its_rate);
     RUN(what_does_not_fit_is_refused_with_flags_that_fit);
     RUN(recompute_auto_takes_as_few_blocks_as_fit);
     RUN(a_hint_is_measured_with_all_its_flags);

@@ -32,7 +32,7 @@ typedef enum { ON_CPU = 1, ON_GPU = 2, ON_BOTH = 3 } OptionScope;  // the traine
 typedef enum { OPTION_SAVED, OPTION_LOCAL } OptionLife;  // stored in checkpoints, or local to this process
 
 // Choices, in the order of the words in the table. Other enums: --schedule's is in
-// train/scheduler.h, --documents' in files/rows.h, --master's in optim/optimizer.h.
+// optim/schedule.h, --documents' in files/rows.h, --master's in optim/optimizer.h.
 typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_BF16, EXPORT_F16, EXPORT_Q8_0 } ExportDtype;  // AUTO: see the help
 typedef enum { LORA_ON_QKVO, LORA_ON_FFN, LORA_ON_ALL } LoraOn;
 typedef enum { ZERO_1, ZERO_2, ZERO_3 } Zero;

@@ -6,7 +6,6 @@
 #define LLMC_TIMING_H
 
 #include "llmc/base/utils.h"
-#include "llmc/run/session/plan.h"     // defines: MINUTES_MEASURE
 #include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/signals.h"  // defines: run_ask_for_end, run_stop_done
 #include "llmc/train/step.h"           // defines: Recipe, BatchSource
@@ -16,6 +15,8 @@
 #include <math.h>
 #include <pthread.h>
 #include <semaphore.h>
+
+enum { TIMED_STEPS = 3 };  // at most; the fastest counts
 
 typedef struct {
     double ms;   // time of the fastest step. If it gave up before one was done: an estimate from `parts` or, without
@@ -58,7 +59,7 @@ static inline bool counted_next(void* counted, int32_t* x, int32_t* y, Error* e)
     return c->data.next(c->data.ctx, x, y, e);
 }
 
-/* Times MINUTES_MEASURE steps with micro-batches of B rows, but begins none after ten seconds. Gives up after `bound` seconds
+/* Times TIMED_STEPS steps with micro-batches of B rows, but begins none after ten seconds. Gives up after `bound` seconds
  * and drops the step that it is in. Fails if the data cannot be read. */
 static inline bool time_steps(const Trainer* t, void* model, const Recipe* steps, int B, double bound, FILE* screen,
                               StepTime* time, Error* e) {
@@ -76,7 +77,7 @@ static inline bool time_steps(const Trainer* t, void* model, const Recipe* steps
     time->parts = 0;
     time->whole = false;
     const double start = clock.progress.start;
-    for (int i = 0; goes_on && i < MINUTES_MEASURE; i++) {
+    for (int i = 0; goes_on && i < TIMED_STEPS; i++) {
         bool another = i == 0 || now_seconds() - start < 10.0;
         agree_first(recipe.team, &another, sizeof another);
         if (!another) { break; }

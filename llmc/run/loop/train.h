@@ -5,11 +5,13 @@
 #define LLMC_TRAIN_H
 
 #include "llmc/base/utils.h"
+#include "llmc/optim/schedule.h"          // defines: learning_rate
+#include "llmc/run/loop/pace.h"           // defines: Pace, steps_for_minutes
 #include "llmc/run/loop/timing.h"         // defines: StepTime, time_steps
 #include "llmc/run/loop/training.h"       // defines: Training, Due, training_due, training_report, training_close
 #include "llmc/run/session/open_model.h"  // defines: model_use, model_create, model_check_memory, load_states, check_weights
 #include "llmc/run/session/resume.h"      // defines: run_compare, run_begin, out_take
-#include "llmc/run/session/session.h"     // defines: Program, run_lr
+#include "llmc/run/session/session.h"     // defines: Program
 #include "llmc/run/session/together.h"    // defines: together_at, together_compare_weights, together_share_out
 
 static inline Recipe training_recipe(bool scales_loss, const Options* o, Mix* data, Run* run, Team* team) {
@@ -67,15 +69,16 @@ static inline void training_print_plan(const Training* t) {
     const Options* o = t->options;
     const Plan* plan = &t->run->plan;
     const Mix* m = &t->data->mix;
+    const int64_t steps = t->run->state.schedule.steps;
     const uint64_t rows = (uint64_t)(plan->tokens_per_step / o->seq);
     uint64_t counts[MIX_MOST];
     char tokens[32];
-    print_plan(stdout, plan, o, process_share(t->process, o).groups, t->data->train.num_tokens);
+    print_plan(stdout, plan, o, steps, process_share(t->process, o).groups, &t->data->train);
     for (int i = 0; i < m->count; i++) { print_rows(stdout, m->sources[i].pattern, m->sources[i].data); }
     if (t->data->has_val) { print_rows(stdout, o->val, &t->data->val); }
     if (m->count <= 1) { return; }
     const bool known = o->minutes == 0 || o->steps >= 0;
-    mix_count(m, known ? (uint64_t)plan->steps * rows : 0, counts);
+    mix_count(m, known ? (uint64_t)steps * rows : 0, counts);
     for (int i = 0; i < m->count; i++) {
         const DataLoader* d = m->sources[i].data;
         print_names(stdout, "source  %s: %.2f %% of the rows, %s tokens", m->sources[i].pattern,
@@ -87,14 +90,14 @@ static inline void training_print_plan(const Training* t) {
 
 /* Prints what a resumed run does otherwise than its flags say. */
 static inline void training_print_resumed(const Training* t) {
-    const Plan* plan = &t->run->plan;
     const uint64_t step = t->run->state.step;
+    const int64_t steps = t->run->state.schedule.steps, stop = run_stop(t->run, t->options);
     if (t->options->given[OPT_minutes]) {
-        printf("resume  --minutes set the number of steps when the run began: it has %lld\n", (long long)plan->steps);
+        printf("resume  --minutes set the number of steps when the run began: it has %lld\n", (long long)steps);
     }
-    if ((int64_t)step >= plan->stop) {
+    if ((int64_t)step >= stop) {
         printf("resume  already at step %llu of %s %lld: nothing is left to train\n", (unsigned long long)step,
-               plan->stop < plan->steps ? "--stop-after" : "--steps", (long long)plan->stop);
+               stop < steps ? "--stop-after" : "--steps", (long long)stop);
     }
 }
 
@@ -142,10 +145,10 @@ static inline void training_measure(Training* t, Options* chosen) {
     dataloader_seek(train, row);
     const double elapsed = now_seconds() - t->process->started;
     choose_minutes(chosen, steps_for_minutes(chosen->minutes, elapsed, time.ms * 1e-3), t->process->team);
-    must(plan_make(&run->plan, chosen, process_share(t->process, chosen).groups, train->rows_per_epoch, &e), &e);
+    run->state.schedule = plan_schedule(chosen, chosen->steps);
     char count[32];
     printf("timed   %.1f ms a step: %s steps fit into %g minutes\n", time.ms,
-           text_count((uint64_t)run->plan.steps, count, sizeof count), chosen->minutes);
+           text_count((uint64_t)chosen->steps, count, sizeof count), chosen->minutes);
 }
 
 /* Reads the data behind `pattern` (for the message). Fails on the first id that is no token and the first wrong checksum. */
@@ -193,7 +196,7 @@ static inline void training_dry_run(Training* t, const ModelUse* use) {
     enum { MOST_SECONDS = 60 };
     const Options* o = t->options;
     const bool has_train = t->data->has_train;
-    const int64_t steps = t->run->plan.stop - (int64_t)t->run->state.step;  // before the timed ones count
+    const int64_t steps = run_stop(t->run, o) - (int64_t)t->run->state.step;  // before the timed ones count
     StepTime time;
     Error e = NO_ERROR;
     if (t->trainer->missing || t->process->ranks > 1 || !has_train) {
@@ -236,12 +239,11 @@ static inline void training_set_back(Training* t) {
 static inline void training_open_output(Training* t, int context) {
     const Options* o = t->options;
     const ModelConfig* c = &t->spec->config;
-    const Plan* plan = &t->run->plan;
     const int ranks = t->process->ranks;
     sampler_init(&t->sampler, c->vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
     generator_init(&t->generator, t->trainer->next_logits, t->model, c, data_tokenizer(t->data), &t->sampler, context, stdout);
     t->generator.ellipsis = true;
-    step_lines_init(&t->lines, plan->steps, plan->tokens_per_step, (int64_t)t->run->state.step,
+    step_lines_init(&t->lines, t->run->state.schedule.steps, t->run->plan.tokens_per_step, (int64_t)t->run->state.step,
                     flops_per_token(c, &t->spec->table, o->seq), t->trainer->peak_flops * ranks);
     t->lines.ranks = ranks;
 }
@@ -315,7 +317,10 @@ static inline bool training_open(Training* t, const Trainer* trainer, Program* p
     run_catch_signals();
     training_open_output(t, use.cache_len);
     training_set_back(t);
-    if (timed && p->process.rank == 0) { t->pace = pace_begin(o->minutes, p->process.started, now_seconds(), t->queued); }
+    if (timed && p->process.rank == 0) {
+        const Pace pace = {6 * o->minutes, p->process.started + 60 * o->minutes, now_seconds(), t->queued, 0, 0};
+        t->pace = pace;
+    }
     if (p->start.resumed) { training_catch_up(t); }
     return true;
 }
@@ -329,7 +334,7 @@ static inline int train(const Trainer* trainer, Program* p) {
     if (!training_open(&t, trainer, p)) { return 0; }
     for (Due due = training_due(&t); !due.end;) {
         if (!training_stops(&t)) {
-            t.queued += trainer->step(t.model, &t.recipe, run_lr(t.run, t.options, t.queued), &t.error);
+            t.queued += trainer->step(t.model, &t.recipe, learning_rate(&t.run->state.schedule, t.queued), &t.error);
         }
         due = training_due(&t);
         // steps may stay in flight until something is due

@@ -19,7 +19,7 @@
 #include "llmc/files/logger.h"
 #include "llmc/run/loop/generate.h"  // defines: Generator, generate, generator_free
 #include "llmc/run/loop/sampler.h"
-#include "llmc/run/loop/validate.h"       // defines: ValidationLoss, validate, answer_tasks, RowParts
+#include "llmc/run/loop/validate.h"  // defines: ValidationLoss, validate, answer_tasks, RowParts
 #include "llmc/train/mfu.h"
 #include "llmc/run/loop/pace.h"  // defines: Pace, pace_end
 #include "llmc/run/session/plan.h"
@@ -119,17 +119,16 @@ static inline void training_find_slowest(Training* t, const float* busy_ms) {
     training_logged(t, log_slowest(&t->run->log, t->reported, r.rank, host, r.ms, r.others_ms, &t->error));
 }
 
-/* Ends the run after `steps` steps, since --minutes does not suffice for more: from the next step on, the schedule passes
- * through the rest of its rates in fewer steps. */
+/* Ends the run after `steps` steps, since --minutes does not suffice for more. */
 static inline void training_shorten(Training* t, int64_t steps) {
+    Schedule* schedule = &t->run->state.schedule;
     const double ms = 1e3 * t->pace.pace;
     char now[32], before[32];
     printf("plan    %s steps instead of %s: a step takes %.1f ms now, at step %lld\n",
-           text_count((uint64_t)steps, now, sizeof now), text_count((uint64_t)t->run->plan.steps, before, sizeof before), ms,
+           text_count((uint64_t)steps, now, sizeof now), text_count((uint64_t)schedule->steps, before, sizeof before), ms,
            (long long)t->queued);
     fflush(stdout);
-    schedule_shorten(&t->run->state.shortened, t->queued, t->run->plan.steps, steps);
-    plan_shorten(&t->run->plan, steps);
+    schedule_shorten(schedule, (double)t->queued, t->queued, steps);
     t->lines.steps = steps;
     training_logged(t, log_plan(&t->run->log, t->queued, steps, ms, &t->error));
 }
@@ -137,7 +136,7 @@ static inline void training_shorten(Training* t, int64_t steps) {
 /* Learns what the ranks ask for, and whether one has an error. */
 static inline Wishes training_wishes(Training* t) {
     Team* team = t->process->team;
-    const int64_t steps = pace_end(&t->pace, now_seconds(), t->queued, t->run->plan.steps);
+    const int64_t steps = pace_end(&t->pace, now_seconds(), t->queued, t->run->state.schedule.steps);
     const Wishes mine = {run_signal_came(),    run_save_requested(), training_time_is_up(t),
                          t->error.msg[0] != 0, (float)t->busy_ms,    steps};
     float* busy_ms = team ? (float*)xcalloc((size_t)team->run.ranks, sizeof *busy_ms) : NULL;
@@ -147,7 +146,7 @@ static inline Wishes training_wishes(Training* t) {
     run_all_stop = all.end;
     t->failed = all.failed && !agree_ok(team, !mine.failed, &t->error);  // which shares the error with the others
     training_find_slowest(t, busy_ms);
-    if (all.steps > t->queued && all.steps < t->run->plan.steps) { training_shorten(t, all.steps); }
+    if (all.steps > t->queued && all.steps < t->run->state.schedule.steps) { training_shorten(t, all.steps); }
     free(busy_ms);
     return all;
 }
@@ -156,16 +155,17 @@ static inline Due training_due(Training* t) {
     const Options* o = t->options;
     const int64_t step = t->queued;
     const Wishes wishes = training_wishes(t);
+    const int64_t stop = run_stop(t->run, o);
     const bool stops = training_stops(t), unsaved = step != t->saved;
     const bool unkept = unsaved || t->saved_timed;  // a timed checkpoint is written again if a lasting one is due at this step
     const bool nothing_done = stops && t->error.msg[0] && step == 0;  // the first batch of all could not be read
     Due d;
-    d.validation = t->data->has_val && !stops && plan_due(&t->run->plan, o->val_every, step);
-    d.tasks = t->data->has_tasks && !stops && plan_due(&t->run->plan, o->eval_every, step);
-    d.sample = t->generator.context > 0 && !stops && plan_due(&t->run->plan, o->sample_every, step);
-    d.checkpoint = unkept && !nothing_done && (stops || wishes.save || plan_due(&t->run->plan, o->checkpoint_every, step));
+    d.validation = t->data->has_val && !stops && is_due(o->val_every, step, stop);
+    d.tasks = t->data->has_tasks && !stops && is_due(o->eval_every, step, stop);
+    d.sample = t->generator.context > 0 && !stops && is_due(o->sample_every, step, stop);
+    d.checkpoint = unkept && !nothing_done && (stops || wishes.save || is_due(o->checkpoint_every, step, stop));
     d.timed = unsaved && !d.checkpoint && wishes.timed;
-    d.end = stops || step >= t->run->plan.stop;
+    d.end = stops || step >= stop;
     d.drain = d.validation || d.tasks || d.sample || d.checkpoint || d.timed || d.end || o->debug;
     return d;
 }
@@ -189,7 +189,7 @@ static inline void training_report(Training* t, const Metrics* r) {
     t->loss_scale = r->loss_scale;
     if (t->trainer->busy_ms) { t->busy_ms = t->trainer->busy_ms(t->model); }
     t->run->state.not_finite = not_finite;
-    step_line(stdout, &t->lines, t->reported, t->run->plan.stop, r, t->trainer->memory_used(t->model), skipped);
+    step_line(stdout, &t->lines, t->reported, run_stop(t->run, t->options), r, t->trainer->memory_used(t->model), skipped);
     training_logged(t, log_step(&t->run->log, &t->lines, r, now_seconds() - t->process->started, t->tokens,
                                 t->data->train.indexed, skipped, &t->error));
     if (t->options->debug && r->verdict == UPDATE_NOT_FINITE) {
@@ -201,9 +201,8 @@ static inline void training_report(Training* t, const Metrics* r) {
 /* Takes the loss of a validation. A validation that happens only because --stop-after ends the run counts for its checkpoint,
  * but not for the run, which later continues as if it never stopped. Returns whether the loss is the lowest so far. */
 static inline bool training_take_validation(Training* t, double loss) {
-    const int every = t->options->val_every;
     Validations* v = &t->run->state.val;
-    if ((every == 0 || t->reported % every != 0) && t->reported != t->run->plan.steps) {
+    if (!is_due(t->options->val_every, t->reported, t->run->state.schedule.steps)) {
         v->step = (uint64_t)t->reported;
         v->loss = loss;
         return false;
@@ -270,10 +269,9 @@ static inline void training_sample(Training* t) {
 /* Returns the bits of what the run, were it not to stop here, makes at this step, and has not made. */
 static inline uint64_t training_owed(const Training* t) {
     const Options* o = t->options;
-    const int64_t step = t->reported;
-    const bool last = step == t->run->plan.steps;
-    const bool tasks = t->data->has_tasks && (last || (o->eval_every > 0 && step % o->eval_every == 0));
-    const bool sample = t->generator.context > 0 && (last || (o->sample_every > 0 && step % o->sample_every == 0));
+    const int64_t step = t->reported, last = t->run->state.schedule.steps;
+    const bool tasks = t->data->has_tasks && is_due(o->eval_every, step, last);
+    const bool sample = t->generator.context > 0 && is_due(o->sample_every, step, last);
     return (tasks && t->answered != step ? OWED_TASKS : 0) | (sample && t->sampled != step ? OWED_SAMPLE : 0);
 }
 
@@ -367,7 +365,7 @@ static inline void training_checkpoint(Training* t, bool timed) {
     t->saved_timed = state->timed;
     t->saved_at = now_seconds();
     t->write_seconds = t->saved_at - start;
-    const bool last = t->reported >= run->plan.stop || training_stops(t);
+    const bool last = t->reported >= run_stop(run, t->options) || training_stops(t);
     if (!last) { print_names(stdout, "saved   %s\n", run->newest); }  // the last is in the summary
     if (!state->not_finite) { snprintf(t->healthy, sizeof t->healthy, "%s", run->newest); }
 }
@@ -413,17 +411,17 @@ static inline void training_print_end(const Training* t) {
 
 /* Returns the exit status of the program. */
 static inline int training_close(Training* t) {
-    const Plan* plan = &t->run->plan;
     const TrainerState* state = &t->run->state;
+    const int64_t stop = run_stop(t->run, t->options);
     // --steps 0 exports a new model; a run resumed at its last step keeps a timed checkpoint
     if ((t->saved < 0 || t->saved_timed) && !training_breaks_off(t)) { training_checkpoint(t, false); }
-    const bool stopped = t->reported < plan->stop, patient = !t->out_of_patience;
-    const char* reason = t->error.msg[0]            ? "error"
-                         : t->not_finite > 0        ? "not finite"
-                         : stopped && !patient      ? "patience"
-                         : stopped                  ? "signal"
-                         : plan->stop < plan->steps ? "stop-after"
-                                                    : "done";
+    const bool stopped = t->reported < stop, patient = !t->out_of_patience;
+    const char* reason = t->error.msg[0]                ? "error"
+                         : t->not_finite > 0            ? "not finite"
+                         : stopped && !patient          ? "patience"
+                         : stopped                      ? "signal"
+                         : stop < state->schedule.steps ? "stop-after"
+                                                        : "done";
     char name[TENSOR_TEXT];
     if (t->not_finite > 0) { training_name_not_finite(t, name); }  // all ranks call it, while they are together
     log_end(&t->run->log, (int64_t)state->step, reason, now_seconds() - t->process->started, &t->error);

@@ -48,11 +48,19 @@ static inline void choose_typed(Options* chosen, const Options* given) {
          &e);
 }
 
+/* Returns the options of a checkpoint. The caller calls options_free(). */
+static inline Options saved_options(const TrainerState* state, OptionScope trainer) {
+    Options was;
+    Error e = NO_ERROR;
+    options_default(&was, trainer);
+    must(options_merge(&was, &state->json, state->saved_options, &e), &e);
+    return was;
+}
+
 /* Restores the options of the checkpoint `dir`. Its model is the model of the run, whatever --model says. `groups` of ranks take
  * the tokens that a step had, since another number of processes takes other micro-batches, not other steps. (A run with
  * --seq-parallel has these tokens in its options, see choose_total_batch().) */
 static inline void choose_saved(Options* chosen, const TrainerState* state, const char* dir, int groups) {
-    Options was;
     char* model = NULL;
     Error e = NO_ERROR;
     if (chosen->given[OPT_model] && json_bytes(&state->json, state->saved_options, "model", &model, &e) &&
@@ -63,8 +71,7 @@ static inline void choose_saved(Options* chosen, const TrainerState* state, cons
     free(model);
     must(options_merge(chosen, &state->json, state->saved_options, &e), &e);
     if (state->world_size == groups || chosen->total_batch != 0) { return; }
-    options_default(&was, chosen->trainer);
-    must(options_merge(&was, &state->json, state->saved_options, &e), &e);
+    Options was = saved_options(state, chosen->trainer);
     chosen->total_batch = (int64_t)was.batch * was.seq * state->world_size;
     options_free(&was);
 }

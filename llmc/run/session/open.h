@@ -500,13 +500,15 @@ static inline void program_plan(Program* p) {
     const Options* o = &p->chosen;
     Run* run = &p->run;
     Error e = NO_ERROR;
-    must(plan_make(&run->plan, o, process_share(&p->process, o).groups, p->data.train.rows_per_epoch, &e), &e);
-    choose_steps(&p->chosen, run->plan.steps);
-    if (o->given[OPT_steps]) { memset(&run->state.shortened, 0, sizeof run->state.shortened); }  // the user sets the end anew
-    if (run->state.shortened.steps) { plan_shorten(&run->plan, run->state.shortened.steps); }
+    int64_t steps = 0;
+    must(plan_make(&run->plan, o, process_share(&p->process, o).groups, &e), &e);
+    must(plan_steps(&run->plan, o, p->data.train.rows_per_epoch, &steps, &e), &e);
+    choose_steps(&p->chosen, steps);
+    run_settle_schedule(run, o, p->start.resumed, steps);
     if (p->process.rank == 0) {
-        if (run->plan.steps > 0 && o->warmup >= run->plan.steps) {
-            warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)run->plan.steps);
+        steps = run->state.schedule.steps;
+        if (steps > 0 && o->warmup > steps) {
+            warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)steps);
         }
         warn_of_no_data(o, &p->data);
     }

@@ -10,7 +10,7 @@
 
 #include "llmc/files/checkpoint.h"     // defines: checkpoint_open, checkpoint_find, checkpoint_check_log, checkpoint_set_aside
 #include "llmc/files/logger.h"         // defines: logger_open, logger_open_before, log_config, log_resume
-#include "llmc/run/session/choose.h"   // defines: choose_saved
+#include "llmc/run/session/choose.h"   // defines: choose_saved, saved_options
 #include "llmc/run/session/session.h"  // defines: Process, Start, ModelSpec, Data, Run, process_writes, run_must_read
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -110,6 +110,40 @@ static inline void run_resume(Run* run, Start* start, Options* chosen, const Pro
     choose_saved(chosen, state, start->dir, process_share(p, o).groups);
 }
 
+/* Returns the schedule of the checkpoint that the run resumes. One of an older version has no phases: they follow from its
+ * options, `was`, and from how it was shortened. `steps`: of a run that has those of one epoch. */
+static inline Schedule saved_schedule(const TrainerState* state, const Options* was, int64_t steps) {
+    const Shortened* older = &state->shortened;
+    Schedule saved = state->schedule;
+    if (saved.count == 0) { saved = plan_schedule(was, older->steps ? older->from : was->steps < 0 ? steps : was->steps); }
+    if (older->steps) {
+        const double pace = ((double)older->from - older->place) / (double)(older->steps - older->step);
+        const int64_t now = (int64_t)state->step;
+        schedule_shorten(&saved, older->place + (double)(now - older->step) * pace, now, older->steps);
+    }
+    saved.lr = was->lr;
+    return saved;
+}
+
+/* Settles the schedule: that of the checkpoint that the run resumes, or of `steps` steps, if --steps is given, the data decides
+ * or another flag of the schedule differs. */
+static inline void run_settle_schedule(Run* run, const Options* o, bool resumed, int64_t steps) {
+    Schedule* schedule = &run->state.schedule;
+    if (!resumed) {
+        *schedule = plan_schedule(o, steps);
+        return;
+    }
+    Options was = saved_options(&run->state, o->trainer);
+    *schedule = saved_schedule(&run->state, &was, steps);
+    run->lr_before = learning_rate(schedule, (int64_t)run->state.step);
+    const bool end = o->given[OPT_steps] || o->steps < 0;
+    if (end || o->schedule != was.schedule || o->warmup != was.warmup || o->final_lr_frac != was.final_lr_frac) {
+        *schedule = plan_schedule(o, end ? steps : schedule->steps);
+    }
+    schedule->lr = o->lr;
+    options_free(&was);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // what has changed since
 
@@ -136,10 +170,7 @@ static inline bool documents_read_alike(const Data* d, Documents a, Documents b)
 /* Reports every saved flag on the command line that had another value. Files are compared by their fingerprints, and a
  * resumed run has the model of its checkpoint. */
 static inline void resume_compare_options(const TrainerState* saved, const Options* o, const Data* d, const char* dir) {
-    Options was;
-    Error e = NO_ERROR;
-    options_default(&was, o->trainer);
-    must(options_merge(&was, &saved->json, saved->saved_options, &e), &e);
+    Options was = saved_options(saved, o->trainer);
     for (int i = 0; i < NUM_OPTIONS; i++) {
         char flag[OPTION_TEXT], now[OPTION_TEXT], before[OPTION_TEXT];
         const char *a = option_text(o, i, now), *b = option_text(&was, i, before);

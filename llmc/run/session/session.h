@@ -23,7 +23,6 @@
 #include "llmc/files/mix.h"
 #include "llmc/run/cli/options.h"
 #include "llmc/run/session/plan.h"
-#include "llmc/train/scheduler.h"  // defines: Schedule, learning_rate, schedule_place
 #include "llmc/text/tasks.h"
 #include "llmc/text/tokenizer.h"
 
@@ -77,8 +76,10 @@ typedef struct {
 
 /* The training run, which writes into --out. */
 typedef struct {
-    Plan plan;              // until --minutes is measured, a plan for one epoch
-    TrainerState state;     // which run it is, and how far; the trainer keeps it up to date
+    Plan plan;
+    TrainerState state;     // which run it is, and how far; the trainer keeps it up to date. Its schedule is that of one
+                            // epoch until --minutes is measured
+    double lr_before;       // the rate of the next step by the schedule of the checkpoint that the run resumes
     char newest[PATH_CAP];  // the checkpoint saved last, or resumed from; "": none yet
     uint32_t weights;       // the checksum of all weights that were loaded, with LoRA or several ranks; 0: unknown
     int lock;               // of --out; -1: not locked
@@ -148,11 +149,10 @@ static inline uint64_t data_tokenizer_print(const Data* d) { return d->has_token
 /* Returns whether rows hold documents that do not see each other. */
 static inline bool data_has_documents(const Data* d) { return d->train.starts || d->val.starts; }
 
-/* Returns the learning rate of step `step`, counted from 0. */
-static inline double run_lr(const Run* r, const Options* o, int64_t step) {
-    const Shortened* shortened = &r->state.shortened;
-    return learning_rate((Schedule)o->schedule, schedule_place(shortened, step),
-                         shortened->steps ? shortened->from : r->plan.steps, o->warmup, o->lr, o->final_lr_frac);
+/* Returns the number of steps after which this process ends: --stop-after, or where the schedule ends. */
+static inline int64_t run_stop(const Run* r, const Options* o) {
+    const int64_t steps = r->state.schedule.steps;
+    return o->stop_after > 0 && o->stop_after < steps ? o->stop_after : steps;
 }
 
 /* Dies unless `ok`: something in `folder` could not be read. A run that writes there may have removed it meanwhile. */

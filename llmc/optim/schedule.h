@@ -1,0 +1,103 @@
+/* schedule.h -- the learning rate of every step, the same in the C, CUDA and Python trainers.
+ *
+ * A schedule is a list of phases. A phase begins at the step `from` (steps count from 0) and holds until the next one begins.
+ * It leads from the rate `first` to the rate `last`, both fractions of the peak rate. With n = to - from, k = step - from and
+ * p = k / n, in [0, 1]:
+ *   rise:    (first * n + (last - first) * (k + 1)) / n    the warm-up; its first step is not 0, its last one has the rate `last`
+ *   linear:  first - (first - last) * p
+ *   cosine:  last + (first - last) * (1 + cos(pi * p)) / 2
+ *   root:    last + (first - last) * (1 - sqrt(p))
+ * The decay by the root is from Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations"
+ * (2024). All of it is computed in double; the caller rounds.
+ *
+ * A checkpoint has the phases of its run, since a run may get others while it runs: schedule_shorten() for --minutes.
+ */
+#ifndef LLMC_SCHEDULE_H
+#define LLMC_SCHEDULE_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleName;  // the words of --schedule
+
+typedef enum { SHAPE_RISE, SHAPE_LINEAR, SHAPE_COSINE, SHAPE_ROOT, NUM_SHAPES } Shape;
+static const char* const shape_names[NUM_SHAPES] = {"rise", "linear", "cosine", "root"};
+
+typedef struct {
+    int64_t from, to;
+    double first, last;  // fractions of the peak rate
+    Shape shape;
+} Phase;
+
+enum { MOST_PHASES = 16 };  // three, and one for each time that --minutes shortens a run, which is at most twelve times
+
+typedef struct {
+    double lr;      // the peak rate: --lr
+    int64_t steps;  // of the run: the only place that says where it ends
+    int count;      // at least 1
+    Phase phases[MOST_PHASES];
+} Schedule;
+
+/* Returns the learning rate of step `now` (or of a place between steps), where the peak rate is `peak`. */
+static inline double schedule_rate(const Schedule* s, double now, double peak) {
+    const double pi = 3.14159265358979323846;
+    int i = s->count - 1;
+    while (i > 0 && now < (double)s->phases[i].from) { i--; }
+    const Phase* phase = &s->phases[i];
+    const double from = (double)phase->from, to = (double)phase->to, n = to - from, first = phase->first, last = phase->last;
+    const double p = now >= to ? 1.0 : now <= from ? 0.0 : (now - from) / n;
+    volatile double above =
+        (first - last) * (1.0 - sqrt(p));  // the root's; volatile: a build by GCC never fused this with `last`
+    switch (phase->shape) {
+        case SHAPE_RISE: return peak * (first * n + (last - first) * fmin(now - from + 1, n)) / n;
+        case SHAPE_COSINE: return peak * (last + (first - last) * 0.5 * (1.0 + cos(pi * p)));
+        case SHAPE_ROOT: return peak * (last + above);
+        default: return peak * (first - (first - last) * p);
+    }
+}
+
+static inline double learning_rate(const Schedule* s, int64_t step) { return schedule_rate(s, (double)step, s->lr); }
+
+/* Adds a phase in the place of those that begin at its first step or later. If there is no room, the oldest one goes. */
+static inline void schedule_add(Schedule* s, int64_t from, int64_t to, double first, double last, Shape shape) {
+    const Phase p = {from, to, first, last, shape};
+    while (s->count > 0 && s->phases[s->count - 1].from >= from) { s->count--; }
+    if (s->count == MOST_PHASES) { memmove(s->phases, s->phases + 1, (size_t)--s->count * sizeof p); }
+    s->phases[s->count++] = p;
+}
+
+/* Returns the schedule of a run of `steps` steps: a warm-up to the rate `lr`, then what --schedule names, to the fraction
+ * `final` of `lr`. wsd holds the peak rate, and decays over the last fifth of all steps, or of them what the warm-up leaves. */
+static inline Schedule schedule_make(ScheduleName name, int64_t steps, int64_t warmup, double lr, double final) {
+    static const Shape shapes[] = {SHAPE_COSINE, SHAPE_LINEAR, SHAPE_LINEAR, SHAPE_ROOT};
+    const int64_t decay = name == SCHEDULE_WSD && steps - steps / 5 > warmup ? steps - steps / 5 : warmup;
+    Schedule s;
+    memset(&s, 0, sizeof s);
+    s.lr = lr;
+    s.steps = steps;
+    schedule_add(&s, 0, warmup, 0, 1, SHAPE_RISE);
+    schedule_add(&s, warmup, decay, 1, 1, SHAPE_LINEAR);
+    schedule_add(&s, decay, steps > decay ? steps : decay, 1, name == SCHEDULE_CONSTANT ? 1 : final, shapes[name]);
+    return s;
+}
+
+/* Ends the run after `steps` steps. The phases after step `now` are pressed together into the steps that are left. The phase
+ * that `now` is in leads on from the rate that it has there. `place`: the step of the old schedule whose rate step `now` gets;
+ * it is `now`, but for a run that an older version shortened. */
+static inline void schedule_shorten(Schedule* s, double place, int64_t now, int64_t steps) {
+    const Schedule old = *s;
+    const double share = (double)(steps - now) / ((double)old.steps - place);
+    s->steps = steps;
+    for (int i = 0; i < old.count; i++) {
+        const Phase p = old.phases[i];
+        const bool begun = (double)p.from <= place;
+        if (begun && i + 1 < old.count && (double)old.phases[i + 1].from <= place) { continue; }
+        schedule_add(s, begun ? now : now + llround(share * ((double)p.from - place)),
+                     now + llround(share * ((double)p.to - place)), begun ? schedule_rate(&old, place, 1) : p.first, p.last,
+                     p.shape);
+    }
+}
+
+#endif
