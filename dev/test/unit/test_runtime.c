@@ -640,8 +640,9 @@ static void the_plan_tells_of_an_index_that_costs_something(void) {
 enum { PRETEND_LAYERS = 8 };
 
 /* Pretends a need of 100 MiB + 1 MiB per row of 256 tokens, less with recomputation and smaller moments. */
-static uint64_t pretend_need(void* ctx, const Options* o) {
-    const uint64_t mib = 1 << 20, fixed = *(uint64_t*)ctx;
+static void pretend_measure(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* m) {
+    const uint64_t mib = 1 << 20, fixed = (uint64_t)100 << 20;
+    (void)t, (void)c, (void)use;
     uint64_t saved = 0;
     uint64_t row = (uint64_t)o->seq * mib / 256;
     for (int l = 0; o->trainer == ON_GPU && l < PRETEND_LAYERS - 1; l++) {  // each of the four groups takes a quarter
@@ -649,15 +650,24 @@ static uint64_t pretend_need(void* ctx, const Options* o) {
         saved += (uint64_t)(again.norms + again.gate_up + again.block);
     }
     row = row * (4 * PRETEND_LAYERS - saved) / (4 * PRETEND_LAYERS);
-    return (o->moments == MOMENTS_BF16 ? fixed / 2 : fixed) + row * (uint64_t)o->batch;
+    memory_add(m, "everything", (o->moments == MOMENTS_BF16 ? fixed / 2 : fixed) + row * (uint64_t)o->batch);
+}
+
+static const ModelConfig pretend_config = {.num_layers = PRETEND_LAYERS};
+static const Trainer pretend_trainer = {.measure = pretend_measure};
+
+/* Returns the room of `have` bytes for a pretended model. */
+static MemoryRoom pretend_room(const Trainer* t, uint64_t have) {
+    const MemoryRoom room = {t, &pretend_config, {.ranks = 1, .B = 1}, have};
+    return room;
 }
 
 /* Smaller micro-batches add up more often, which costs memory: the memory must be measured for the run that the hint
  * describes. */
-static uint64_t sums_need(void* ctx, const Options* o) {
+static void sums_measure(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* m) {
     const int64_t step = o->total_batch ? o->total_batch : (int64_t)o->batch * o->seq;
-    (void)ctx;
-    return (uint64_t)o->batch + (step / ((int64_t)o->batch * o->seq) > 2 ? 1000 : 0);
+    (void)t, (void)c, (void)use;
+    memory_add(m, "sums", (uint64_t)o->batch + (step / ((int64_t)o->batch * o->seq) > 2 ? 1000 : 0));
 }
 
 static void a_hint_is_measured_with_all_its_flags(void) {
@@ -666,7 +676,8 @@ static void a_hint_is_measured_with_all_its_flags(void) {
     options_default(&o, ON_CPU);
     o.batch = 16;
     o.seq = 1;
-    MemoryRoom room = {8, 1, 4, sums_need, NULL};
+    const Trainer trainer = {.measure = sums_measure};
+    MemoryRoom room = pretend_room(&trainer, 8);
     CHECK(memory_find_fit(hint, sizeof hint, &o, &room), "8 rows in two micro-batches fit");
     CHECK(strcmp(hint, "these flags fit: --batch 8 --total-batch 16") == 0, "%s", hint);
     room.have = 7;
@@ -696,21 +707,17 @@ static void what_does_not_fit_is_refused_with_flags_that_fit(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Options o;
-        MemoryTable m;
         Error e = NO_ERROR;
-        uint64_t fixed = (uint64_t)100 << 20;
-        MemoryRoom room = {(uint64_t)cases[i].have << 20, 1, PRETEND_LAYERS, pretend_need, &fixed};
+        MemoryRoom room = pretend_room(&pretend_trainer, (uint64_t)cases[i].have << 20);
         options_default(&o, cases[i].trainer);
         o.batch = 8;
         CHECK(recompute_read(&o.recompute, cases[i].recompute), "%s", cases[i].recompute);
-        memset(&m, 0, sizeof m);
-        memory_add(&m, "everything", pretend_need(&fixed, &o));
-        bool fits = memory_check(&m, &room, "memory", &o, &e);
+        bool fits = memory_check(&room, &o, "memory", NULL, &e);
         const char* hint = cases[i].hint ? strstr(e.msg, cases[i].hint) : "";
         CHECK(fits == !cases[i].hint, "case %zu: %s", i, e.msg);
         CHECK(hint && (fits || !hint[strlen(cases[i].hint)] || strstr(cases[i].hint, "large")), "case %zu: %s", i, e.msg);
         room.have = 0;
-        CHECK(memory_check(&m, &room, "memory", &o, &e), "an unknown size refuses nothing");
+        CHECK(memory_check(&room, &o, "memory", NULL, &e), "an unknown size refuses nothing");
     }
 }
 
@@ -733,8 +740,7 @@ static void recompute_auto_takes_as_few_blocks_as_fit(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Options o;
         char text[OPTION_TEXT];
-        uint64_t fixed = (uint64_t)100 << 20;
-        const MemoryRoom room = {(uint64_t)cases[i].have << 20, 1, PRETEND_LAYERS, pretend_need, &fixed};
+        const MemoryRoom room = pretend_room(&pretend_trainer, (uint64_t)cases[i].have << 20);
         options_default(&o, ON_GPU);
         o.batch = 4 * PRETEND_LAYERS;
         CHECK(recompute_read(&o.recompute, "auto"), "auto");

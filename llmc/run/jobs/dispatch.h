@@ -11,7 +11,8 @@
 #include "llmc/run/loop/generate.h"       // defines: Generator, generate, generator_free
 #include "llmc/run/loop/train.h"          // defines: train
 #include "llmc/run/loop/validate.h"       // defines: Evaluator, ValidationLoss, validate, answer_tasks
-#include "llmc/run/session/open_model.h"  // defines: model_use, model_check_memory, model_create
+#include "llmc/run/session/open_model.h"  // defines: model_use, model_create, memory_text
+#include "llmc/run/session/memory.h"      // defines: MemoryRoom, memory_room, memory_check
 #include "llmc/run/session/session.h"     // defines: Program, process_screen, data_tokenizer
 #include "llmc/run/session/trainer.h"     // defines: Trainer
 
@@ -50,10 +51,11 @@ static inline void eval_tasks(const Evaluator* with, const char* dir) {
 
 /* Makes the model of a job that does not train. The memory table goes to `screen`, or nowhere (NULL). */
 static inline void* job_open_model(const Trainer* t, Program* p, const ModelUse* use, FILE* screen) {
-    MemoryQuestion question = {t, &p->spec.config, *use};
+    const MemoryRoom room = memory_room(t, &p->spec.config, use, &p->chosen);
+    Error e = NO_ERROR;
     char what[3 * PATH_CAP];
-    model_memory_text(t->memory, &p->start, &p->chosen, &p->data, what);
-    model_check_memory(&question, &p->chosen, what, screen);
+    memory_text(t->memory, &p->start, &p->chosen, &p->data, what);
+    must(memory_check(&room, &p->chosen, what, screen, &e), &e);
     if (p->data.has_val) {
         print_names(stdout, "data    %s: %llu tokens\n", p->chosen.val, (unsigned long long)p->data.val.num_tokens);
         print_rows(stdout, p->chosen.val, &p->data.val);

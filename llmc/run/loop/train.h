@@ -9,7 +9,9 @@
 #include "llmc/run/loop/pace.h"           // defines: Pace, steps_for_minutes
 #include "llmc/run/loop/timing.h"         // defines: StepTime, time_steps
 #include "llmc/run/loop/training.h"       // defines: Training, Due, training_due, training_report, training_close
-#include "llmc/run/session/open_model.h"  // defines: model_use, model_create, model_check_memory, load_states, check_weights
+#include "llmc/run/session/open_model.h"  // defines: model_use, model_create, memory_text, load_states, check_weights
+#include "llmc/run/session/memory.h"      // defines: MemoryRoom, memory_room, memory_check
+#include "llmc/run/session/choose.h"      // defines: choose_recompute, choose_dtype, choose_minutes
 #include "llmc/run/session/resume.h"      // defines: run_compare, run_begin, out_take
 #include "llmc/run/session/session.h"     // defines: Program
 #include "llmc/run/session/together.h"    // defines: together_at, together_compare_weights, together_share_out
@@ -263,15 +265,16 @@ static inline void training_catch_up(Training* t) {
 
 /* Prints and checks what the run would do: plan, changes since the checkpoint, memory. */
 static inline void training_check(Training* t, Options* chosen, const ModelUse* use) {
-    MemoryQuestion question = {t->trainer, &t->spec->config, *use};
+    const MemoryRoom room = memory_room(t->trainer, &t->spec->config, use, chosen);
+    Error e = NO_ERROR;
     char what[3 * PATH_CAP];
     const bool unknown = chosen->minutes > 0 && !t->start->resumed && t->process->job != JOB_DRY_RUN;
     training_print_start(t);
     choose_dtype(chosen, t->trainer->dtype, t->spec->config.lora.rank > 0);
     run_compare(t->run, t->start, t->data, chosen, t->process);
-    model_choose_recompute(&question, chosen, t->process->team);
-    model_memory_text(t->trainer->memory, t->start, chosen, t->data, what);
-    model_check_memory(&question, chosen, what, stdout);
+    choose_recompute(chosen, &room, t->process->team);
+    memory_text(t->trainer->memory, t->start, chosen, t->data, what);
+    must(memory_check(&room, chosen, what, stdout, &e), &e);
     if (!unknown) { training_print_plan(t); }
     if (t->start->resumed) { training_print_resumed(t); }
 }

@@ -161,8 +161,13 @@ static inline void choose_dtype(Options* chosen, SafeDtype build, bool adapters)
 /* --recompute auto: takes the cheapest value that fits on every rank. They share passes through the layers, so all take the
  * value of the rank with the least room. Checkpoints keep the word auto, since a resumed run chooses anew, for its card. */
 static inline void choose_recompute(Options* chosen, const MemoryRoom* room, Team* team) {
+    char text[OPTION_TEXT];
+    if (!chosen->recompute.automatic) { return; }
     chosen->recompute = memory_find_recompute(room, chosen);
     agree_most(team, chosen->recompute.blocks, RECOMPUTE_LEVELS);
+    Recompute blocks = chosen->recompute;
+    blocks.automatic = false;
+    printf("memory  --recompute auto takes %s\n", recompute_text(&blocks, text, sizeof text));
 }
 
 /* --minutes: takes the steps that rank 0 has found to fit. Log and checkpoints record them, and a resumed run keeps them. */

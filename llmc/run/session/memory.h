@@ -7,31 +7,13 @@
 #define LLMC_MEMORY_H
 
 #include "llmc/base/utils.h"
-#include "llmc/quantise.h"           // defines: QUANTISE_WIDTH
-#include "llmc/run/cli/options.h"    // defines: Options, option_text
-#include "llmc/run/cli/recompute.h"  // defines: recompute_set, recompute_limit
-#include "llmc/base/text.h"          // defines: text_bytes
-
-enum { MEMORY_ROWS = 20 };
-
-typedef struct {
-    const char* names[MEMORY_ROWS];
-    uint64_t bytes[MEMORY_ROWS];
-    bool apart[MEMORY_ROWS];  // shown but not counted: main memory of a GPU run
-    int count;
-} MemoryTable;
-
-static inline void memory_add(MemoryTable* m, const char* name, uint64_t bytes) {
-    if (m->count < MEMORY_ROWS) {
-        m->names[m->count] = name;
-        m->bytes[m->count++] = bytes;
-    }
-}
-
-static inline void memory_add_apart(MemoryTable* m, const char* name, uint64_t bytes) {
-    memory_add(m, name, bytes);
-    m->apart[m->count - 1] = true;
-}
+#include "llmc/dist/sequence.h"        // defines: sequence_share
+#include "llmc/quantise.h"             // defines: QUANTISE_WIDTH
+#include "llmc/run/cli/options.h"      // defines: Options, option_text
+#include "llmc/run/cli/recompute.h"    // defines: recompute_set, recompute_limit
+#include "llmc/base/text.h"            // defines: text_bytes
+#include "llmc/run/session/trainer.h"  // defines: Trainer, MemoryTable
+#include "llmc/train/step.h"           // defines: ModelUse
 
 static inline uint64_t memory_total(const MemoryTable* m) {
     uint64_t sum = 0;
@@ -50,19 +32,34 @@ static inline void print_memory(FILE* f, const MemoryTable* m, uint64_t have) {
     fprintf(f, " of %s\n", have ? text_bytes(have, text, sizeof text) : "an unknown size");
 }
 
-/* Returns the bytes that a run with these options needs; the trainer measures its arenas as for the real run. */
-typedef uint64_t (*MemoryNeed)(void* ctx, const Options* o);
-
-/* What the search needs to know besides the options. */
+/* The room for a job's model. */
 typedef struct {
+    const Trainer* trainer;
+    const ModelConfig* config;
+    ModelUse use;
     uint64_t have;  // available bytes; 0: unknown
-    int ranks;      // processes, or groups of --seq-parallel
-    int layers;     // of the model
-    MemoryNeed need;
-    void* ctx;
 } MemoryRoom;
 
-static inline bool memory_fits(const MemoryRoom* room, const Options* o) { return room->need(room->ctx, o) <= room->have; }
+static inline MemoryRoom memory_room(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o) {
+    const MemoryRoom room = {t, c, *use, t->available(t, o)};
+    return room;
+}
+
+/* Returns the memory of a run with the options `o`: those of the job, or others that are tried. */
+static inline MemoryTable memory_measure(const MemoryRoom* room, const Options* o) {
+    ModelUse use = room->use;
+    MemoryTable table;
+    memset(&table, 0, sizeof table);
+    use.B = use.B > 0 ? o->batch : 0;
+    use.T = o->seq;
+    room->trainer->measure(room->trainer, room->config, &use, o, &table);
+    return table;
+}
+
+static inline bool memory_fits(const MemoryRoom* room, const Options* o) {
+    const MemoryTable table = memory_measure(room, o);
+    return memory_total(&table) <= room->have;
+}
 
 /* Finds the smallest number of blocks with which --recompute fits at a level, and at the levels before it in all blocks.
  * Returns false if nothing fits; then *o recomputes in all blocks. */
@@ -70,7 +67,7 @@ static inline bool memory_fit_level(const MemoryRoom* room, Options* o, int leve
     recompute_set(&o->recompute, (RecomputeLevel)level, ALL_BLOCKS);
     if (!memory_fits(room, o)) { return false; }
     Options fewer = *o;
-    for (int n = 1; n < room->layers - 1; n++) {  // one less than all blocks is all: the last never recomputes
+    for (int n = 1; n < room->config->num_layers - 1; n++) {  // one less than all blocks is all: the last never recomputes
         recompute_set(&fewer.recompute, (RecomputeLevel)level, n);
         if (!memory_fits(room, &fewer)) { continue; }
         o->recompute = fewer.recompute;
@@ -96,7 +93,7 @@ static inline Recompute memory_find_recompute(const MemoryRoom* room, const Opti
  *   5. shorter rows */
 static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, const MemoryRoom* room) {
     const bool gpu = options->trainer == ON_GPU;
-    const int ranks = room->ranks;
+    const int ranks = sequence_share(room->use.rank, room->use.ranks, options->seq_parallel).groups;
     const int64_t total = options->total_batch ? options->total_batch : (int64_t)options->batch * options->seq * ranks;
     for (int seq = options->seq; seq >= 1; seq /= 2) {
         for (int state = 0; state < (gpu ? 6 : 1); state++) {  // bit 0: bf16 moments; above it: a MasterKind
@@ -137,10 +134,13 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
     return false;
 }
 
-/* Refuses a run that does not fit; with an unknown size refuses nothing. `what` says whose memory it is, and for what. */
-static inline bool memory_check(const MemoryTable* m, const MemoryRoom* room, const char* what, const Options* o, Error* e) {
-    const uint64_t total = memory_total(m), have = room->have;
+/* Prints the memory table to `screen` (or NULL) and refuses a run that does not fit; with an unknown size refuses nothing.
+ * `what` says whose memory it is, and for what. */
+static inline bool memory_check(const MemoryRoom* room, const Options* o, const char* what, FILE* screen, Error* e) {
+    const MemoryTable table = memory_measure(room, o);
+    const uint64_t total = memory_total(&table), have = room->have;
     char a[32], b[32], c[32], hint[256];
+    if (screen) { print_memory(screen, &table, have); }
     if (have == 0 || total <= have) { return true; }
     if (!memory_find_fit(hint, sizeof hint, o, room)) {
         snprintf(hint, sizeof hint, "try a smaller --model; this one is too large at any --batch and --seq");

@@ -1,5 +1,5 @@
-/* open_model.h -- checks that a job fits into memory, and makes its model: the memory table, the choice of --recompute auto, the
- * weights of the folder to start from or new ones.
+/* open_model.h -- makes the model of a job: says what it is for, and gives it the weights of the folder to start from or new
+ * ones. memory.h checks before that it fits.
  */
 #ifndef LLMC_OPEN_MODEL_H
 #define LLMC_OPEN_MODEL_H
@@ -7,8 +7,6 @@
 #include "llmc/base/utils.h"
 #include "llmc/base/progress.h"        // defines: progress_begin, progress_end
 #include "llmc/files/tensor_stream.h"  // defines: Passed, StateSlot
-#include "llmc/run/session/choose.h"   // defines: choose_recompute
-#include "llmc/run/session/memory.h"   // defines: MemoryTable, MemoryRoom, memory_check, print_memory
 #include "llmc/run/session/session.h"  // defines: Process, Start, ModelSpec, Data, Run, run_must_read, start_has_adapters
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/text/question.h"        // defines: prompt_tokens
@@ -47,42 +45,9 @@ static inline ModelUse model_use(const Process* p, const Options* o, const Model
     return use;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// memory
-
-typedef struct {
-    const Trainer* trainer;
-    const ModelConfig* config;
-    ModelUse use;
-} MemoryQuestion;
-
-/* Returns the memory of a run with the options `o`, which may be others than the question's. */
-static inline MemoryTable model_measure(const MemoryQuestion* q, const Options* o) {
-    ModelUse use = q->use;
-    MemoryTable table;
-    memset(&table, 0, sizeof table);
-    use.B = use.B > 0 ? o->batch : 0;
-    use.T = o->seq;
-    q->trainer->measure(q->trainer, q->config, &use, o, &table);
-    return table;
-}
-
-/* A MemoryNeed. */
-static inline uint64_t model_memory_need(void* question, const Options* o) {
-    const MemoryTable table = model_measure((const MemoryQuestion*)question, o);
-    return memory_total(&table);
-}
-
-static inline MemoryRoom model_room(MemoryQuestion* q, const Options* o) {
-    const MemoryRoom room = {q->trainer->available(q->trainer, o),
-                             sequence_share(q->use.rank, q->use.ranks, o->seq_parallel).groups, q->config->num_layers,
-                             model_memory_need, q};
-    return room;
-}
-
 /* Names what the memory is for: the files whose numbers decide its size. */
-static inline void model_memory_text(const char* memory, const Start* start, const Options* o, const Data* d,
-                                     char text[3 * PATH_CAP]) {
+static inline void memory_text(const char* memory, const Start* start, const Options* o, const Data* d,
+                               char text[3 * PATH_CAP]) {
     enum { CAP = 3 * PATH_CAP };
     const Tokenizer* t = data_tokenizer(d);
     const char* words = !t ? o->train : t->path ? t->path : "the built-in tokenizer";
@@ -94,26 +59,6 @@ static inline void model_memory_text(const char* memory, const Start* start, con
     } else {
         snprintf(text, CAP, "%s: the model %s with the vocabulary of %s", memory, o->model, words);
     }
-}
-
-/* Chooses for --recompute auto, and says so. */
-static inline void model_choose_recompute(MemoryQuestion* q, Options* chosen, Team* team) {
-    char text[OPTION_TEXT];
-    if (!chosen->recompute.automatic) { return; }
-    const MemoryRoom room = model_room(q, chosen);
-    choose_recompute(chosen, &room, team);
-    Recompute blocks = chosen->recompute;
-    blocks.automatic = false;
-    printf("memory  --recompute auto takes %s\n", recompute_text(&blocks, text, sizeof text));
-}
-
-/* Prints the memory table to `screen` (or NULL) and refuses a job that does not fit. `what`: see model_memory_text() */
-static inline void model_check_memory(MemoryQuestion* q, const Options* o, const char* what, FILE* screen) {
-    const MemoryRoom room = model_room(q, o);
-    const MemoryTable table = model_measure(q, o);
-    Error e = NO_ERROR;
-    if (screen) { print_memory(screen, &table, room.have); }
-    must(memory_check(&table, &room, what, o, &e), &e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -7,11 +7,32 @@
 #define LLMC_TRAINER_H
 
 #include "llmc/base/utils.h"
-#include "llmc/run/session/memory.h"  // defines: MemoryTable
-#include "llmc/train/not_finite.h"    // defines: TENSOR_TEXT
-#include "llmc/run/cli/options.h"     // defines: Options
-#include "llmc/run/session/save.h"    // defines: AddFiles
-#include "llmc/train/step.h"          // defines: ModelUse, BatchSource, NextLogits, Recipe, Metrics
+#include "llmc/train/not_finite.h"  // defines: TENSOR_TEXT
+#include "llmc/run/cli/options.h"   // defines: Options
+#include "llmc/run/session/save.h"  // defines: AddFiles
+#include "llmc/train/step.h"        // defines: ModelUse, BatchSource, NextLogits, Recipe, Metrics
+
+/* The memory of a model, a row a kind. */
+enum { MEMORY_ROWS = 20 };
+
+typedef struct {
+    const char* names[MEMORY_ROWS];
+    uint64_t bytes[MEMORY_ROWS];
+    bool apart[MEMORY_ROWS];  // shown but not counted: main memory of a GPU run
+    int count;
+} MemoryTable;
+
+static inline void memory_add(MemoryTable* m, const char* name, uint64_t bytes) {
+    if (m->count < MEMORY_ROWS) {
+        m->names[m->count] = name;
+        m->bytes[m->count++] = bytes;
+    }
+}
+
+static inline void memory_add_apart(MemoryTable* m, const char* name, uint64_t bytes) {
+    memory_add(m, name, bytes);
+    m->apart[m->count - 1] = true;
+}
 
 typedef struct Trainer Trainer;
 struct Trainer {
