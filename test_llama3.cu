@@ -284,7 +284,7 @@ static void cuda_logits(void* tested, const int* x, float* out) {
 static double cuda_losses(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     FixedBatch batch = {x, y, m->runner.num_losses};
-    const BatchSource data = {fixed_next, &batch, m->layout.B, 0, NULL, ((Tested*)tested)->starts};
+    const BatchSource data = {fixed_next, &batch, m->use.B, 0, NULL, ((Tested*)tested)->starts};
     double sum = 0;
     Error e = NO_ERROR;
     must(queue_losses(m, &data, &e), &e);
@@ -297,7 +297,7 @@ static double cuda_gradients(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     FixedBatch batch = {x, y, m->runner.num_losses};
     const float hyper[NUM_HYPER] = {0};
-    const Recipe recipe = fixed_recipe(&batch, ((Tested*)tested)->starts, m->layout.B, hyper, NULL);
+    const Recipe recipe = fixed_recipe(&batch, ((Tested*)tested)->starts, m->use.B, hyper, NULL);
     StepState state;
     Error e = NO_ERROR;
     step_begin_cuda(m->runner.state, 0, 0.0, m->queue.stream);
@@ -312,7 +312,7 @@ static void cuda_gradient(void* tested, const char* name, float* out) { read_gra
 static double cuda_step(void* tested, const int* x, const int* y, const float* hyper, double* norm) {
     Tested* t = (Tested*)tested;
     FixedBatch batch = {x, y, t->model->runner.num_losses};
-    const Recipe recipe = fixed_recipe(&batch, t->starts, t->model->layout.B, hyper, &t->run);
+    const Recipe recipe = fixed_recipe(&batch, t->starts, t->model->use.B, hyper, &t->run);
     Error e = NO_ERROR;
     must(train_step(t->model, &recipe, hyper[HYPER_LR], &e), &e);
     const Metrics r = step_result(t->model, &recipe);

@@ -100,25 +100,15 @@ typedef enum { BATCH, DECODE } Pass;
 enum { HEAD_ROWS = 4096 };  // tokens whose logits exist at one time; 8192 and 16384 take more memory and gain no time
 enum { NO_FILL = -1 };      // see llama_create()
 
-/* The buffers that a model needs. T is the length of a part of a row. */
-struct Layout : ModelUse {
-    Zero zero;           // what ranks share besides the optimizer's state
-    int parts, groups;   // parts of a row, one for each rank (<= 1: whole rows); groups of NCCL to which this rank belongs
-    Links links;         // of several ranks that train
-    NcclGroup* sharers;  // the ranks with the other parts
-    bool lends;          // gradients lend their memory to activations (gradients.cuh)
-    bool fp8, fp8_head;  // the products of the blocks, and of the head, are in 8 bits
-    Recompute recompute;
-    bool fp32_grads, fp32_head;  // gradients of all matrices, or of the head alone, are fp32, otherwise floatX
-    MasterKind master;
-    bool bf16_moments;
-};
-
 typedef struct {
     ModelConfig config;
     ParamTable table;    // of the weights
     ParamTable trained;  // of the tensors that are trained: all of them, or the adapters
-    Layout layout;
+    ModelUse use;        // T is the length of a part of a row
+    int parts, groups;   // parts of a row, one for each rank (1: whole rows); groups of NCCL to which this rank belongs
+    Zero zero;           // what ranks share besides the optimizer's state
+    Recompute recompute;
+    bool in_fp8, head_in_fp8;  // the products of the blocks, and of the head, are in 8 bits
     Queue queue;
     const Device* device;
     Fp8 fp8;              // weights in 8 bits
@@ -162,7 +152,7 @@ typedef struct {
 
 /* Returns the gradient of a tensor; {NULL} if none is computed. */
 static Gradient grad_at(const Llama* m, ParamKind kind, int l) {
-    return m->layout.train ? gradient_of(&m->grads, kind, l) : Gradient{NULL, false};
+    return m->use.train ? gradient_of(&m->grads, kind, l) : Gradient{NULL, false};
 }
 
 /* Returns the norm at `w`, of block l or the final one (l = -1). */
@@ -181,7 +171,7 @@ static Linear linear_at(const Llama* m, LinearKind kind, int l, const floatX* w,
     if (pass == BATCH) { r.fp8 = fp8_copies_of(&m->fp8, kind, l < 0 ? 0 : l); }
     r.lora = lora_at(&m->config, &m->trained, kind, l);
     r.adapters = m->weights.trained;
-    r.dadapters = {m->grads.all, m->layout.fp32_grads};
+    r.dadapters = {m->grads.all, m->grads.fp32};
     r.t = l < 0 ? NULL : pass == DECODE ? m->decoding.t[kind] : m->blocks[l].t[kind];
     r.dt = m->dt;
     return r;
@@ -213,15 +203,15 @@ static Ends ends_at(const Llama* m, bool last, Pass pass) {
 
 /* Returns the rows of the batch. */
 static Rows batch_rows(const Llama* m) {
-    const AttentionShape s = attention_shape(&m->config, m->layout.B, m->layout.T);
-    return {(size_t)s.B * s.T, s, m->feed.starts, m->rope, 0, m->layout.parts > 1 ? &m->sequence : NULL, NULL};
+    const AttentionShape s = attention_shape(&m->config, m->use.B, m->use.T);
+    return {(size_t)s.B * s.T, s, m->feed.starts, m->rope, 0, m->parts > 1 ? &m->sequence : NULL, NULL};
 }
 
 /* Takes the wanted groups of a block's activations over N rows; otherwise leaves them as they are. */
 static void take_groups(const Llama* m, BlockActivations* s, size_t N, Arena* a, Recomputed wanted) {
     const ModelConfig* c = &m->config;
     const auto bytes = [&](ActivationShape shape, size_t width) {
-        const size_t padded = heads_room(width, shape == BY_HEADS ? m->layout.parts : 1);
+        const size_t padded = heads_room(width, shape == BY_HEADS ? m->parts : 1);
         return N * (shape == DENSE ? width * sizeof(float) : padded * sizeof(floatX));
     };
 #define TAKE_ACTIVATION(type, field, shape, width, group, name) \
@@ -237,22 +227,18 @@ static void take_adapter_rows(const Llama* m, BlockActivations* s, size_t N, Are
  * gradients if there is room (gradients_lend()), otherwise in `a`. */
 static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
     const ModelConfig* c = &m->config;
-    const Layout* o = &m->layout;
+    const ModelUse* o = &m->use;
     const size_t N = (size_t)o->B * o->T, L = c->num_layers, C = pitch_of(c->hidden_size);
     BlockActivations shared;
     memset(&shared, 0, sizeof shared);
-    take_groups(m, &shared, N, w, recompute_at(&o->recompute, 0));
-    m->rope = take<float>(a, (size_t)o->T * o->parts * c->head_dim);
-    floatX* ping_pong[2] = {NULL, NULL};  // without a backward pass, two residual streams are enough
-    if (!o->train) {
-        ping_pong[0] = take<floatX>(a, N * C);
-        ping_pong[1] = take<floatX>(a, N * C);
-    }
+    take_groups(m, &shared, N, w, recompute_at(&m->recompute, 0));
+    m->rope = take<float>(a, (size_t)o->T * m->parts * c->head_dim);
+    floatX* only = o->train ? NULL : take<floatX>(a, N * C);  // without a backward pass, one residual stream is enough
     for (size_t l = L, top = SIZE_MAX; l-- > 0;) {
-        const Recomputed shares = recompute_at(&o->recompute, l + 1 < L ? (int)l : 0);
+        const Recomputed shares = recompute_at(&m->recompute, l + 1 < L ? (int)l : 0);
         const auto take_own = [&](Arena* from) {  // `shared` gives the rest
             BlockActivations s = shared;
-            s.h = o->train ? take<floatX>(from, N * C) : ping_pong[l % 2];
+            s.h = o->train ? take<floatX>(from, N * C) : only;
             take_groups(m, &s, N, from, {!shares.norms, !shares.gate_up, !shares.block});
             take_adapter_rows(m, &s, N, from);
             return s;
@@ -261,7 +247,7 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
         take_own(&own);  // measures
         m->blocks[l] = take_own(gradients_lend(&m->grads, (int)l, own.used, &top, &lent) ? &lent : a);
     }
-    m->h_final = o->train ? take<floatX>(a, N * C) : ping_pong[L % 2];
+    m->h_final = o->train ? take<floatX>(a, N * C) : only;
     m->norm_final = take<floatX>(a, N * C);
     m->rstd_final = take<float>(a, N);
     m->losses = take<float>(a, N);
@@ -270,11 +256,11 @@ static void lay_out_activations(Llama* m, Arena* a, Arena* w) {
 /* Lays out a model's buffers, as in train_llama3.c. */
 static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     const ModelConfig* c = &m->config;
-    const Layout* o = &m->layout;
+    const ModelUse* o = &m->use;
     const size_t N = (size_t)o->B * o->T, V = pitch_of(c->vocab_size), C = pitch_of(c->hidden_size);
     const size_t rows = size_min(N, HEAD_ROWS);  // of logits
-    const size_t F = pitch_of(c->intermediate_size), QKV = heads_room(qkv_width(c), o->parts),
-                 Q = heads_room(q_width(c), o->parts);
+    const size_t F = pitch_of(c->intermediate_size), QKV = heads_room(qkv_width(c), m->parts),
+                 Q = heads_room(q_width(c), m->parts);
     Arena* w = &mem[MEM_WORKSPACE];
     m->weights.params = m->weights.trained = take<floatX>(&mem[MEM_WEIGHTS], weights_whole(&m->weights, &m->table));
     if (m->sharded) { sharded_lay_out(m->sharded, &m->weights, &mem[MEM_WEIGHTS]); }
@@ -284,7 +270,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (o->train) { gradients_lay_out(&m->grads, &mem[MEM_GRADIENTS]); }
     if (N > 0) {
         lay_out_activations(m, &mem[MEM_ACTIVATIONS], w);
-        feed_lay_out(&m->feed, o->B, o->T, o->parts, o->documents, &mem[MEM_ACTIVATIONS], &mem[MEM_PINNED]);
+        feed_lay_out(&m->feed, o->B, o->T, m->parts, o->documents, &mem[MEM_ACTIVATIONS], &mem[MEM_PINNED]);
         runner_lay_out_losses(&m->runner, m->losses, N, &mem[MEM_PINNED]);
         m->logits = take<floatX>(&mem[MEM_LOGITS], rows * V);
     }
@@ -298,19 +284,19 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->dqkv = take<floatX>(w, N * QKV);
         m->datt = take<floatX>(w, N * Q);
         m->dt = take<floatX>(w, N * pitch_of(lora_most_width(&c->lora)));
-        m->sequence.pieces = take<floatX>(w, o->parts > 1 ? N * QKV : 0);
-        m->sequence.out = take<floatX>(w, o->parts > 1 ? N * Q : 0);
+        m->sequence.pieces = take<floatX>(w, m->parts > 1 ? N * QKV : 0);
+        m->sequence.out = take<floatX>(w, m->parts > 1 ? N * Q : 0);
         size_t scratch = size_max(rmsnorm_backward_scratch_cuda(N, c->hidden_size), norm_square_scratch_cuda());
         scratch = size_max(scratch, embedding_backward_scratch_cuda(N, c->hidden_size));
-        scratch = size_max(scratch, attention_backward_scratch_cuda(heads_shape(attention_shape(c, o->B, o->T), o->parts)));
+        scratch = size_max(scratch, attention_backward_scratch_cuda(heads_shape(attention_shape(c, o->B, o->T), m->parts)));
         scratch = size_max(scratch, N * F * sizeof(floatX));  // the gradient of SwiGLU's output
         m->queue.scratch = take<char>(w, scratch);
         m->optimizer.stretches = take<OptimizerStretch>(w, m->trained.count);
         runner_lay_out(&m->runner, w, &mem[MEM_PINNED]);
         m->queue.counts = m->runner.state ? m->runner.state->quantised : NULL;
     }
-    if (o->fp8) {
-        fp8_lay_out_copies(&m->fp8, c, &m->table, o->fp8_head, m->sharded != NULL, &mem[MEM_FP8]);
+    if (m->in_fp8) {
+        fp8_lay_out_copies(&m->fp8, c, &m->table, m->head_in_fp8, m->sharded != NULL, &mem[MEM_FP8]);
         fp8_lay_out_factors(&m->fp8, &m->queue, N, rows, o->train, w);
     }
     if (o->cache_len > 0) {
@@ -327,36 +313,47 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     }
 }
 
-/* Makes a model without memory. Free with llama_close(). */
-static Llama llama_open(const ModelConfig* c, const Layout* layout, MatmulContext* matmul) {
+/* Makes a model without memory, as the options say. Free with llama_close(). The head adds to its gradient chunk by chunk. In
+ * ZeRO 2 and 3 a gradient holds one micro-step, and its owner's sums are fp32 in any case. */
+static Llama llama_open(const ModelConfig* c, const ModelUse* use, const Options* o, MatmulContext* matmul) {
+    const SequenceShare share = sequence_share(use->rank, use->ranks, o->seq_parallel);
+    const int ranks = use->ranks > 1 ? use->ranks : 1;
+    const bool lora = c->lora.rank > 0;
     Llama m;
     memset(&m, 0, sizeof m);
     m.config = *c;
-    m.layout = *layout;
-    m.layout.parts = m.sequence.parts = layout->parts > 1 ? layout->parts : 1;
-    if (!layout->train) { recompute_set(&m.layout.recompute, RECOMPUTE_BLOCK, ALL_BLOCKS); }  // nothing is kept
-    recompute_limit(&m.layout.recompute, c->num_layers - (layout->train ? 1 : 0));
-    m.sequence.group = layout->sharers;
+    m.use = *use;
+    m.use.T = use->T / share.row_ranks;
+    m.parts = m.sequence.parts = share.row_ranks;
+    m.groups = use->train ? (ranks > 1) + (m.parts > 1) : 0;
+    m.zero = use->train && ranks > 1 ? (Zero)o->zero : ZERO_1;
+    m.recompute = o->recompute;
+    if (!use->train) { recompute_set(&m.recompute, RECOMPUTE_BLOCK, ALL_BLOCKS); }  // nothing is kept
+    recompute_limit(&m.recompute, c->num_layers - (use->train ? 1 : 0));
+    m.in_fp8 = o->fp8 && use->B > 0;
+    m.head_in_fp8 = o->fp8_head && m.in_fp8;
     m.queue.matmul = matmul;
-    const int ranks = layout->ranks > 1 ? layout->ranks : 1;
     m.table = param_table_for(c, ranks);
     m.trained = trained_table_for(c, ranks);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
     if (ranks > 1) {
-        m.exchange.rank = m.weights.rank = layout->rank;
+        m.exchange.rank = m.weights.rank = use->rank;
         m.exchange.ranks = ranks;
-        m.exchange.links = layout->links;
         m.exchange.buckets = m.weights.shards = buckets_list(&m.trained);
     }
-    m.weights.master_kind = layout->master;
-    m.weights.bf16_moments = layout->bf16_moments;
-    m.grads.config = *c;
-    m.grads.trained = m.trained;
-    m.grads.fp32 = layout->fp32_grads;
-    m.grads.fp32_head = layout->fp32_head;
-    m.grads.lends = layout->lends;
-    m.grads.in_ring = layout->zero != ZERO_1 && c->lora.rank == 0;  // adapters' are small
-    if (layout->zero == ZERO_3) { m.sharded = sharded_new(&m.weights, &m.table, c->num_layers, c->tied); }
+    m.weights.master_kind = master_kind_of((MasterKind)o->master);
+    m.weights.bf16_moments = o->moments == MOMENTS_BF16;
+    if (m.zero == ZERO_3) { m.sharded = sharded_new(&m.weights, &m.table, c->num_layers, c->tied); }
+    const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
+    const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
+    Gradients* g = &m.grads;
+    g->config = *c;
+    g->trained = m.trained;
+    g->in_ring = m.zero != ZERO_1 && !lora;  // adapters' are small
+    g->lends = use->train && ranks == 1 && step == micro && !lora;
+    const int64_t sums = g->in_ring ? 1 : step / micro, chunks = (int64_t)ceil_div((size_t)o->batch * m.use.T, HEAD_ROWS);
+    g->fp32 = o->grad_dtype == GRAD_DTYPE_FP32 || gradients_need_fp32(automatic, sums, lora);
+    g->fp32_head = !g->fp32 && automatic && gradients_need_fp32(true, sums * chunks, false);
     return m;
 }
 
@@ -368,14 +365,12 @@ static void llama_close(Llama* m) {
     buckets_free(&m->exchange.buckets);
 }
 
-/* Computes the bytes of each kind of memory that llama_create() would take, with the workspace of `matmul`. */
-static void llama_measure(const ModelConfig* c, const Layout* layout, MatmulContext* matmul, size_t bytes[NUM_MEM]) {
-    Llama m = llama_open(c, layout, matmul);
+/* Computes the bytes of each kind of memory that llama_create() will take, with the workspace of the products' context. */
+static void llama_measure(Llama* m, size_t bytes[NUM_MEM]) {
     Arena mem[NUM_MEM];
     memset(mem, 0, sizeof mem);
-    llama_lay_out(&m, mem);
+    llama_lay_out(m, mem);
     for (int i = 0; i < NUM_MEM; i++) { bytes[i] = round_up(mem[i].used, (size_t)2 << 20); }  // cudaMalloc's unit
-    llama_close(&m);
 }
 
 /* Returns whether ranks send from this memory, or receive into it. */
@@ -385,46 +380,45 @@ static bool is_exchanged(const Llama* m, int kind) {
            (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->sharded && kind == MEM_WEIGHTS));
 }
 
-/* Allocates all memory of a model. Fills activations and workspace with the byte `fill`, unless it is NO_FILL: no result
+/* Allocates all memory of an opened model. Fills activations and workspace with the byte `fill`, unless it is NO_FILL: no result
  * depends on it. Weights, gradients and optimizer state are zero until they are read, drawn or computed. */
-static Llama llama_create(const ModelConfig* c, const Layout* layout, MatmulContext* matmul, int fill) {
-    Llama m = llama_open(c, layout, matmul);
+static void llama_create(Llama* m, int fill) {
+    const ModelUse* use = &m->use;
     Arena mem[NUM_MEM];
     memset(mem, 0, sizeof mem);
-    llama_measure(c, layout, matmul, m.mapped_bytes);
-    CUDA_CHECK(cudaStreamCreateWithFlags(&m.queue.stream, cudaStreamNonBlocking));
+    llama_measure(m, m->mapped_bytes);
+    CUDA_CHECK(cudaStreamCreateWithFlags(&m->queue.stream, cudaStreamNonBlocking));
     for (int i = 0; i < NUM_MEM; i++) {
-        const size_t bytes = m.mapped_bytes[i];
+        const size_t bytes = m->mapped_bytes[i];
         if (bytes == 0) { continue; }
         const bool host = i == MEM_PINNED, zeroed = memory_kinds[i].begins_zero;
-        const cudaError_t status = host                  ? cudaMallocHost(&m.mapped[i], bytes)
-                                   : is_exchanged(&m, i) ? exchange_alloc(&m.exchange, &m.mapped[i], bytes)
-                                                         : cudaMalloc(&m.mapped[i], bytes);
+        const cudaError_t status = host                 ? cudaMallocHost(&m->mapped[i], bytes)
+                                   : is_exchanged(m, i) ? exchange_alloc(&m->exchange, &m->mapped[i], bytes)
+                                                        : cudaMalloc(&m->mapped[i], bytes);
         if (status != cudaSuccess) {
             die("out of %s memory: could not allocate %.2f GiB for %s: %s\n  hint: does another process use the card?",
                 host ? "main" : "GPU", (double)bytes / (1 << 30), memory_kinds[i].name, cudaGetErrorString(status));
         }
         if (zeroed || (fill != NO_FILL && !host)) {
-            CUDA_CHECK(cudaMemsetAsync(m.mapped[i], zeroed ? 0 : fill, bytes, m.queue.stream));
+            CUDA_CHECK(cudaMemsetAsync(m->mapped[i], zeroed ? 0 : fill, bytes, m->queue.stream));
         }
-        mem[i].base = (char*)m.mapped[i];
+        mem[i].base = (char*)m->mapped[i];
     }
-    llama_lay_out(&m, mem);
-    matmul->workspace = m.matmul_workspace;
-    weights_open(&m.weights, m.queue.stream);
-    feed_open(&m.feed, m.queue.stream);
-    runner_open(&m.runner, m.queue.stream);
-    exchange_open(&m.exchange, m.queue.stream);
-    sharded_open(m.sharded);
-    sequence_open(&m.sequence, m.exchange.stream);
-    if (layout->B > 0) { rope_upload(m.rope, layout->T * m.layout.parts, c, m.queue.stream); }
-    if (layout->cache_len > 0) { rope_upload(m.decode_rope, layout->cache_len, c, m.queue.stream); }
-    if (layout->train) {
-        optimizer_open(&m.optimizer, &m.grads, layout->ranks <= 1, m.queue.stream);
-        CUDA_CHECK(cudaMemsetAsync(m.runner.state, 0, sizeof(StepState), m.queue.stream));
+    llama_lay_out(m, mem);
+    m->queue.matmul->workspace = m->matmul_workspace;
+    weights_open(&m->weights, m->queue.stream);
+    feed_open(&m->feed, m->queue.stream);
+    runner_open(&m->runner, m->queue.stream);
+    exchange_open(&m->exchange, m->queue.stream);
+    sharded_open(m->sharded);
+    sequence_open(&m->sequence, m->exchange.stream);
+    if (use->B > 0) { rope_upload(m->rope, use->T * m->parts, &m->config, m->queue.stream); }
+    if (use->cache_len > 0) { rope_upload(m->decode_rope, use->cache_len, &m->config, m->queue.stream); }
+    if (use->train) {
+        optimizer_open(&m->optimizer, &m->grads, use->ranks <= 1, m->queue.stream);
+        CUDA_CHECK(cudaMemsetAsync(m->runner.state, 0, sizeof(StepState), m->queue.stream));
     }
-    CUDA_CHECK(cudaStreamSynchronize(m.queue.stream));
-    return m;
+    CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
 }
 
 static void llama_free(Llama* m) {
@@ -494,7 +488,7 @@ static void llama_forward(const Llama* m) {
 static void llama_loss(const Llama* m, float dloss, bool add) {
     const Queue* q = &m->queue;
     const int C = m->config.hidden_size, V = m->config.vocab_size;
-    const size_t N = (size_t)m->layout.B * m->layout.T;
+    const size_t N = (size_t)m->use.B * m->use.T;
     const Linear head = ends_at(m, true, BATCH).head;
     const float* loss_scale = m->runner.state ? &m->runner.state->loss_scale : NULL;
     const float factor = fp8_factor_behind(&head, dloss);
@@ -531,7 +525,7 @@ static void llama_backward(Llama* m, MicroKind kind) {
         LayerRange layer(l);
         const Block w = block_at(m, l, BATCH);
         const BlockActivations* s = &m->blocks[l];
-        const Recomputed again = recompute_at(&m->layout.recompute, l);
+        const Recomputed again = recompute_at(&m->recompute, l);
         block_forward(m, NULL, &w, s, &rows, again);
         exchange_wait_sent(&m->exchange, &m->grads, l);
         // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and SwiGLU may make its factors
@@ -580,7 +574,7 @@ static void update_shards(Llama* m, const Recipe* recipe) {
 /* Queues norm, decision and update. The host reads the outcome from the StepState later. */
 static void llama_update(Llama* m, const Recipe* recipe) {
     ProfileRange phase("update");
-    if (m->layout.ranks > 1) {
+    if (m->use.ranks > 1) {
         update_shards(m, recipe);
     } else {
         optimizer_update_all(&m->optimizer, &m->queue, &m->weights, &m->grads, m->runner.state, recipe);
@@ -609,7 +603,7 @@ static const float* llama_decode(void* model, const int32_t* tokens, int rows, i
     for (int l = 0; l < c->num_layers; l++) {
         const Block w = block_at(m, l, DECODE);
         block_forward(m, s->h, &w, s, &r, ALL_GROUPS);
-        r.cache += (size_t)m->layout.cache_len * 2 * kv_width(c);
+        r.cache += (size_t)m->use.cache_len * 2 * kv_width(c);
     }
     norm(q, s->norm1, s->rstd1, &ends.final_norm, s->h + (r.N - 1) * pitch_of(C), 1, NULL);
     linear(q, m->decode_logits, &ends.head, s->norm1, NULL, 1);
@@ -647,7 +641,7 @@ static bool train_step(void* model, const Recipe* recipe, double lr, Error* e) {
     Llama* m = (Llama*)model;
     bool ok = true;
     runner_begin(&m->runner, lr);
-    if (m->layout.fp8) { CUDA_CHECK(cudaMemsetAsync(m->queue.counts, 0, sizeof m->runner.state->quantised, m->queue.stream)); }
+    if (m->in_fp8) { CUDA_CHECK(cudaMemsetAsync(m->queue.counts, 0, sizeof m->runner.state->quantised, m->queue.stream)); }
     for (int k = 0; ok && k < recipe->accumulate; k++) {
         const MicroKind kind = micro_kind(recipe, k);
         const cudaGraphExec_t captured = m->runner.micro[kind];
@@ -670,41 +664,19 @@ static double step_busy_ms(const void* model) { return ((const Llama*)model)->ru
 // ---------------------------------------------------------------------------------------------------------------------
 // the trainer's table (trainer.h)
 
-/* Returns the buffers that the job needs. The head adds to its gradient chunk by chunk. In ZeRO 2 and 3 a gradient holds one
- * micro-step, and its owner's sums are fp32 in any case. */
-static Layout layout_of(const ModelUse& use, const Options* o, bool lora) {
-    const SequenceShare share = sequence_share(use.rank, use.ranks, o->seq_parallel);
-    Layout l = {use};
-    l.zero = l.train && l.ranks > 1 ? (Zero)o->zero : ZERO_1;
-    l.parts = share.row_ranks;
-    l.groups = l.train ? (l.ranks > 1) + (l.parts > 1) : 0;
-    l.T = use.T / share.row_ranks;
-    l.recompute = o->recompute;
-    l.master = master_kind_of((MasterKind)o->master);
-    l.bf16_moments = o->moments == MOMENTS_BF16;
-    l.fp8 = o->fp8 && l.B > 0;
-    l.fp8_head = o->fp8_head && l.fp8;
-    const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
-    const bool ring = l.zero != ZERO_1 && !lora, automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
-    const int64_t sums = ring ? 1 : step / micro, chunks = (int64_t)ceil_div((size_t)o->batch * l.T, HEAD_ROWS);
-    l.lends = l.train && l.ranks == 1 && step == micro && !lora;
-    l.fp32_grads = o->grad_dtype == GRAD_DTYPE_FP32 || gradients_need_fp32(automatic, sums, lora);
-    l.fp32_head = !l.fp32_grads && automatic && gradients_need_fp32(true, sums * chunks, false);
-    return l;
-}
-
 static const Device* device_of(const Trainer* t) { return (const Device*)t->device; }
 static void trainer_measure(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* table) {
     size_t bytes[NUM_MEM];
-    const Layout layout = layout_of(*use, o, c->lora.rank > 0);
-    llama_measure(c, &layout, device_of(t)->matmul, bytes);
+    Llama m = llama_open(c, use, o, device_of(t)->matmul);
+    llama_measure(&m, bytes);
     memory_add(table, t->missing ? "context, estimated" : "context", device_of(t)->context);
     for (int i = 0; i < NUM_MEM; i++) {  // the workspace of cuBLAS depends on the card
         if (i == MEM_PINNED) { continue; }
         memory_add(table, t->missing && i == MEM_WORKSPACE ? "workspace, estimated" : memory_kinds[i].name, bytes[i]);
     }
-    memory_add(table, "nccl, estimated", nccl_expected_bytes(layout.groups));
+    memory_add(table, "nccl, estimated", nccl_expected_bytes(m.groups));
     memory_add_apart(table, memory_kinds[MEM_PINNED].name, bytes[MEM_PINNED]);
+    llama_close(&m);
 }
 
 static uint64_t trainer_available(const Trainer* t, const Options* o) {
@@ -714,21 +686,21 @@ static uint64_t trainer_available(const Trainer* t, const Options* o) {
 /* Returns the bytes of the card that this process holds. */
 static uint64_t trainer_memory_used(const void* model) {
     const Llama* m = (const Llama*)model;
-    uint64_t bytes = m->device->context + nccl_expected_bytes(m->layout.groups);
+    uint64_t bytes = m->device->context + nccl_expected_bytes(m->groups);
     for (int i = 0; i < NUM_MEM; i++) { bytes += m->mapped_bytes[i]; }
     return bytes - m->mapped_bytes[MEM_PINNED];
 }
 
 static void* trainer_create(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, Team* team) {
     Llama* m = (Llama*)xmalloc(sizeof *m);
-    Layout layout = layout_of(*use, o, c->lora.rank > 0);
-    if (team && layout.train) {
+    *m = llama_open(c, use, o, device_of(t)->matmul);
+    if (team && use->train) {
         Error e = NO_ERROR;
-        const bool joined = exchange_join(&layout.links, team, &e) &&
-                            sequence_join(&layout.sharers, team, sequence_share(use->rank, use->ranks, o->seq_parallel), &e);
+        const bool joined = exchange_join(&m->exchange.links, team, &e) &&
+                            sequence_join(&m->sequence.group, team, sequence_share(use->rank, use->ranks, o->seq_parallel), &e);
         if (!joined) { together_die(team, &e); }
     }
-    *m = llama_create(c, &layout, device_of(t)->matmul, 0);
+    llama_create(m, 0);
     m->device = device_of(t);
     m->reader = {&m->weights, &m->exchange};
     m->team = passes_together(team, use->train, o) ? team : NULL;
@@ -775,7 +747,7 @@ static bool plan_file(char path[PATH_CAP], const Options* o, const char* resumed
  * over rank 0's plans, and captures the graphs. The first real step overwrites the gradients and sums of these micro-steps. */
 static void trainer_prepare(void* model, const Recipe* recipe, const Options* o, const char* resumed) {
     Llama* m = (Llama*)model;
-    const bool first = m->layout.rank == 0;
+    const bool first = m->use.rank == 0;
     char plans[PATH_CAP];
     const bool planned = plan_file(plans, o, resumed);
     if (planned) { device_load_plans(m->queue.matmul, plans, o->plan != NULL, first); }
@@ -827,7 +799,7 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
         must(train_step(m, recipe, 0.0, &e), &e);
         ms = step_result(m, recipe).ms;
     }
-    const MemoryKind kind = m->layout.lends ? MEM_GRADIENTS : MEM_ACTIVATIONS;  // a loan may leave too little to copy
+    const MemoryKind kind = m->grads.lends ? MEM_GRADIENTS : MEM_ACTIVATIONS;  // a loan may leave too little to copy
     print_profile(m->queue.profiler, m->device->peak_flops,
                   measure_copy(m->mapped[kind], m->mapped_bytes[kind], m->queue.stream), ms);
     print_kernels(m);
@@ -837,14 +809,14 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
 static void search_block(FiniteSearch* f, const Llama* m, int l) {
     const ModelConfig* c = &m->config;
     const BlockActivations* s = &m->blocks[l];
-    const Recomputed again = recompute_at(&m->layout.recompute, l);
+    const Recomputed again = recompute_at(&m->recompute, l);
     const auto look = [&](const char* name, const floatX* data, size_t width, int pieces) {  // of a row
         const size_t N = m->runner.num_losses * pieces, w = width / pieces;
         search_tensor(f, {name, l, data, sizeof(floatX), N, w, pitch_of(w)});
     };
     look("the residual stream before attention", s->h, c->hidden_size, 1);
 #define SEARCH_ACTIVATION(type, field, shape, width, group, name) \
-    if (name && !again.group) { look(name, (const floatX*)s->field, width, shape == BY_HEADS ? m->layout.parts : 1); }
+    if (name && !again.group) { look(name, (const floatX*)s->field, width, shape == BY_HEADS ? m->parts : 1); }
     BLOCK_ACTIVATIONS(SEARCH_ACTIVATION)
 }
 

@@ -1,4 +1,4 @@
-/* run_of_flags.cuh -- shared by the tests of the CUDA trainer: the program, the layout and the model of a run, made from flags
+/* run_of_flags.cuh -- shared by the tests of the CUDA trainer: the program and the model of a run, made from flags
  * by the trainer's own functions. The includer defines TESTING, which leaves the trainer's main out.
  */
 #ifndef TEST_RUN_OF_FLAGS_CUH
@@ -45,19 +45,20 @@ static MatmulContext* test_matmul(void) {
     return context;
 }
 
-static Layout layout_of_run(const Program* p) {
+/* Makes a program's model without memory. */
+static Llama open_model(const Program* p) {
     const ModelUse use = model_use(&p->process, &p->chosen, &p->spec.config, &p->data);
-    return layout_of(use, &p->chosen, p->spec.config.lora.rank > 0);
+    return llama_open(&p->spec.config, &use, &p->chosen, test_matmul());
 }
 
 /* Makes a program's model. fp32_head: only the head's gradient is in fp32, as in a run that has long sums for the head alone.
  * apart: gradients lend no memory to activations. fill: the byte that activations, workspace and gradients hold at first */
 static Llama* model_of(const Program* p, bool fp32_head, bool apart, int fill) {
-    Layout layout = layout_of_run(p);
-    layout.fp32_head = layout.fp32_head || fp32_head;
-    layout.lends = layout.lends && !apart;
     Llama* m = (Llama*)xmalloc(sizeof *m);
-    *m = llama_create(&p->spec.config, &layout, test_matmul(), fill_of(fill));
+    *m = open_model(p);
+    m->grads.fp32_head = m->grads.fp32_head || fp32_head;
+    m->grads.lends = m->grads.lends && !apart;
+    llama_create(m, fill_of(fill));
     fill_gradients(m, fill);
     return m;
 }

@@ -4,7 +4,7 @@
  *
  *   make build/test_determinism_cu && build/test_determinism_cu [WORD]     only the tests whose name contains WORD
  *
- * A trial is a run by flags: its session, layout, model, recipe and learning rate are the trainer's own (run_of_flags.cuh).
+ * A trial is a run by flags: its session, model, recipe and learning rate are the trainer's own (run_of_flags.cuh).
  */
 #define TESTING
 #include "run_of_flags.cuh"
@@ -48,7 +48,7 @@ enum { NOISE_BYTES = 256 << 20 };
 
 static bool trial_next(void* running, int32_t* x, int32_t* y, Error* e) {
     Running* r = (Running*)running;
-    const uint64_t accumulate = (uint64_t)r->p->run.plan.accumulate, count = (uint64_t)r->m->layout.B * r->m->layout.T;
+    const uint64_t accumulate = (uint64_t)r->p->run.plan.accumulate, count = (uint64_t)r->m->use.B * r->m->use.T;
     const uint64_t V = (uint64_t)r->p->spec.config.vocab_size, first = r->batches % accumulate * count;
     const uint32_t step = (uint32_t)(r->batches++ / accumulate);
     (void)e;
@@ -87,7 +87,7 @@ static void trial_open(Running* r, const Trial* trial) {
     r->p->data.mix.count = 1;
     r->p->data.mix.stream = &r->p->data.train;
     r->recipe = training_recipe(IS_FP16, &r->p->chosen, &r->p->data.mix, &r->p->run, NULL);
-    r->recipe.data = {trial_next, r, m->layout.B};
+    r->recipe.data = {trial_next, r, m->use.B};
     if (trial->busy) {
         CUDA_CHECK(cudaMalloc(&r->noise, 2 * (size_t)NOISE_BYTES));
         CUDA_CHECK(cudaStreamCreateWithFlags(&r->noise_stream, cudaStreamNonBlocking));
@@ -347,9 +347,10 @@ static void a_run_sums_in_fp32_what_gets_more_than_64_additions() {
         Running r;
         const Trial t = {"d2", 1000, run.flags, "--steps 1"};
         trial_program(&r, &t);
-        const Layout l = layout_of_run(r.p);
-        CHECK(l.fp32_grads == run.fp32_grads && l.fp32_head == run.fp32_head, "%s: all %d, the head's %d", run.flags,
-              l.fp32_grads, l.fp32_head);
+        Llama m = open_model(r.p);
+        CHECK(m.grads.fp32 == run.fp32_grads && m.grads.fp32_head == run.fp32_head, "%s: all %d, the head's %d", run.flags,
+              m.grads.fp32, m.grads.fp32_head);
+        llama_close(&m);
         free(r.p);
     }
 }

@@ -67,7 +67,7 @@ a micro-step's sum overwrites those before it | BF16 | test_kernels_cu ordered_s
 gradients of two blocks change places | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | /^static inline void exchange_send/,/^}/ s/x->sums + b->first/x->sums + x->buckets.items[bucket == 2 ? 3 : bucket == 3 ? 2 : bucket].first/
 the gradients of one rank are missing | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/for (int r = 1; r < ranks; r++) {/for (int r = 1; r < ranks - 1; r++) {/
 gradients of norms are those of one rank | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/x->norms, true, x->ranks, x->norm/x->norms, true, 1, x->norm/
-a step is divided by the ranks once more | FP32 | one_and_two.sh | train_llama3.cu | s/(float)recipe->hyper.loss_weight/(float)(recipe->hyper.loss_weight \/ m->layout.ranks)/
+a step is divided by the ranks once more | FP32 | one_and_two.sh | train_llama3.cu | s/(float)recipe->hyper.loss_weight/(float)(recipe->hyper.loss_weight \/ m->use.ranks)/
 the loss is that of one rank | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | /^__global__ void add_states_kernel/,/^}/ s/r < ranks/r < ranks - 1/
 a bucket is left out of the norm | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/norm_finish_cuda(state, x->partials, count,/norm_finish_cuda(state, x->partials, count - SUM_BLOCKS,/
 weights of a bucket stay with their owners | FP32 | one_and_two.sh | train_llama3.cu | s/^        exchange_gather(x, i, /        if (i != 2) exchange_gather(x, i, /
