@@ -25,7 +25,7 @@
 #include "llmc/gpu/weights.cuh"        // defines: WeightArena, weights_slot, master_check
 #include "llmc/gpu/feed.cuh"           // defines: Feed, feed_next, feed_clear, IN_FLIGHT
 #include "llmc/gpu/runner.cuh"         // defines: Runner, runner_begin, runner_end, runner_wait, runner_capture, runner_restore
-#include "llmc/gpu/plans.cuh"          // defines: device_load_plans, device_save_plans, device_check_plans, device_share_plans
+#include "llmc/gpu/plans.cuh"          // defines: device_load_plans, matmul_save_plans, device_check_plans, device_share_plans
 #include "llmc/gpu/profile.cuh"        // defines: LayerRange, profiler_new, print_profile
 #include "llmc/gpu/debug.cuh"          // defines: search_on_gpu, search_weights, search_gradients
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
@@ -393,7 +393,7 @@ static void llama_create(Llama* m, int fill) {
         if (bytes == 0) { continue; }
         const bool host = i == MEM_PINNED, zeroed = memory_kinds[i].begins_zero;
         const cudaError_t status = host                 ? cudaMallocHost(&m->mapped[i], bytes)
-                                   : is_exchanged(m, i) ? exchange_alloc(&m->exchange, &m->mapped[i], bytes)
+                                   : is_exchanged(m, i) ? nccl_alloc(m->exchange.links.all, &m->mapped[i], bytes)
                                                         : cudaMalloc(&m->mapped[i], bytes);
         if (status != cudaSuccess) {
             die("out of %s memory: could not allocate %.2f GiB for %s: %s\n  hint: does another process use the card?",
@@ -727,7 +727,9 @@ static StateSlot trainer_collect(void* model, SlotKind kind) {
 
 /* Adds the plans of the matrix products to a checkpoint. */
 static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
-    return device_save_plans(((Llama*)model)->queue.matmul, k->tmp, e) && checkpoint_add(k, PLAN_NAME, e);
+    char path[PATH_CAP];
+    return path_join(path, k->tmp, PLAN_NAME, e) && matmul_save_plans(((Llama*)model)->queue.matmul, path, e) &&
+           checkpoint_add(k, PLAN_NAME, e);
 }
 
 /* Finds the file of the matrix products' plans: --plan, or the one of the checkpoint `resumed` (or NULL). Returns false if neither

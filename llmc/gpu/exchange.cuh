@@ -208,19 +208,13 @@ static inline bool exchange_join(Links* links, Team* team, Error* e) {
            exchange_join_some(&links->across, team, place, most, links->hosts, e);
 }
 
-/* Returns the elements of of_hosts. */
-static inline size_t exchange_of_hosts(const Exchange* x) {
-    const size_t hosts = (size_t)x->links.hosts;
-    return hosts > 1 ? 2 * hosts * (exchange_most(&x->buckets) / (size_t)x->ranks) : 0;
-}
-
 /* Lays out the sums of this rank's shards, and room for what arrives from the others. */
 static inline void exchange_lay_out(Exchange* x, const Gradients* g, Arena* landing, Arena* sums) {
-    const size_t wide = gradients_bytes(g->fp32 || g->fp32_head);
+    const size_t most = exchange_most(&x->buckets), hosts = x->links.hosts > 1 ? (size_t)x->links.hosts : 0;
     x->norm_elements = norms_size(g);
     x->sums = take<float>(sums, shard_elements(&x->buckets));
-    x->landing = take<char>(landing, exchange_most(&x->buckets) * wide);
-    x->of_hosts = take<float>(landing, exchange_of_hosts(x));
+    x->landing = take<char>(landing, most * gradients_bytes(g->fp32 || g->fp32_head));
+    x->of_hosts = take<float>(landing, 2 * hosts * (most / (size_t)x->ranks));
     x->norms = take<float>(landing, (size_t)x->ranks * x->norm_elements);
     x->partials = take<double>(landing, ((size_t)x->buckets.count + 1) * SUM_BLOCKS);
     x->states = take<StepState>(landing, x->ranks);
@@ -262,11 +256,6 @@ static inline void exchange_unlink(Exchange* x) {
     free(x->links.all);
 }
 
-/* Allocates memory for data that is exchanged. */
-static inline cudaError_t exchange_alloc(const Exchange* x, void** memory, size_t bytes) {
-    return nccl_alloc(x->links.all, memory, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // gradients to their owners
 
@@ -274,7 +263,7 @@ static inline cudaError_t exchange_alloc(const Exchange* x, void** memory, size_
  * unused: room for sums of squares, which the caller's own sum overwrites */
 static inline const float* exchange_on_hosts(Exchange* x, Gradient grads, size_t shard, double* unused) {
     const int hosts = x->links.hosts, most = x->ranks / hosts;
-    const size_t bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX)), n = (size_t)hosts * shard;
+    const size_t bytes = shard * gradients_bytes(grads.fp32), n = (size_t)hosts * shard;
     float *sums = x->of_hosts, *arrived = sums + n;
     {
         Op op(x->profiler, x->stream, "gradients on a host", 0, (double)(most - 1) * hosts * (double)bytes);
@@ -290,7 +279,7 @@ static inline const float* exchange_on_hosts(Exchange* x, Gradient grads, size_t
  * `add`, onto the sums of earlier micro-steps.   grads: (bucket's count) */
 static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool add) {
     const Bucket* b = &x->buckets.items[bucket];
-    const size_t shard = b->count / (size_t)x->ranks, bytes = shard * (grads.fp32 ? sizeof(float) : sizeof(floatX));
+    const size_t shard = b->count / (size_t)x->ranks, bytes = shard * gradients_bytes(grads.fp32);
     float* sum = x->sums + b->first / (size_t)x->ranks;
     stream_wait(x->stream, x->compute, x->events[bucket].ready);
     double* partials = x->partials + (size_t)bucket * SUM_BLOCKS;

@@ -122,31 +122,13 @@ static inline void fp8_quantise(const Queue* q, QuantisedRows to, QuantisedKind 
     quantise_rows_cuda(to, x, {N, C, pitch_of(C)}, fp8_counts(q, kind), q->stream);
 }
 
-/* The products in 8 bits. A profile counts these operations at FP8's rate. */
-static inline void linear_forward_fp8(const Queue* q, floatX* y, const Linear* l, const floatX* x, const floatX* residual,
-                                      size_t N) {
+/* Quantises dy (N, OC), unless the layer before has done so, and leaves its transpose for dW. */
+static inline void fp8_prepare_dy(const Queue* q, const Linear* l, const floatX* dy, size_t N) {
     const LinearSpec* spec = &linear_specs[l->kind];
-    const QuantisedRows rows = fp8_x(q, l);
-    if (!spec->x_made) { fp8_quantise(q, rows, spec->x, x, N, l->C); }
-    const Operand x8 = fp8_operand(rows, FP8_FAST_FORWARD), w8 = fp8_operand(l->fp8.rows, FP8_FAST_FORWARD);
-    const double moved = (double)N * l->C + (double)l->OC * l->C + bytes_x((double)N * l->OC * (residual ? 2 : 1));
-    Op op(q, spec->name, product_flops(N, l->C, l->OC), moved, FP8_RATE);
-    matmul_forward_cuda(q->matmul, output(y, pitch_of(l->OC)), x8, w8, residual, {N, l->C, l->OC}, q->stream);
-}
-
-/* dx (N, C) = dy (N, OC) w is the forward product of dy with the transpose of w, (C, OC). Leaves the transpose of dy for dW. */
-static inline void linear_dx_fp8(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N, float factor) {
-    const LinearSpec* spec = &linear_specs[l->kind];
-    const QuantisedRows rows = fp8_dy(q, l);
-    if (!spec->dy_made) { fp8_quantise(q, rows, spec->dy, dy, N, l->OC); }
-    if (l->fp8.dout_largest) {
-        Op op(q, "transpose", 0, 2.0 * (double)N * l->OC);
-        quantise_shifted_cuda(fp8_dy_t(q, N), rows, N, l->OC, fp8_counts(q, quantised_transpose(spec->dy)), q->stream);
-    }
-    const Operand dy8 = fp8_operand(rows, FP8_FAST_DX), w8 = fp8_operand(l->fp8.columns, FP8_FAST_DX);
-    const double moved = (double)N * l->OC + (double)l->OC * l->C + bytes_x((double)N * l->C);
-    Op op(q, spec->dx, product_flops(N, l->C, l->OC), moved, FP8_RATE);
-    matmul_forward_cuda(q->matmul, output(dx, pitch_of(l->C)), dy8, w8, NULL, {N, l->OC, l->C}, q->stream, factor);
+    if (!spec->dy_made) { fp8_quantise(q, fp8_dy(q, l), spec->dy, dy, N, l->OC); }
+    if (!l->fp8.dout_largest) { return; }
+    Op op(q, "transpose", 0, 2.0 * (double)N * l->OC);
+    quantise_shifted_cuda(fp8_dy_t(q, N), fp8_dy(q, l), N, l->OC, fp8_counts(q, quantised_transpose(spec->dy)), q->stream);
 }
 
 /* Returns a gradient as a product's output. */
@@ -154,7 +136,7 @@ static inline Output gradient_output(Gradient g, size_t width) {
     return {g.data, g.fp32 ? data_type<float>() : data_type<floatX>(), width};
 }
 
-/* linear_dx_fp8() of this product has left the transpose of dy. */
+/* fp8_prepare_dy() of this product has left the transpose of dy. */
 static inline void linear_dw_fp8(const Queue* q, const Linear* l, const floatX* x, size_t N, bool add, float factor) {
     const LinearSpec* spec = &linear_specs[l->kind];
     const QuantisedTranspose x_t = fp8_x_t(q, N, l->OC);
@@ -168,24 +150,6 @@ static inline void linear_dw_fp8(const Queue* q, const Linear* l, const floatX* 
     Op op(q, spec->dw, product_flops(N, l->C, l->OC), (double)N * l->C + (double)N * l->OC + grad, FP8_RATE);
     const Operand dy8 = fp8_operand(fp8_dy_t(q, N), spec->dy), x8 = fp8_operand(x_t, spec->x);
     matmul_backward_weight_transposed_cuda(q->matmul, dw, dy8, x8, {N, l->C, l->OC}, add, q->stream, factor);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// the products in the build's precision
-
-static inline void linear_forward_x(const Queue* q, floatX* y, const Linear* l, const floatX* x, const floatX* residual,
-                                    size_t N) {
-    const double moved = (double)N * l->C + (double)l->OC * l->C + (double)N * l->OC * (residual ? 2 : 1);
-    Op op(q, linear_specs[l->kind].name, product_flops(N, l->C, l->OC), bytes_x(moved));
-    matmul_forward_cuda(q->matmul, output(y, pitch_of(l->OC)), operand(x, pitch_of(l->C)), operand(l->w, l->C), residual,
-                        {N, l->C, l->OC}, q->stream);
-}
-
-static inline void linear_dx_x(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N) {
-    const double moved = (double)N * l->C + (double)l->OC * l->C + (double)N * l->OC;
-    Op op(q, linear_specs[l->kind].dx, product_flops(N, l->C, l->OC), bytes_x(moved));
-    matmul_backward_input_cuda(q->matmul, output(dx, pitch_of(l->C)), operand(dy, pitch_of(l->OC)), operand(l->w, l->C),
-                               {N, l->C, l->OC}, q->stream);
 }
 
 static inline void linear_dw_x(const Queue* q, const Linear* l, const floatX* dy, const floatX* x, size_t N, bool add) {
@@ -232,21 +196,36 @@ static inline void lora_dw(const Queue* q, const Linear* l, const floatX* dy, co
 
 /* Writes y (N, OC) from x (N, C); adds residual (N, OC) unless it is NULL; residual may be y. */
 static inline void linear(const Queue* q, floatX* y, const Linear* l, const floatX* x, const floatX* residual, size_t N) {
-    if (l->fp8.rows.data) {
-        linear_forward_fp8(q, y, l, x, residual, N);
-    } else {
-        linear_forward_x(q, y, l, x, residual, N);
+    const LinearSpec* spec = &linear_specs[l->kind];
+    const bool in8 = l->fp8.rows.data;
+    if (in8 && !spec->x_made) { fp8_quantise(q, fp8_x(q, l), spec->x, x, N, l->C); }
+    const Operand of_x = in8 ? fp8_operand(fp8_x(q, l), FP8_FAST_FORWARD) : operand(x, pitch_of(l->C));
+    const Operand of_w = in8 ? fp8_operand(l->fp8.rows, FP8_FAST_FORWARD) : operand(l->w, l->C);
+    {
+        const double in = (double)N * l->C + (double)l->OC * l->C, out = bytes_x((double)N * l->OC * (residual ? 2 : 1));
+        Op op(q, spec->name, product_flops(N, l->C, l->OC), (in8 ? in : bytes_x(in)) + out, in8 ? FP8_RATE : 1);
+        matmul_forward_cuda(q->matmul, output(y, pitch_of(l->OC)), of_x, of_w, residual, {N, l->C, l->OC}, q->stream);
     }
     lora_add(q, y, l, x, N);
 }
 
-/* Writes dx (N, C) from dy (N, OC). factor: multiplies an 8-bit product, see fp8_factor_behind() */
+/* Writes dx (N, C) = dy (N, OC) w. In 8 bits this is the forward product of dy with the transpose of w, (C, OC).
+ * factor: multiplies an 8-bit product, see fp8_factor_behind() */
 static inline void linear_backward_input(const Queue* q, floatX* dx, const Linear* l, const floatX* dy, size_t N,
                                          float factor = 1.0f) {
-    if (l->fp8.columns.data) {
-        linear_dx_fp8(q, dx, l, dy, N, factor);
-    } else {
-        linear_dx_x(q, dx, l, dy, N);
+    const bool in8 = l->fp8.columns.data;
+    if (in8) { fp8_prepare_dy(q, l, dy, N); }
+    {
+        const double in = (double)N * l->OC + (double)l->OC * l->C, out = bytes_x((double)N * l->C);
+        Op op(q, linear_specs[l->kind].dx, product_flops(N, l->C, l->OC), (in8 ? in : bytes_x(in)) + out, in8 ? FP8_RATE : 1);
+        const Output to = output(dx, pitch_of(l->C));
+        if (in8) {
+            const Operand dy8 = fp8_operand(fp8_dy(q, l), FP8_FAST_DX), w8 = fp8_operand(l->fp8.columns, FP8_FAST_DX);
+            matmul_forward_cuda(q->matmul, to, dy8, w8, NULL, {N, l->OC, l->C}, q->stream, factor);
+        } else {
+            const Operand of_dy = operand(dy, pitch_of(l->OC)), w = operand(l->w, l->C);
+            matmul_backward_input_cuda(q->matmul, to, of_dy, w, {N, l->C, l->OC}, q->stream);
+        }
     }
     lora_add_dx(q, dx, l, dy, N);
 }

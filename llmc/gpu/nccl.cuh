@@ -17,8 +17,7 @@
  *   in symmetric windows and all ranks on one host. Otherwise, and in collectives that add, NCCL launches its kernels as usual.
  *   On two H200s this policy did not slow down a step of 1B, and NCCL took 0.43 GiB less (dev/results).
  * - The first call of a kind allocates and connects: it is made before a stream is captured.
- * - CommDestroy and CommAbort wait until each graph that captured a call of the communicator is destroyed: destroy the graphs
- *   first.
+ * - CommDestroy waits until each graph that captured a call of the communicator is destroyed: destroy the graphs first.
  * - Replays and other calls of one communicator follow one another: on one stream, or with events between.
  */
 #ifndef LLMC_NCCL_CUH
@@ -68,7 +67,7 @@ static inline bool nccl_join(NcclGroup* g, const NcclId* id, int rank, int ranks
     return nccl_invite((NcclId*)id, e);
 }
 static inline void nccl_leave(NcclGroup* g) { (void)g; }
-static inline bool nccl_alloc(NcclGroup*, void**, size_t) { return false; }
+static inline cudaError_t nccl_alloc(NcclGroup*, void**, size_t) { return cudaErrorMemoryAllocation; }
 static inline void nccl_free(const NcclGroup*, void*) {}
 static inline void nccl_all_to_all(const NcclGroup*, const void*, void*, size_t, cudaStream_t, const char*) {}
 static inline void nccl_all_to_all_parts(const NcclGroup*, const void*, void*, size_t, int, cudaStream_t, const char*) {}
@@ -82,34 +81,31 @@ static inline void nccl_broadcast(const NcclGroup*, void*, size_t, int, cudaStre
 
 /* F(version that has it first, type of the result, name without "nccl", arguments). Windows are void*, since nccl.h knows
  * ncclWindow_t only from 2.27 on. */
-#define NCCL_FUNCTIONS(F)                                                                                                    \
-    F(20000, ncclResult_t, GetVersion, (int* version))                                                                       \
-    F(20000, const char*, GetErrorString, (ncclResult_t result))                                                             \
-    F(21300, const char*, GetLastError, (ncclComm_t comm))                                                                   \
-    F(20000, ncclResult_t, GetUniqueId, (ncclUniqueId * id))                                                                 \
-    F(21400, ncclResult_t, CommInitRankConfig,                                                                               \
-      (ncclComm_t * comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config))                                       \
-    F(21400, ncclResult_t, CommFinalize, (ncclComm_t comm))                                                                  \
-    F(20000, ncclResult_t, CommDestroy, (ncclComm_t comm))                                                                   \
-    F(20400, ncclResult_t, CommAbort, (ncclComm_t comm))                                                                     \
-    F(20400, ncclResult_t, CommGetAsyncError, (ncclComm_t comm, ncclResult_t * error))                                       \
-    F(20000, ncclResult_t, GroupStart, (void))                                                                               \
-    F(20000, ncclResult_t, GroupEnd, (void))                                                                                 \
-    F(20700, ncclResult_t, Send,                                                                                             \
-      (const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream))                 \
-    F(20700, ncclResult_t, Recv,                                                                                             \
-      (void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream))                         \
-    F(20000, ncclResult_t, ReduceScatter,                                                                                    \
-      (const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)) \
-    F(20000, ncclResult_t, AllGather,                                                                                        \
-      (const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream))                 \
-    F(20000, ncclResult_t, Broadcast,                                                                                        \
-      (const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream))       \
-    F(21900, ncclResult_t, MemAlloc, (void** memory, size_t bytes))                                                          \
-    F(21900, ncclResult_t, MemFree, (void* memory))                                                                          \
-    F(22700, ncclResult_t, CommWindowRegister, (ncclComm_t comm, void* memory, size_t bytes, void** window, int flags))      \
-    F(22700, ncclResult_t, CommWindowDeregister, (ncclComm_t comm, void* window))                                            \
-    F(22800, ncclResult_t, AlltoAll,                                                                                         \
+#define NCCL_FUNCTIONS(F)                                                                                               \
+    F(20000, ncclResult_t, GetVersion, (int* version))                                                                  \
+    F(20000, const char*, GetErrorString, (ncclResult_t result))                                                        \
+    F(21300, const char*, GetLastError, (ncclComm_t comm))                                                              \
+    F(20000, ncclResult_t, GetUniqueId, (ncclUniqueId * id))                                                            \
+    F(21400, ncclResult_t, CommInitRankConfig,                                                                          \
+      (ncclComm_t * comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config))                                  \
+    F(21400, ncclResult_t, CommFinalize, (ncclComm_t comm))                                                             \
+    F(20000, ncclResult_t, CommDestroy, (ncclComm_t comm))                                                              \
+    F(20400, ncclResult_t, CommGetAsyncError, (ncclComm_t comm, ncclResult_t * error))                                  \
+    F(20000, ncclResult_t, GroupStart, (void))                                                                          \
+    F(20000, ncclResult_t, GroupEnd, (void))                                                                            \
+    F(20700, ncclResult_t, Send,                                                                                        \
+      (const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream))            \
+    F(20700, ncclResult_t, Recv,                                                                                        \
+      (void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream))                    \
+    F(20000, ncclResult_t, AllGather,                                                                                   \
+      (const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream))            \
+    F(20000, ncclResult_t, Broadcast,                                                                                   \
+      (const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream))  \
+    F(21900, ncclResult_t, MemAlloc, (void** memory, size_t bytes))                                                     \
+    F(21900, ncclResult_t, MemFree, (void* memory))                                                                     \
+    F(22700, ncclResult_t, CommWindowRegister, (ncclComm_t comm, void* memory, size_t bytes, void** window, int flags)) \
+    F(22700, ncclResult_t, CommWindowDeregister, (ncclComm_t comm, void* window))                                       \
+    F(22800, ncclResult_t, AlltoAll,                                                                                    \
       (const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream))
 
 typedef struct {
@@ -268,17 +264,17 @@ static inline void nccl_leave(NcclGroup* g) {
 }
 
 /* Takes memory of the GPU that all ranks may reach where the hardware lets them. All ranks call this in the same order, with
- * the same size. Returns false if there is too little memory. */
-static inline bool nccl_alloc(NcclGroup* g, void** memory, size_t bytes) {
+ * the same size. Fails if there is too little memory. */
+static inline cudaError_t nccl_alloc(NcclGroup* g, void** memory, size_t bytes) {
     const Nccl* n = &g->api;
-    if (n->MemAlloc(memory, bytes) != ncclSuccess) { return false; }
+    if (n->MemAlloc(memory, bytes) != ncclSuccess) { return cudaErrorMemoryAllocation; }
 #if NCCL_VERSION_CODE >= 22700
     if (n->CommWindowRegister && n->CommWindowDeregister && g->num_windows < NCCL_WINDOWS) {
         void** window = &g->windows[g->num_windows++];
         nccl_must(g, n->CommWindowRegister(g->comm, *memory, bytes, window, NCCL_WIN_COLL_SYMMETRIC), "a window");
     }
 #endif
-    return true;
+    return cudaSuccess;
 }
 
 /* Gives back what nccl_alloc() took, after nccl_leave(). */

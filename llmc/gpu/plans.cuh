@@ -63,12 +63,6 @@ static inline bool matmul_load_plans(MatmulContext* c, const char* path, bool* e
 
 #define PLAN_NAME "matmul_plan.json"
 
-/* Writes the plans into a folder: of a checkpoint, or --out. */
-static inline bool device_save_plans(MatmulContext* matmul, const char* folder, Error* e) {
-    char path[PATH_CAP];
-    return path_join(path, folder, PLAN_NAME, e) && matmul_save_plans(matmul, path, e);
-}
-
 /* Reads the plan file `path`. A file of another card or cuBLASLt is not used, with one warning; any other error in a file that
  * was `asked` for by name ends the program. */
 static inline void device_load_plans(MatmulContext* matmul, const char* path, bool asked, bool warns) {

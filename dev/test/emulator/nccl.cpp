@@ -401,7 +401,3 @@ ncclResult_t ncclBroadcast(const void* from, void* to, size_t bytes, ncclDataTyp
     if (from != to || root < 0 || root >= comm->ranks()) { emulator_die("ncclBroadcast: root %d, or not in place", root); }
     return collective("Broadcast", from, 0, to, 0, bytes, type, root, comm, stream);
 }
-
-ncclResult_t ncclReduceScatter(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) {
-    emulator_die("ncclReduceScatter: not emulated");
-}
