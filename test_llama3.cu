@@ -40,7 +40,7 @@ extern const TestedTrainer tested_cpu;
 #endif
 
 #ifdef __CUDACC__
-#include "dev/test/cuda/run_of_flags.cuh"  // defines: session_of, model_of, start_run, read_gradient, has_fp8
+#include "dev/test/cuda/run_of_flags.cuh"  // defines: program_of, model_of, start_run, read_gradient, has_fp8
 #else
 #include "train_llama3.c"
 #endif
@@ -245,11 +245,11 @@ static void* cuda_open(const char* dir, int B, int T) {
     int32_t none;
     tested_config(dir, &config, base);
     snprintf(flags, sizeof flags, "--batch %d --seq %d --steps 1 %s", B, T, variant->flags);
-    Session* s = session_of(&config, flags);
-    s->data.train.starts = &none;  // rows may hold documents
+    Program* p = program_of(&config, flags);
+    p->data.train.starts = &none;  // rows may hold documents
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
-    t->model = model_of(s, variant->fp32_head, false, variant->fill);
-    free(s);
+    t->model = model_of(p, variant->fp32_head, false, variant->fill);
+    free(p);
     tested_load(dir, base, t->model, trainer_slot(t->model, SLOT_WEIGHTS), trainer_slot(t->model, SLOT_MASTER));
     start_run(t->model, &t->run);
     return t;
