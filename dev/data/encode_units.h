@@ -137,14 +137,14 @@ static inline bool line_member(Json* j, const JsonNode** member, const char* key
 
 /* Encodes a text; for --train-bpe, counts its pieces. */
 static inline void encode_counted(const Job* job, Part* p, const char* text, size_t len) {
-    const size_t before = p->encoder.count;
+    const size_t before = p->encoder.out.count;
     if (job->counting) {
         counting_add(job->counting, text, len);
     } else {
         encoder_text(&p->encoder, text, len, job->args->specials);
     }
     p->text_bytes += len;
-    p->text_tokens += p->encoder.count - before;
+    p->text_tokens += p->encoder.out.count - before;
 }
 
 /* Returns the place of the first byte outside of UTF-8 characters; n: none. Skips ASCII, which most bytes are, by eight. */
@@ -172,10 +172,7 @@ static inline bool encode_unit(const Job* job, Part* p, const Unit* u) {
     if (u->line && strspn(u->text, " \t\r\n") >= u->len) { return true; }  // the text ends in a newline or a NUL
     if (u->starts_document) {
         p->documents++;
-        if (job->separator >= 0) {
-            encoder_reserve(&p->encoder, 1);
-            p->encoder.ids[p->encoder.count++] = job->separator;
-        }
+        if (job->separator >= 0) { token_list_add(&p->encoder.out, job->separator); }
     }
     if (!u->line) {
         p->no_characters += count_no_characters(u->text, u->len);
@@ -205,11 +202,7 @@ static inline bool encode_chat(const Job* job, Part* p, const Unit* u) {
     if (!json_parse_line(&j, u->text, u->len, at, &p->error)) { return false; }
     const bool ok = chat_read(&messages, &j, &p->error);
     if (ok) {
-        TokenList l = {p->encoder.ids, p->encoder.cap, p->encoder.count};
-        chat_write(&l, &p->mask, &messages, &job->chat, job->t);
-        p->encoder.ids = l.ids;
-        p->encoder.cap = l.cap;
-        p->encoder.count = l.count;
+        chat_write(&p->encoder.out, &p->mask, &messages, &job->chat, job->t);
         p->documents++;
     }
     chat_messages_free(&messages);
@@ -226,13 +219,13 @@ static inline bool answer_encode(const Job* job, Part* p, const Unit* u, FILE* o
     if (ok) {
         size_t len = 0;
         const char* text = json_string(&j, member, &len);
-        p->encoder.count = 0;
+        p->encoder.out.count = 0;
         encode_counted(job, p, text, len);
         fputs("{\"ids\": [", out);
-        for (size_t i = 0; i < p->encoder.count; i++) {
+        for (size_t i = 0; i < p->encoder.out.count; i++) {
             char digits[16];
             int n = 16;
-            for (uint32_t v = (uint32_t)p->encoder.ids[i]; n == 16 || v; v /= 10) { digits[--n] = (char)('0' + v % 10); }
+            for (uint32_t v = (uint32_t)p->encoder.out.ids[i]; n == 16 || v; v /= 10) { digits[--n] = (char)('0' + v % 10); }
             if (i) { fputs(", ", out); }
             fwrite(digits + n, 1, (size_t)(16 - n), out);
         }
@@ -289,7 +282,7 @@ static inline void run_part(const Job* job, Part* p, const Unit* units, size_t c
         xclose_memory(out, &p->lines);
         return;
     }
-    p->encoder.count = 0;
+    p->encoder.out.count = 0;
     p->no_characters = 0;
     p->mask.count = 0;
     for (size_t i = 0; ok && i < count; i++) {

@@ -141,8 +141,8 @@ static bool write_parts(Job* job, TokenFile* w, int parts, uint64_t* no_characte
         Part* p = &job->parts[k];
         if (p->error.msg[0]) { return fail(e, "%s", p->error.msg); }
         *no_characters += p->no_characters;
-        if (w && !token_file_add(w, p->encoder.ids, p->encoder.count, e)) { return false; }
-        if (w && w->masked) { token_file_mask(w, p->mask.trained, p->encoder.count); }
+        if (w && !token_file_add(w, p->encoder.out.ids, p->encoder.out.count, e)) { return false; }
+        if (w && w->masked) { token_file_mask(w, p->mask.trained, p->encoder.out.count); }
     }
     return true;
 }

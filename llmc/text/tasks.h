@@ -101,12 +101,12 @@ static inline void task_encoder_free(TaskEncoder* c) {
 
 /* Encodes a text as the tokenizer's users do. */
 static inline void task_encode(const TaskEncoder* c, TokenEncoder* enc, const char* text, size_t len) {
-    enc->count = 0;
-    encoder_reserve(enc, 1);
-    if (c->adds_bos) { enc->ids[enc->count++] = c->bos; }
+    TokenList* out = &enc->out;
+    out->count = 0;
+    if (c->adds_bos) { token_list_add(out, c->bos); }
     encoder_text(enc, text, len, true);
-    if (c->adds_bos && enc->count > 1 && enc->ids[1] == c->bos) {
-        memmove(enc->ids, enc->ids + 1, --enc->count * sizeof(int32_t));
+    if (c->adds_bos && out->count > 1 && out->ids[1] == c->bos) {
+        memmove(out->ids, out->ids + 1, --out->count * sizeof(int32_t));
     }
 }
 
@@ -131,17 +131,17 @@ static inline size_t task_characters(const char* s, size_t len) {
 /* Adds one choice. `text` is the context, a blank and the choice; `stripped` is the length of the context without the white
  * space at its end. c->context has the encoded context. Returns false if the choice has no token of its own. */
 static inline bool tasks_add_choice(Tasks* t, TaskEncoder* c, const char* text, size_t len, size_t stripped, size_t chars) {
-    const TokenEncoder* ctx = &c->context;
+    const TokenList *ctx = &c->context.out, *whole = &c->whole.out;
     size_t from = ctx->count;  // where the choice's tokens begin
     TaskChoice choice = {t->ids.count, 0, 0, chars};
     task_encode(c, &c->whole, text, len);
     if (stripped == 0) { from = c->adds_bos; }
-    if (c->whole.count <= from) { return false; }
+    if (whole->count <= from) { return false; }
     if (stripped == 0) { token_list_add(&t->ids, c->bos); }
     for (size_t i = 0; stripped > 0 && i < from; i++) { token_list_add(&t->ids, ctx->ids[i]); }
-    for (size_t i = from; i < c->whole.count; i++) { token_list_add(&t->ids, c->whole.ids[i]); }
+    for (size_t i = from; i < whole->count; i++) { token_list_add(&t->ids, whole->ids[i]); }
     choice.tokens = t->ids.count - choice.at;
-    choice.scored = c->whole.count - from;
+    choice.scored = whole->count - from;
     t->choices = (TaskChoice*)xgrow(t->choices, t->num_choices, &t->choice_cap, sizeof choice);
     t->choices[t->num_choices++] = choice;
     return true;

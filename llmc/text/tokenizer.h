@@ -212,11 +212,32 @@ typedef struct {
     uint32_t prev, next;  // UINT32_MAX: none
 } MergeNode;
 
-/* One thread's state for encoding with one tokenizer. ids[0 .. count) is the result; set count to 0 to start over. */
+/* A growing list of token ids. All zeros is an empty list; release it with token_list_free(). */
+typedef struct {
+    int32_t* ids;
+    size_t cap, count;
+} TokenList;
+
+static inline void token_list_add(TokenList* l, int32_t id) {
+    l->ids = (int32_t*)xgrow(l->ids, l->count, &l->cap, sizeof *l->ids);
+    l->ids[l->count++] = id;
+}
+
+static inline void token_list_reserve(TokenList* l, size_t more) {
+    if (l->cap - l->count >= more) { return; }
+    l->cap = size_max(l->cap + l->cap / 2, l->count + more + 256);
+    l->ids = (int32_t*)xrealloc(l->ids, l->cap * sizeof(int32_t));
+}
+
+static inline void token_list_free(TokenList* l) {
+    free(l->ids);
+    memset(l, 0, sizeof *l);
+}
+
+/* One thread's state for encoding with one tokenizer. `out` is the result; set its count to 0 to start over. */
 typedef struct {
     const Tokenizer* t;
-    int32_t* ids;
-    size_t count, cap;
+    TokenList out;
     PieceCacheSlot* cache;  // allocated by the first text of 1024 bytes or more
     MergeNode* nodes;       // (node_cap) room for the longest piece so far
     size_t node_cap;
@@ -229,17 +250,11 @@ static inline void encoder_init(TokenEncoder* enc, const Tokenizer* t) {
 }
 
 static inline void encoder_free(TokenEncoder* enc) {
-    free(enc->ids);
+    token_list_free(&enc->out);
     free(enc->cache);
     free(enc->nodes);
     merge_queue_free(&enc->queue);
     memset(enc, 0, sizeof *enc);
-}
-
-static inline void encoder_reserve(TokenEncoder* enc, size_t more) {
-    if (enc->cap - enc->count >= more) { return; }
-    enc->cap = size_max(enc->cap + enc->cap / 2, enc->count + more + 256);
-    enc->ids = (int32_t*)xrealloc(enc->ids, enc->cap * sizeof(int32_t));
 }
 
 /* Appends the ids of a piece of n <= TOKEN_SHORT_PIECE bytes. Scans all pairs for the lowest rank, up to n times. */
@@ -269,10 +284,10 @@ static inline void merge_short(TokenEncoder* enc, const uint8_t* s, size_t n) {
         first = best ? best - 1 : 0;
         last = best;
     }
-    if (count == 0) { return; }  // no byte of the piece has a token; enc->ids may still be NULL
-    encoder_reserve(enc, count);
-    memcpy(enc->ids + enc->count, id, count * sizeof *id);
-    enc->count += count;
+    if (count == 0) { return; }  // no byte of the piece has a token; enc->out.ids may still be NULL
+    token_list_reserve(&enc->out, count);
+    memcpy(enc->out.ids + enc->out.count, id, count * sizeof *id);
+    enc->out.count += count;
 }
 
 /* Returns the rank of the merge of node i and its next node; UINT32_MAX: none. */
@@ -334,15 +349,15 @@ static inline void merge_long(TokenEncoder* enc, const uint8_t* s, size_t n) {
         const uint32_t i = (uint32_t)first;
         if (enc->nodes[i].rank == first >> 32) { merge_nodes(enc, i); }
     }
-    encoder_reserve(enc, count);
-    for (uint32_t i = 0; i != UINT32_MAX; i = enc->nodes[i].next) { enc->ids[enc->count++] = enc->nodes[i].id; }
+    token_list_reserve(&enc->out, count);
+    for (uint32_t i = 0; i != UINT32_MAX; i = enc->nodes[i].next) { enc->out.ids[enc->out.count++] = enc->nodes[i].id; }
 }
 
 static inline void merge_piece(TokenEncoder* enc, const uint8_t* s, size_t n) {
     if (enc->t->num_merges == 0) {
-        encoder_reserve(enc, n);
+        token_list_reserve(&enc->out, n);
         for (size_t i = 0; i < n; i++) {
-            if (enc->t->byte_ids[s[i]] >= 0) { enc->ids[enc->count++] = enc->t->byte_ids[s[i]]; }
+            if (enc->t->byte_ids[s[i]] >= 0) { enc->out.ids[enc->out.count++] = enc->t->byte_ids[s[i]]; }
         }
     } else if (n <= TOKEN_SHORT_PIECE) {
         merge_short(enc, s, n);
@@ -359,18 +374,18 @@ __attribute__((noinline, unused)) static void encode_parts(TokenEncoder* enc, co
     }
     PieceCacheSlot* slot = &enc->cache[hash_place(enc->t->seed, key, n) & (TOKEN_CACHE_SLOTS - 1)];
     if (slot->len == n && memcmp(slot->bytes, s, n) == 0) {
-        encoder_reserve(enc, TOKEN_CACHE_IDS);
-        memcpy(enc->ids + enc->count, slot->ids, sizeof slot->ids);
-        enc->count += slot->count;
+        token_list_reserve(&enc->out, TOKEN_CACHE_IDS);
+        memcpy(enc->out.ids + enc->out.count, slot->ids, sizeof slot->ids);
+        enc->out.count += slot->count;
         return;
     }
-    size_t first = enc->count;
+    size_t first = enc->out.count;
     merge_piece(enc, s, n);
-    if (enc->count - first <= TOKEN_CACHE_IDS) {
+    if (enc->out.count - first <= TOKEN_CACHE_IDS) {
         slot->len = (uint8_t)n;
-        slot->count = (uint8_t)(enc->count - first);
+        slot->count = (uint8_t)(enc->out.count - first);
         memcpy(slot->bytes, s, n);
-        memcpy(slot->ids, enc->ids + first, slot->count * sizeof(int32_t));
+        memcpy(slot->ids, enc->out.ids + first, slot->count * sizeof(int32_t));
     }
 }
 
@@ -388,8 +403,7 @@ static inline void encode_piece(TokenEncoder* enc, const uint8_t* s, size_t n, c
     }
     int32_t id = token_table_find_key(&enc->t->pieces, key, text, n);
     if (id >= 0) {
-        encoder_reserve(enc, 1);
-        enc->ids[enc->count++] = id;
+        token_list_add(&enc->out, id);
     } else {
         encode_parts(enc, s, n, key);
     }
@@ -504,14 +518,13 @@ static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8
             encode_added(enc, start, s, specials, TOKEN_NORMALIZED);
         }
         if (id < 0) { break; }
-        encoder_reserve(enc, 1);
-        enc->ids[enc->count++] = id;
+        token_list_add(&enc->out, id);
         s += t->at[id + 1] - t->at[id];
         start = s;
     }
 }
 
-/* Appends the ids of a text to enc->ids. With `specials`, names of special tokens become those tokens; otherwise they are
+/* Appends the ids of a text to enc->out.ids. With `specials`, names of special tokens become those tokens; otherwise they are
  * text, and the ids equal tiktoken's encode_ordinary(). Adds no BOS or EOS. */
 static inline void encoder_text(TokenEncoder* enc, const char* text, size_t len, bool specials) {
     const uint8_t *s = (const uint8_t*)text, *end = s + len;
@@ -524,34 +537,14 @@ static inline void encoder_text(TokenEncoder* enc, const char* text, size_t len,
     }
 }
 
-/* A growing list of token ids. All zeros is an empty list; release it with token_list_free(). */
-typedef struct {
-    int32_t* ids;
-    size_t cap, count;
-} TokenList;
-
-static inline void token_list_add(TokenList* l, int32_t id) {
-    l->ids = (int32_t*)xgrow(l->ids, l->count, &l->cap, sizeof *l->ids);
-    l->ids[l->count++] = id;
-}
-
-static inline void token_list_free(TokenList* l) {
-    free(l->ids);
-    memset(l, 0, sizeof *l);
-}
-
 /* Appends the ids of a text to a list: encoder_text() for occasional use. */
 static inline void tokenizer_encode(const Tokenizer* t, const char* text, size_t len, bool specials, TokenList* l) {
     TokenEncoder enc;
     encoder_init(&enc, t);
-    enc.ids = l->ids;
-    enc.cap = l->cap;
-    enc.count = l->count;
+    enc.out = *l;
     encoder_text(&enc, text, len, specials);
-    l->ids = enc.ids;
-    l->cap = enc.cap;
-    l->count = enc.count;
-    enc.ids = NULL;
+    *l = enc.out;
+    memset(&enc.out, 0, sizeof enc.out);
     encoder_free(&enc);
 }
 

@@ -547,9 +547,9 @@ static inline void keep_reachable_pieces(Tokenizer* t) {
     for (size_t i = 0; i < slots; i++) {
         if (old[i].len == 0) { continue; }
         const int32_t id = old[i].id;
-        enc.count = 0;
+        enc.out.count = 0;
         merge_piece(&enc, (const uint8_t*)t->bytes + t->at[id], old[i].len);
-        if (enc.count == 1 && enc.ids[0] == id) { token_table_add(&t->pieces, id, old[i].len); }
+        if (enc.out.count == 1 && enc.out.ids[0] == id) { token_table_add(&t->pieces, id, old[i].len); }
     }
     free(old);
     encoder_free(&enc);

@@ -25,12 +25,12 @@ static inline void check_text(const Tokenizer* t, const char* text, size_t len, 
     encoder_init(&whole, t);
     encoder_text(&whole, text, len, specials);
     decoder_init(&d, t);
-    for (size_t i = 0; i < whole.count; i++) {
-        REQUIRE(whole.ids[i] >= 0 && whole.ids[i] < t->vocab_size);
-        const char* piece = tokenizer_token(t, whole.ids[i], &n);
+    for (size_t i = 0; i < whole.out.count; i++) {
+        REQUIRE(whole.out.ids[i] >= 0 && whole.out.ids[i] < t->vocab_size);
+        const char* piece = tokenizer_token(t, whole.out.ids[i], &n);
         REQUIRE(!all_bytes || (at + n <= len && memcmp(text + at, piece, n) == 0));
         at += n;
-        const char* out = decoder_push(&d, whole.ids[i], &n);
+        const char* out = decoder_push(&d, whole.out.ids[i], &n);
         for (size_t k = 0, used; k < n; k += used) {
             used = utf8_char_length(out + k, n - k);
             REQUIRE(used > 0);
@@ -46,8 +46,8 @@ static inline void check_text(const Tokenizer* t, const char* text, size_t len, 
         start = i;
     }
     encoder_text(&cut, text + start, len - start, specials);
-    REQUIRE(cut.count == whole.count);
-    REQUIRE(cut.count == 0 || memcmp(cut.ids, whole.ids, cut.count * sizeof(int32_t)) == 0);
+    REQUIRE(cut.out.count == whole.out.count);
+    REQUIRE(cut.out.count == 0 || memcmp(cut.out.ids, whole.out.ids, cut.out.count * sizeof(int32_t)) == 0);
     encoder_free(&whole);
     encoder_free(&cut);
 }

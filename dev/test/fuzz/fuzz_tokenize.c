@@ -161,11 +161,11 @@ static void check_token_file(const char* text, size_t len, const char* name, Job
     char* written = ok ? read_file(path, &bytes, 1 << 24, &e) : NULL;
     for (int k = 0; k < used; k++) {
         REQUIRE(!ok || !job->parts[k].error.msg[0]);
-        for (size_t i = 0; ok && i < job->parts[k].encoder.count; i++, at += 2) {
+        for (size_t i = 0; ok && i < job->parts[k].encoder.out.count; i++, at += 2) {
             uint16_t id;
             REQUIRE(at + 2 <= bytes);
             memcpy(&id, written + at, 2);
-            REQUIRE(id == job->parts[k].encoder.ids[i]);
+            REQUIRE(id == job->parts[k].encoder.out.ids[i]);
         }
     }
     REQUIRE(!ok || at == bytes);
@@ -203,12 +203,12 @@ static void check_file(const char* text, size_t len, bool is_text, bool specials
     size_t ids = 0, documents = 0, covered = 0;
     for (int k = 0; k < used; k++) {
         fuzz_check_error(!parts[k].error.msg[0], &parts[k].error);
-        for (size_t i = 0; i < parts[k].encoder.count; i++) {
-            const int32_t id = parts[k].encoder.ids[i];
+        for (size_t i = 0; i < parts[k].encoder.out.count; i++) {
+            const int32_t id = parts[k].encoder.out.ids[i];
             REQUIRE(id >= 0 && id < bytes_only.vocab_size);
             documents += id == bytes_only.bos_id;
         }
-        ids += parts[k].encoder.count;
+        ids += parts[k].encoder.out.count;
     }
     for (size_t i = 0; is_text && i < list.count; i++) {
         REQUIRE(list.units[i].text == text + covered);

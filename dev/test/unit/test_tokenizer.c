@@ -237,7 +237,8 @@ static void short_and_long_pieces_merge_alike(void) {
                                              // each rank
         merge_short(&a, (const uint8_t*)text, n);
         merge_long(&b, (const uint8_t*)text, n);
-        CHECK(a.count == b.count && memcmp(a.ids, b.ids, a.count * sizeof(int32_t)) == 0, "%.*s", (int)n, text);
+        CHECK(a.out.count == b.out.count && memcmp(a.out.ids, b.out.ids, a.out.count * sizeof(int32_t)) == 0, "%.*s", (int)n,
+              text);
         encoder_free(&a);
         encoder_free(&b);
     }
@@ -561,9 +562,9 @@ static void an_encoder_appends_and_its_cache_changes_nothing(void) {
             merge_piece(&pieces, s, (size_t)(p - s));
         }
     }
-    CHECK(long_text.cache && long_text.count == pieces.count &&
-              memcmp(long_text.ids, pieces.ids, pieces.count * sizeof(int32_t)) == 0,
-          "%zu and %zu ids", long_text.count, pieces.count);
+    CHECK(long_text.cache && long_text.out.count == pieces.out.count &&
+              memcmp(long_text.out.ids, pieces.out.ids, pieces.out.count * sizeof(int32_t)) == 0,
+          "%zu and %zu ids", long_text.out.count, pieces.out.count);
     encoder_free(&long_text);
     encoder_free(&pieces);
     tokenizer_free(&t);
