@@ -1,8 +1,14 @@
 #!/bin/sh
-# test_crash.sh [full] -- runs the crash tests. Without `full` it runs a sample of each, evenly spread and the same each time,
+# test_crash.sh [full|gpu] -- runs the crash tests. Without `full` it runs a sample of each, evenly spread and the same each time,
 # in a minute. BIN=DIR tests the programs of another build; sanitizers replace malloc, so under them only the damaged inputs
-# run.
+# run. `gpu` takes the GPU trainer (TRAINER, default ./train_llama3cu) instead: kills, failed writes, fsyncs and renames, and
+# failed allocations, JOBS at a time, all while a checkpoint is written. Each run then ends in the bits of the run without a fault.
 set -u
+if [ "${1:-}" = gpu ]; then
+    make -s tokenize "$(basename "${TRAINER:=./train_llama3cu}")" || exit 1
+    exec python3 dev/test/crash/sweep.py kill error malloc --card --trainer "$TRAINER" \
+        --sample 60 --sample 60 --sample 40 --jobs "${JOBS:-6}"
+fi
 log=$(mktemp "${TEST_TMP:-/tmp}/llama3_crash_log_XXXXXX") || exit 1
 trap 'rm -f "$log"' EXIT
 trap 'exit 130' INT TERM

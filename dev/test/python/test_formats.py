@@ -1,5 +1,5 @@
 """Tests model folders against transformers and safetensors: each side opens what the other writes, with equal tensors and
-equal logits. Compiles model_copy.c, our reader and writer."""
+equal logits. Compiles copy.c, our reader and writer."""
 
 import json
 import os
@@ -22,7 +22,7 @@ LLAMA3 = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_fa
 def model_copy(tmp_path_factory):
     program = tmp_path_factory.mktemp("bin") / "model_copy"
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    command = [compiler, "-std=c11", "-O1", "-I", HERE.parents[2], HERE / "model_copy.c", "-o", program, "-lm"]
+    command = [compiler, "-std=c11", "-O1", "-I", HERE.parents[2], HERE / "copy.c", "-o", program, "-lm"]
     subprocess.run(command, check=True)
 
     def copy(source, target, dtype="F32"):

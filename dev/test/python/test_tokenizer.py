@@ -385,12 +385,12 @@ def tokenizer_copy(tmp_path_factory):
     transformers = pytest.importorskip("transformers")
     program = tmp_path_factory.mktemp("bin") / "tokenizer_copy"
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    source = os.path.join(ROOT, "dev", "test", "python", "tokenizer_copy.c")
+    source = os.path.join(ROOT, "dev", "test", "python", "copy.c")
     subprocess.run([compiler, "-std=c11", "-O1", "-I", ROOT, source, "-o", program, "-lm"], check=True)
 
     def copy(source, target, load=True):
         os.makedirs(target, exist_ok=True)
-        out = subprocess.run([str(program), str(source), str(target)], check=True, stdout=subprocess.PIPE, text=True).stdout
+        out = subprocess.run([str(program), "tokenizer", str(source), str(target)], check=True, stdout=subprocess.PIPE, text=True).stdout
         return out.split()[3], transformers.AutoTokenizer.from_pretrained(str(target)) if load else None
 
     return copy

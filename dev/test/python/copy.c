@@ -1,6 +1,9 @@
-/* model_copy.c -- reads a model folder and writes it again: ./model_copy FROM TO [F32|BF16|F16]. TO must exist.
- * test_formats.py compares both folders with what transformers and safetensors read from them. */
+/* copy.c -- reads with our readers and writes with our writers, for tests that compare with Hugging Face's: a model's folder,
+ * ./copy FROM TO [F32|BF16|F16], or a tokenizer, ./copy tokenizer FILE|DIR|bytes TO. TO must exist.
+ */
 #include "llmc/files/model_folder.h"
+#include "llmc/text/tokenizer_read.h"
+#include "llmc/text/tokenizer_write.h"
 
 typedef struct {
     const ParamTable* table;
@@ -19,8 +22,25 @@ static bool give(void* ctx, const Param* p, size_t first, size_t n, float* dst, 
     return true;
 }
 
+static void copy_tokenizer(const char* from, const char* to) {
+    Tokenizer t;
+    Error e = NO_ERROR;
+    if (strcmp(from, "bytes") == 0) {
+        tokenizer_bytes(&t);
+    } else {
+        must(tokenizer_load(&t, from, &e), &e);
+    }
+    must(tokenizer_save(&t, to, 2048, &e), &e);
+    printf("%d %d %d %016llx\n", t.vocab_size, t.bos_id, t.eos_id, (unsigned long long)t.fingerprint);
+    tokenizer_free(&t);
+}
+
 int main(int argc, char** argv) {
-    if (argc != 3 && argc != 4) { die_usage("wanted: model_copy FROM TO [F32|BF16|F16]"); }
+    if (argc != 3 && argc != 4) { die_usage("wanted: copy FROM TO [F32|BF16|F16], or copy tokenizer FROM TO"); }
+    if (argc == 4 && strcmp(argv[1], "tokenizer") == 0) {
+        copy_tokenizer(argv[2], argv[3]);
+        return 0;
+    }
     Error e = NO_ERROR;
     ModelConfig c;
     const SafeDtype dtype = safe_dtype(argc == 4 ? argv[3] : "F32");
