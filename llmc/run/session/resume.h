@@ -167,9 +167,18 @@ static inline bool documents_read_alike(const Data* d, Documents a, Documents b)
     return !d->has_val || documents_of(a, d->val.masked) == documents_of(b, d->val.masked);
 }
 
-/* Reports every saved flag on the command line that had another value. Files are compared by their fingerprints, and a
- * resumed run has the model of its checkpoint. */
-static inline void resume_compare_options(const TrainerState* saved, const Options* o, const Data* d, const char* dir) {
+/* Returns whether the learning rate of a step depends on the flag i. */
+static inline bool option_sets_rate(int i) {
+    return i == OPT_steps || i == OPT_lr || i == OPT_warmup || i == OPT_schedule || i == OPT_final_lr_frac;
+}
+
+/* Reports every saved flag on the command line that had another value; together those that give the first step another rate.
+ * Files are compared by their fingerprints, and a resumed run has the model of its checkpoint. */
+static inline void resume_compare_options(const Run* run, const Options* o, const Data* d, const char* dir) {
+    const TrainerState* saved = &run->state;
+    const double lr = learning_rate(&saved->schedule, (int64_t)saved->step);
+    char reasons[5 * 3 * OPTION_TEXT] = "";
+    size_t used = 0;
     Options was = saved_options(saved, o->trainer);
     for (int i = 0; i < NUM_OPTIONS; i++) {
         char flag[OPTION_TEXT], now[OPTION_TEXT], before[OPTION_TEXT];
@@ -177,7 +186,17 @@ static inline void resume_compare_options(const TrainerState* saved, const Optio
         const bool compared = option_specs[i].life == OPTION_SAVED && i != OPT_model && i != OPT_train && i != OPT_tokenizer;
         if (!compared || !o->given[i] || strcmp(a, b) == 0) { continue; }
         if (i == OPT_documents && documents_read_alike(d, (Documents)o->documents, (Documents)was.documents)) { continue; }
-        resume_differs(o->strict_resume, "%s: is %s, was %s in %s", option_flag(i, flag), a, b, dir);
+        option_flag(i, flag);
+        if (lr != run->lr_before && option_sets_rate(i)) {
+            used +=
+                (size_t)snprintf(reasons + used, sizeof reasons - used, "%s %s is %s, was %s", used ? ";" : ":", flag, a, b);
+        } else {
+            resume_differs(o->strict_resume, "%s: is %s, was %s in %s", flag, a, b, dir);
+        }
+    }
+    if (lr != run->lr_before) {
+        resume_differs(o->strict_resume, "the rate goes from %.2e to %.2e at step %llu%s in %s", run->lr_before, lr,
+                       (unsigned long long)saved->step, reasons, dir);
     }
     options_free(&was);
 }
@@ -194,7 +213,7 @@ static inline void run_compare(Run* run, const Start* start, const Data* d, cons
     const uint64_t tokenizer = data_tokenizer_print(d);
     must(mix_fingerprint(&d->mix, &data, &e), &e);
     if (start->resumed) {
-        resume_compare_options(was, o, d, dir);
+        resume_compare_options(run, o, d, dir);
         if (was->data && was->data != data) {
             resume_differs(strict, "--train: %s has the fingerprint %016" PRIx64 ", the data of %s had %016" PRIx64, o->train,
                            data, dir, was->data);
