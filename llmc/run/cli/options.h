@@ -167,11 +167,8 @@ static inline void choice_word(const char* words, int i, char* out, size_t cap) 
 
 /* Returns 1 for on, 0 for off, -1 if the text is neither. */
 static inline int switch_value(const char* text) {
-    static const char* const words[] = {"off", "on", "false", "true", "no", "yes", "0", "1"};
-    for (int i = 0; i < 8; i++) {
-        if (strcmp(text, words[i]) == 0) { return i & 1; }
-    }
-    return -1;
+    const int i = choice_find("off|on|false|true|no|yes|0|1", text);
+    return i < 0 ? -1 : i & 1;
 }
 
 /* Returns the value of option i as the user would type it, either the text itself or `out`; "" for a text not given. */
@@ -220,10 +217,8 @@ static inline bool option_refuse(int i, const char* text, Error* e) {
     }
 }
 
-/* Sets option i from a text. */
-static inline bool option_set(Options* o, int i, const char* text, Error* e) {
-    const OptionSpec* s = &option_specs[i];
-    void* field = option_field(o, i);
+/* Reads a text into the field of an option. Returns false, with the field as it was, if it is no such value. */
+static inline bool option_read(void* field, const OptionSpec* s, const char* text) {
     char* end = NULL;
     errno = 0;
     switch (s->kind) {
@@ -231,40 +226,40 @@ static inline bool option_set(Options* o, int i, const char* text, Error* e) {
         case OPTION_RESUME: *(const char**)field = text; return true;
         case OPTION_INT:
         case OPTION_LONG: {
-            long long v = strtoll(text, &end, 10);
-            bool number = *text == '-' || (*text >= '0' && *text <= '9');
-            if (!number || end == text || *end || errno == ERANGE || (double)v < s->min || (double)v > s->max) {
-                return option_refuse(i, text, e);
-            }
-            if (s->kind == OPTION_INT) {
-                *(int*)field = (int)v;
-            } else {
-                *(int64_t*)field = (int64_t)v;
-            }
+            const bool number = *text == '-' || (*text >= '0' && *text <= '9');
+            const long long v = number ? strtoll(text, &end, 10) : 0;
+            if (!number || end == text || *end || errno == ERANGE || (double)v < s->min || (double)v > s->max) { return false; }
+            if (s->kind == OPTION_INT) { *(int*)field = (int)v; }
+            if (s->kind == OPTION_LONG) { *(int64_t*)field = v; }
             return true;
         }
         case OPTION_FLOAT: {
             // strtod alone would also take "inf", "nan", hexadecimal numbers and leading spaces
-            bool number = *text && strspn(text, "+-.0123456789eE") == strlen(text);
-            double v = number ? strtod(text, &end) : NAN;
-            if (!number || end == text || *end || !(v >= s->min && v <= s->max)) { return option_refuse(i, text, e); }
+            const bool number = *text && strspn(text, "+-.0123456789eE") == strlen(text);
+            const double v = number ? strtod(text, &end) : NAN;
+            if (!number || end == text || *end || !(v >= s->min && v <= s->max)) { return false; }
             *(double*)field = v + 0.0;  // -0 becomes 0
             return true;
         }
-        case OPTION_SIZE: return parse_size(text, (uint64_t*)field) || option_refuse(i, text, e);
-        case OPTION_SWITCH:
-            if (switch_value(text) < 0) { return option_refuse(i, text, e); }
-            *(bool*)field = switch_value(text) == 1;
-            return true;
+        case OPTION_SIZE: return parse_size(text, (uint64_t*)field);
+        case OPTION_SWITCH: {
+            const int on = switch_value(text);
+            if (on >= 0) { *(bool*)field = on == 1; }
+            return on >= 0;
+        }
         case OPTION_CHOICE: {
             const int place = choice_find(s->value, text);
-            if (place < 0) { return option_refuse(i, text, e); }
-            *(int*)field = place;
-            return true;
+            if (place >= 0) { *(int*)field = place; }
+            return place >= 0;
         }
-        case OPTION_RECOMPUTE: return recompute_read((Recompute*)field, text) || option_refuse(i, text, e);
+        case OPTION_RECOMPUTE: return recompute_read((Recompute*)field, text);
     }
-    return true;
+    return false;
+}
+
+/* Sets option i from a text. */
+static inline bool option_set(Options* o, int i, const char* text, Error* e) {
+    return option_read(option_field(o, i), &option_specs[i], text) || option_refuse(i, text, e);
 }
 
 /* Sets every option to its default. */

@@ -20,6 +20,7 @@
 #include "llmc/lora.h"
 #include "llmc/run/cli/options.h"
 #include "llmc/base/progress.h"           // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/run/session/choose.h"      // defines: export_dtype_of
 #include "llmc/run/session/open_model.h"  // defines: load_weights, load_adapters
 #include "llmc/run/session/session.h"     // defines: Program, Start, ModelSpec, process_screen
 #include "llmc/text/tokenizer_write.h"
