@@ -14,7 +14,7 @@
 #define LLMC_KERNELS_CUH
 
 #include "llmc/attention_sm90_walk.cuh"  // defines: walk_order, walk_fills
-#include "llmc/config.h"                 // defines: AttentionShape, MAX_HEAD_DIM
+#include "llmc/config.h"                 // defines: AttentionShape
 #include "llmc/cuda/cuda_common.cuh"     // defines: device_attribute, compiled_arch
 #include "llmc/cuda/warpgroups.cuh"      // defines: has_wgmma, wgmma_probe_kernel
 
@@ -76,16 +76,6 @@ static inline KernelSizes attention_sizes(AttentionShape shape, bool documents) 
     KernelSizes s = {};
     s.attention = shape, s.documents = documents;
     return s;
-}
-
-/* Returns whether a kernel for this head dimension exists in this build and runs on this card with the code it loaded. */
-static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
-    switch (kernel) {
-        case ATTENTION_AUTO: return true;
-        case ATTENTION_PLAIN: return HD > 0 && HD <= MAX_HEAD_DIM && HD % 2 == 0;
-        case ATTENTION_MMA: return attention_tensor_cores(HD);
-        default: return attention_tensor_cores(HD) && this_card()->wgmma;
-    }
 }
 
 // tokens of a row: in shorter rows, reading and writing the sums costs more than a walk saves; longer rows were not tried
@@ -205,6 +195,12 @@ static inline bool kernel_takes(KernelChoice choice, int kernel, const KernelSiz
         if (row.choice == choice && row.kernel == kernel) { return row.takes(c, &s); }
     }
     return false;
+}
+
+/* Returns whether a kernel of attention runs on this card at this head dimension. A walk runs wherever wgmma does. */
+static inline bool attention_has_kernel(AttentionKernel kernel, int HD) {
+    const AttentionKernel of_forward = kernel == ATTENTION_WALK ? ATTENTION_WGMMA : kernel;
+    return kernel == ATTENTION_AUTO || kernel_takes(CHOOSE_ATTENTION, of_forward, attention_sizes({1, 1, 1, 1, HD}, false));
 }
 
 /* Prints the row of an operation. */
