@@ -34,8 +34,8 @@
 #include "llmc/matmul.h"        // defines: matmul_scratch
 #include "llmc/lora.h"          // defines: lora_at, lora_width, lora_most_width
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
-#include "llmc/optim/optimizer.h"      // defines: HeldState, held_whole, optimizer_update, optimizer_scratch, global_norm
-#ifndef TESTING                        // a test of the model leaves out the code that runs it
+#include "llmc/optim/optimizer.h"  // defines: HeldState, held_whole, optimizer_update, optimizer_scratch, global_norm, global_norm_scratch
+#ifndef TESTING                    // a test of the model leaves out the code that runs it
 #include "llmc/train/not_finite.h"     // defines: FiniteSearch, NamedTensor, TENSOR_TEXT, search_tensor, search_arena
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
 #include "llmc/run/session/session.h"  // defines: Program, program_close
@@ -234,7 +234,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], const ModelUse* use) {
         m->dt = take(a, N * lora_most_width(&c->lora));
         scratch = size_max(scratch, rmsnorm_backward_scratch(N, c->hidden_size));
         scratch = size_max(scratch, attention_backward_scratch(attention_shape(c, B, T)));
-        scratch = size_max(scratch, optimizer_scratch(&m->trained));
+        scratch = size_max(scratch, size_max(global_norm_scratch(m->trained.elements), optimizer_scratch(&m->trained)));
     }
     m->scratch = take(&mem[MEM_WORKSPACE], ceil_div(scratch, sizeof(float)));
     if (m->cache_len > 0) {
@@ -259,7 +259,7 @@ static Llama llama_open(const ModelConfig* c, int ranks) {
 
 static void llama_close(Llama* m) {
     free(m->blocks);
-    free(m->held.items);
+    held_free(&m->held);
     param_table_free(&m->table);
     param_table_free(&m->trained);
 }

@@ -38,7 +38,7 @@
 #include "llmc/gpu/sequence.cuh"        // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
 #include "llmc/rope.cuh"                // defines: rope_upload
 #include "llmc/optim/step_state.cuh"    // defines: StepState, loss_sum_cuda, step_decide_cuda
-#include "llmc/gpu/update.cuh"          // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all
+#include "llmc/gpu/update.cuh"  // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all, matrices_update
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for each MemoryKind. Gradients, master, m and v have a place for each trained tensor
@@ -276,9 +276,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     }
     if (o->train) {
         const bool alone = o->ranks <= 1;
-        const size_t elements = alone ? m->trained.elements : shard_elements(&m->exchange.buckets);
         if (!alone) { exchange_lay_out(&m->exchange, &m->grads, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
-        weights_lay_out_state(&m->weights, elements, &mem[MEM_MASTER], &mem[MEM_M], &mem[MEM_V]);
+        weights_lay_out_state(&m->weights, &mem[MEM_MASTER], &mem[MEM_M], &mem[MEM_V]);
         m->dh = take<floatX>(w, N * C);
         m->dnorm = take<floatX>(w, N * C);
         m->dqkv = take<floatX>(w, N * QKV);
@@ -290,8 +289,9 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         scratch = size_max(scratch, embedding_backward_scratch_cuda(N, c->hidden_size));
         scratch = size_max(scratch, attention_backward_scratch_cuda(heads_shape(attention_shape(c, o->B, o->T), m->parts)));
         scratch = size_max(scratch, N * F * sizeof(floatX));  // the gradient of SwiGLU's output
+        scratch = size_max(scratch, optimizer_scratch(&m->trained));
         m->queue.scratch = take<char>(w, scratch);
-        m->optimizer.stretches = take<OptimizerStretch>(w, m->trained.count);
+        optimizer_lay_out(&m->optimizer, &m->trained, w);
         runner_lay_out(&m->runner, w, &mem[MEM_PINNED]);
         m->queue.counts = m->runner.state ? m->runner.state->quantised : NULL;
     }
@@ -341,6 +341,9 @@ static Llama llama_open(const ModelConfig* c, const ModelUse* use, const Options
         m.exchange.ranks = ranks;
         m.exchange.buckets = m.weights.shards = buckets_list(&m.trained);
     }
+    ArenaRanges own = ranks > 1 ? shard_ranges(&m.exchange.buckets, use->rank) : ArenaRanges{NULL, 0};
+    m.weights.held = ranks > 1 ? held_state(&m.trained, &own) : held_whole(&m.trained);
+    free(own.items);
     m.weights.master_kind = master_kind_of((MasterKind)o->master);
     m.weights.bf16_moments = o->moments == MOMENTS_BF16;
     if (m.zero == ZERO_3) { m.sharded = sharded_new(&m.weights, &m.table, c->num_layers, c->tied); }
@@ -363,6 +366,8 @@ static void llama_close(Llama* m) {
     param_table_free(&m->table);
     param_table_free(&m->trained);
     buckets_free(&m->exchange.buckets);
+    held_free(&m->weights.held);
+    free(m->optimizer.deal.items);
 }
 
 /* Computes the bytes of each kind of memory that llama_create() will take, with the workspace of the products' context. */
@@ -556,12 +561,13 @@ static void update_shards(Llama* m, const Recipe* recipe) {
     const NormSums none = norm_sums(m->queue.scratch);  // the exchange has added it up
     fp8_take_counts(&m->fp8, &m->queue);
     step_decide_cuda(m->runner.state, &none, &recipe->hyper, m->queue.stream);
+    matrices_update(&m->optimizer, &m->queue, &m->weights, &m->grads, x, m->runner.state, recipe);
     for (int i = 0; i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
         const ArenaRange mine = shard_of(b, x->rank, x->ranks);
-        const size_t local = b->first / (size_t)x->ranks;  // its first sum, m, v and master weight
+        const size_t local = b->first / (size_t)x->ranks;  // its first sum
         floatX* weights = trained_at(&m->weights, mine.first);
-        const UpdateRange range = {mine, weights, x->sums + local, mine, mine.first - local};
+        const UpdateRange range = {mine, weights, x->sums + local, mine};
         optimizer_update<float>(&m->optimizer, &m->queue, &m->weights, m->runner.state, recipe, range);
         const bool stays = m->sharded && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers;
         if (stays) { continue; }
@@ -578,6 +584,7 @@ static void llama_update(Llama* m, const Recipe* recipe) {
         update_shards(m, recipe);
     } else {
         optimizer_update_all(&m->optimizer, &m->queue, &m->weights, &m->grads, m->runner.state, recipe);
+        matrices_update(&m->optimizer, &m->queue, &m->weights, &m->grads, &m->exchange, m->runner.state, recipe);
         fp8_refresh(&m->fp8, &m->queue, &m->weights);
     }
 }

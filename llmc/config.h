@@ -269,6 +269,20 @@ typedef struct {
     size_t count;
 } ArenaRanges;
 
+/* Returns the first of the ranges that ends after element `at` of the arena; their number if none does. */
+static inline size_t arena_range_at(const ArenaRanges* list, size_t at) {
+    size_t below = 0, above = list->count;
+    while (below < above) {
+        const size_t middle = (below + above) / 2;
+        if (list->items[middle].first + list->items[middle].count > at) {
+            above = middle;
+        } else {
+            below = middle + 1;
+        }
+    }
+    return below;
+}
+
 static inline size_t param_size(const Param* p) { return p->rows * p->cols; }
 
 /* Returns the whole arena as ranges, for a run of one rank. `range` holds it. */

@@ -11,7 +11,8 @@ EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)
 EMULATED_SOURCES = $(CUDA_HEADERS) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
 EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) -isystem $(CUDA_HOME)/include
 EMULATED_FLAGS = -std=c++17 $(EMULATED_OPT) $(MARCH) $(if $(filter 1,$(OPENMP)),-fopenmp) -fno-strict-aliasing -ffp-contract=fast \
-                 -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(EMULATED_INCLUDES)
+                 -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(EMULATED_INCLUDES) \
+                 -DTEST_RULES='"dev/test/sgd_matrix.h"'
 EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o)
 EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_determinism_cu test_kernels_cu test_attention_cu
 
@@ -61,7 +62,7 @@ emulated-BF16_80: OF_VARIANT = EMULATED_PROGRAMS=test_attention_cu
 emulated-FP16_75: OF_VARIANT = EMULATED_PROGRAMS="test_kernels_cu test_attention_cu"
 # test-cards is test-no-gpu and test-emulated in one queue
 test-cards: train_llama3cu
-test-emulated test-cards: train_llama3 build/random_model $(VARIANTS_BUILT)
+test-emulated test-cards: train_llama3 build/ranks_trainer build/random_model $(VARIANTS_BUILT)
 	@FULL=$(FULL) dev/test/run.sh $(if $(filter %cards,$@),dev/test/gpu/test_no_gpu.sh) \
 	    $(addprefix dev/test/emulator/test_emulated_layers.sh:,kernels passes) \
 	    $(addprefix dev/test/emulator/test_emulated_runs.sh:,one two shared)

@@ -3,8 +3,9 @@
  * programs that are built with -DTEST_RULES='"dev/test/sgd_matrix.h"'. They take the rule if SGD_MATRIX is set. */
 #define TEST_KERNELS "dev/test/cuda/sgd_matrix.cuh"
 #define RULE_OF_RUN (getenv("SGD_MATRIX") ? 1 : 0)
-#define TEST_ROWS \
-    {"sgd_matrix", sgd_matrix_takes, 1 << SLOT_M, sgd_matrix_prepare, sgd_matrix_update, sgd_matrix_whole, sgd_matrix_scratch},
+#define TEST_ROWS                                                                                                \
+    {"sgd_matrix",     sgd_matrix_takes,  1 << SLOT_MASTER | 1 << SLOT_M, sgd_matrix_prepare, sgd_matrix_update, \
+     sgd_matrix_whole, sgd_matrix_scratch},
 
 #define SGD_MATRIX_MOMENTUM 0.9f
 

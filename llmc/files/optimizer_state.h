@@ -26,20 +26,6 @@ static inline size_t state_part(const Param* p, ArenaRange range, size_t* first)
     return end > begin ? end - begin : 0;
 }
 
-/* Returns the first of the ranges that ends after element `at` of the arena; their number if none does. */
-static inline size_t state_range_at(const ArenaRanges* own, size_t at) {
-    size_t below = 0, above = own->count;
-    while (below < above) {
-        const size_t middle = (below + above) / 2;
-        if (own->items[middle].first + own->items[middle].count > at) {
-            above = middle;
-        } else {
-            below = middle + 1;
-        }
-    }
-    return below;
-}
-
 static inline void state_file_name(char* out /* 64 */, int rank) { snprintf(out, 64, "state_rank%05d.safetensors", rank); }
 
 /* Elements [first, first + n) of a parameter, as a tensor of a rank's file. */
@@ -59,7 +45,7 @@ static inline size_t state_list(const ParamTable* t, const ArenaRanges* own, con
         for (int i = 0; i < t->count; i++) {
             const Param* p = &t->items[i];
             const size_t end = slot_kept(t, p, slots[s].name) ? p->offset + param_size(p) : 0;
-            for (size_t r = state_range_at(own, p->offset); r < own->count && own->items[r].first < end; r++) {
+            for (size_t r = arena_range_at(own, p->offset); r < own->count && own->items[r].first < end; r++) {
                 SafeTensor* tensor = &tensors[count];
                 StateSpan* span = &spans[count++];
                 span->slot = s;
@@ -234,7 +220,7 @@ static inline TensorPieces state_pieces(const StatePart* parts, size_t count, co
         piece.slot = &slots[part->slot];
         piece.squares = strcmp(slots[part->slot].name, slot_names[SLOT_V]) == 0;
         if (!piece.slot->sink && !piece.slot->passed) { continue; }
-        for (size_t r = state_range_at(own, begin); r < own->count && own->items[r].first < end; r++) {
+        for (size_t r = arena_range_at(own, begin); r < own->count && own->items[r].first < end; r++) {
             const size_t from = size_max(begin, own->items[r].first);
             piece.first = from - p->offset;
             piece.at = from - begin;

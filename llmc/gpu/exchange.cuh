@@ -23,6 +23,7 @@
  *   compute             summed (2):         after a micro-step's last send    begin the next micro-step
  *   exchange            summed:             after the step's last backward    add up the losses, and the gradients of norms
  *   compute             summed:             after these sums                  decide on the step, update its shards
+ *   exchange, compute   summed:             around a whole matrix's way       pass it to its owner, and back, between the stages
  *   exchange            updated[bucket]:    after the update of its shard     gather the bucket's weights, make 8-bit copies
  *   compute             gathered[bucket]:   after gather and copies           read these weights, in the next forward pass
  *   exchange            used (3):           after the last use of a slot      gather another block into it, make its copies
@@ -67,7 +68,7 @@
 #define LLMC_EXCHANGE_CUH
 
 #include "llmc/dist/agree.h"          // defines: agree_ok, agree_gather, agree_hosts
-#include "llmc/dist/buckets.h"        // defines: Bucket, Buckets
+#include "llmc/dist/buckets.h"        // defines: Bucket, Buckets, DealtMatrix, shard_owner, shard_left
 #include "llmc/dist/zero.h"           // defines: GRADIENT_PARTS
 #include "llmc/gpu/gradients.cuh"     // defines: Gradients, Gradient, MicroKind, MICRO_FIRST, MICRO_LAST
 #include "llmc/gpu/nccl.cuh"          // defines: NcclGroup, NcclId, nccl_join, nccl_all_to_all, nccl_all_gather
@@ -345,6 +346,31 @@ static inline void exchange_sum_step(Exchange* x, StepState* state, float* norms
     }
     CUDA_CHECK_LAUNCH("add_states_kernel");
     stream_wait(x->compute, x->stream, x->summed);
+}
+
+/* Sends what the ranks have prepared of some matrices, one for each owner at most, to the owners' `matrix`; or `back`, into the
+ * places of the sums. The compute stream waits for it. */
+static inline void exchange_matrices(Exchange* x, const DealtMatrix* list, int count, float* matrix, bool back) {
+    const char* what = back ? "matrices from owners" : "matrices to owners";
+    size_t moved = 0;
+    for (int i = 0; i < count; i++) { moved += param_size(list[i].param); }
+    Op op(x->profiler, x->stream, what, 0, (double)moved / x->ranks * sizeof(float));
+    CUDA_CHECK(cudaEventRecord(x->summed, x->compute));
+    CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->summed));
+    nccl_begin(x->links.all, what);
+    for (int i = 0; i < count; i++) {
+        const size_t first = list[i].param->offset, end = first + param_size(list[i].param);
+        for (size_t at = first, run, local; at < end; at += run) {
+            const int holder = shard_owner(&x->buckets, at, &local), owner = list[i].owner;
+            float *part = x->sums + local, *whole = matrix + (at - first);
+            run = size_min(shard_left(&x->buckets, at), end - at);
+            nccl_pass(x->links.all, back ? whole : part, back ? part : whole, run * sizeof(float), back ? owner : holder,
+                      back ? holder : owner, x->rank, x->stream, what);
+        }
+    }
+    nccl_end(x->links.all, what);
+    CUDA_CHECK(cudaEventRecord(x->summed, x->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->summed));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -73,6 +73,9 @@ static inline void nccl_all_to_all(const NcclGroup*, const void*, void*, size_t,
 static inline void nccl_all_to_all_parts(const NcclGroup*, const void*, void*, size_t, int, cudaStream_t, const char*) {}
 static inline void nccl_all_gather(const NcclGroup*, const void*, void*, size_t, cudaStream_t, const char*) {}
 static inline void nccl_broadcast(const NcclGroup*, void*, size_t, int, cudaStream_t, const char*) {}
+static inline void nccl_begin(const NcclGroup*, const char*) {}
+static inline void nccl_pass(const NcclGroup*, const void*, void*, size_t, int, int, int, cudaStream_t, const char*) {}
+static inline void nccl_end(const NcclGroup*, const char*) {}
 
 #else
 
@@ -321,6 +324,16 @@ static inline void nccl_broadcast(const NcclGroup* g, void* memory, size_t bytes
                                   const char* what) {
     nccl_must(g, g->api.Broadcast(memory, memory, bytes, ncclUint8, root, g->comm, stream), what);
 }
+
+/* Between nccl_begin() and nccl_end(): rank `sender` sends `from` (bytes) to `receiver`, which puts it into `to`. Every rank may
+ * call it for all parts; it does the part of `rank`. */
+static inline void nccl_begin(const NcclGroup* g, const char* what) { nccl_must(g, g->api.GroupStart(), what); }
+static inline void nccl_pass(const NcclGroup* g, const void* from, void* to, size_t bytes, int sender, int receiver, int rank,
+                             cudaStream_t stream, const char* what) {
+    if (rank == sender) { nccl_must(g, g->api.Send(from, bytes, ncclUint8, receiver, g->comm, stream), what); }
+    if (rank == receiver) { nccl_must(g, g->api.Recv(to, bytes, ncclUint8, sender, g->comm, stream), what); }
+}
+static inline void nccl_end(const NcclGroup* g, const char* what) { nccl_must(g, g->api.GroupEnd(), what); }
 
 #endif  // LLMC_NCCL
 #endif

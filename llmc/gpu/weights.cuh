@@ -6,7 +6,7 @@
 #define LLMC_WEIGHTS_CUH
 
 #include "llmc/optim/master.cuh"       // defines: master_set_cuda, master_get_cuda
-#include "llmc/optim/optimizer.h"      // defines: MasterKind, SlotKind, slot_names
+#include "llmc/optim/optimizer.h"      // defines: MasterKind, SlotKind, slot_names, HeldState, held_here, held_place
 #include "llmc/base/float16.h"         // defines: bf16_from_f32, f32_from_bf16
 #include "llmc/base/utils.h"           // defines: die_usage
 #include "llmc/dist/buckets.h"         // defines: Buckets, shard_local, shard_left
@@ -23,7 +23,8 @@ typedef struct {
     void* v;
     MasterKind master_kind;
     bool bf16_moments;
-    Buckets shards;  // with several ranks, this rank holds master, m and v of its shards alone; otherwise all zero
+    HeldState held;  // lays out master, m and v
+    Buckets shards;  // with several ranks, this rank holds them of its shards alone; otherwise all zero
     int rank;
     // ZeRO 3: `params` lacks the blocks, elements [blocks_first, blocks_end); `own` holds this rank's shards of them
     Buckets blocks;  // buckets of all weights; otherwise all zero
@@ -70,11 +71,12 @@ static inline void weights_lay_out_staging(WeightArena* a, Arena* device, Arena*
     }
 }
 
-/* Lays out master weights, m and v of so many elements. */
-static inline void weights_lay_out_state(WeightArena* a, size_t elements, Arena* master, Arena* m, Arena* v) {
-    if (a->master_kind != MASTER_NONE) { a->master = take<char>(master, elements * master_bytes(a->master_kind)); }
-    a->m = take<char>(m, elements * moment_bytes(a->bf16_moments));
-    a->v = take<char>(v, elements * moment_bytes(a->bf16_moments));
+/* Lays out master weights, m and v. */
+static inline void weights_lay_out_state(WeightArena* a, Arena* master, Arena* m, Arena* v) {
+    const size_t* n = a->held.elements;
+    if (a->master_kind != MASTER_NONE) { a->master = take<char>(master, n[SLOT_MASTER] * master_bytes(a->master_kind)); }
+    a->m = take<char>(m, n[SLOT_M] * moment_bytes(a->bf16_moments));
+    a->v = take<char>(v, n[SLOT_V] * moment_bytes(a->bf16_moments));
 }
 
 /* Makes the events; the model lays out the buffers. */
@@ -87,12 +89,6 @@ static inline void weights_close(WeightArena* a) {
     for (int i = 0; i < WEIGHTS_STAGED; i++) { CUDA_CHECK(cudaEventDestroy(a->staged[i])); }
 }
 
-/* Returns where master weight, m and v of element `at` lie in their arenas; SIZE_MAX: on another rank. */
-static inline size_t state_at(const WeightArena* a, size_t at) {
-    size_t local = at;
-    return a->shards.ranks <= 1 || shard_local(&a->shards, a->rank, at, &local) ? local : SIZE_MAX;
-}
-
 /* Returns the elements from `at` on that are on one rank. */
 static inline size_t state_run(const WeightArena* a, size_t at) {
     return a->shards.ranks <= 1 ? SIZE_MAX : shard_left(&a->shards, at);
@@ -100,8 +96,8 @@ static inline size_t state_run(const WeightArena* a, size_t at) {
 
 /* Returns where the master weight of element `at` lies; NULL: it has none here. */
 static inline void* master_at(const WeightArena* a, size_t at) {
-    const size_t local = state_at(a, at);
-    return a->master && local != SIZE_MAX ? (char*)a->master + local * master_bytes(a->master_kind) : NULL;
+    const bool here = a->master && held_here(&a->held, at);
+    return here ? (char*)a->master + held_place(&a->held, SLOT_MASTER, at) * master_bytes(a->master_kind) : NULL;
 }
 
 /* Returns where the weight of element `at` lies, and in *run how many elements follow it there. NULL: another rank has them. */
@@ -174,7 +170,7 @@ static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, f
 
 /* Returns where m or v of an element of this rank lies. It is fp32, or bfloat16, whose values floats hold exactly. */
 static inline char* moment_at(const WeightArena* a, SlotKind kind, size_t at) {
-    return (char*)(kind == SLOT_M ? a->m : a->v) + state_at(a, at) * moment_bytes(a->bf16_moments);
+    return (char*)(kind == SLOT_M ? a->m : a->v) + held_place(&a->held, kind, at) * moment_bytes(a->bf16_moments);
 }
 
 template <SlotKind KIND>

@@ -106,6 +106,32 @@ __device__ __forceinline__ float adamw_quotient(float m, float v, float sqrt_cor
     }
 }
 
+/* Loads the gradients of the W elements from i on. */
+template <int W, typename Grad>
+__device__ __forceinline__ void load_gradients(float (&grad)[W], const OptimizerTensors<Grad>& t, size_t i,
+                                               const OptimizerStretch& stretch) {
+    if (stretch.grad) {
+        const Words<float, W> apart = load_words<float, W>(stretch.grad, i - stretch.first);
+#pragma unroll
+        for (int k = 0; k < W; k++) { grad[k] = float_at<float>(apart, k); }
+    } else {
+        const Words<Grad, W> joint = load_words<Grad, W>(t.grads, i - t.grads_first);
+#pragma unroll
+        for (int k = 0; k < W; k++) { grad[k] = float_at<Grad>(joint, k); }
+    }
+}
+
+/* Draws the random bits of W weights, 16 for each, of which the first is element `in_stretch` of its stretch. */
+template <int W>
+__device__ __forceinline__ Philox weight_bits(uint64_t seed, int64_t step, uint32_t tensor, size_t in_stretch) {
+    Philox bits = philox(seed, RAND_ROUND_WEIGHTS, tensor, (uint64_t)step << 40 | (uint64_t)(in_stretch / 8));
+    if (W == 4 && in_stretch % 8) {  // W divides the 8 weights of an index: these are the last 4
+        bits.v[0] = bits.v[2];
+        bits.v[1] = bits.v[3];
+    }
+    return bits;
+}
+
 /* Updates the W elements from i on, all of one stretch. USUAL: does nothing and returns false, if a value is not usual. */
 template <bool USUAL, typename Grad, MasterKind MASTER, typename Moment>
 __device__ __forceinline__ bool adamw_vector(const OptimizerTensors<Grad>& t, size_t i, const OptimizerStretch& stretch,
@@ -120,31 +146,14 @@ __device__ __forceinline__ bool adamw_vector(const OptimizerTensors<Grad>& t, si
     if constexpr (MASTER != MASTER_NONE) { master = load_words<Master, W>(t.master, at); }
     if constexpr (MASTER != MASTER_FP32) { param = load_words<floatX, W>(t.params, i); }
     float grad[W];
-    if (stretch.grad) {
-        const Words<float, W> apart = load_words<float, W>(stretch.grad, in_stretch);
-#pragma unroll
-        for (int k = 0; k < W; k++) { grad[k] = float_at<float>(apart, k); }
-    } else {
-        const Words<Grad, W> joint = load_words<Grad, W>(t.grads, i - t.grads_first);
-#pragma unroll
-        for (int k = 0; k < W; k++) { grad[k] = float_at<Grad>(joint, k); }
-    }
-    Philox weight_random;
-    if constexpr (rounds_weights) {
-        const uint64_t index = (uint64_t)state->step << 40 | (uint64_t)(in_stretch / 8);
-        weight_random = philox(f.seed, RAND_ROUND_WEIGHTS, stretch.tensor, index);
-        if (W == 4 && in_stretch % 8) {  // W divides the 8 weights of an index: these are the last 4
-            weight_random.v[0] = weight_random.v[2];
-            weight_random.v[1] = weight_random.v[3];
-        }
-    }
-    Philox random[W / 4];
+    load_gradients<W>(grad, t, i, stretch);
+    Philox weight_random, random[W / 4];
+    if constexpr (rounds_weights) { weight_random = weight_bits<W>(f.seed, state->step, stretch.tensor, in_stretch); }
     if constexpr (sizeof(Moment) == 2) {
         const uint64_t index = (uint64_t)state->step << 40 | (uint64_t)(in_stretch / 4);  // a multiple of W / 4
 #pragma unroll
         for (int k = 0; k < W / 4; k++) { random[k] = philox(f.seed, RAND_ROUND, stretch.tensor, index | k); }
     }
-
     const float grad_scale = state->grad_scale, step_size = state->step_size, sqrt_correction2 = state->sqrt_correction2;
     const float decay = stretch.decays ? state->decay : 1.0f, inverse = inverse_of(sqrt_correction2);
     uint32_t least_m = 0xffffffffu;  // least of 2 * (magnitude's bits) - 1; a zero wraps to the largest

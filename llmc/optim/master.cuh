@@ -69,51 +69,35 @@ struct MasterType<MASTER_SPLIT> {
     typedef uint16_t type;
 };
 
-/* Sets params (n) to the rounded x, and master (n) to x in the form of MASTER (unused for MASTER_NONE). For loading weights. */
-template <MasterKind MASTER>
-__global__ void master_set_kernel(floatX* params, void* master, const float* x, size_t n) {
+__global__ void master_set_kernel(floatX* params, void* master, MasterKind kind, const float* x, size_t n) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) { return; }
     params[i] = round_master<floatX>(x[i]);
-    if constexpr (MASTER == MASTER_FP32) { ((float*)master)[i] = x[i]; }
-    if constexpr (MASTER == MASTER_SPLIT) { ((uint16_t*)master)[i] = split_low(x[i]); }
+    if (kind == MASTER_FP32) { ((float*)master)[i] = x[i]; }
+    if (kind == MASTER_SPLIT) { ((uint16_t*)master)[i] = split_low(x[i]); }
 }
 
+/* Sets params (n) to the rounded x, and master (n) to x in its form (unused for MASTER_NONE). For loading weights. */
 static inline void master_set_cuda(floatX* params, void* master, MasterKind kind, const float* x, size_t n,
                                    cudaStream_t stream) {
     if (n == 0) { return; }
-    const unsigned grid = (unsigned)ceil_div(n, 256);
-    switch (kind) {
-        case MASTER_NONE: master_set_kernel<MASTER_NONE><<<grid, 256, 0, stream>>>(params, master, x, n); break;
-        case MASTER_FP32: master_set_kernel<MASTER_FP32><<<grid, 256, 0, stream>>>(params, master, x, n); break;
-        case MASTER_SPLIT: master_set_kernel<MASTER_SPLIT><<<grid, 256, 0, stream>>>(params, master, x, n); break;
-    }
+    master_set_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, stream>>>(params, master, kind, x, n);
     CUDA_CHECK_LAUNCH("master_set_kernel");
 }
 
-/* Sets x (n) to the exact master weights. For saving them. */
-template <MasterKind MASTER>
-__global__ void master_get_kernel(float* x, const floatX* params, const void* master, size_t n) {
+__global__ void master_get_kernel(float* x, const floatX* params, const void* master, MasterKind kind, size_t n) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) { return; }
-    if constexpr (MASTER == MASTER_NONE) {
-        x[i] = to_float(params[i]);
-    } else if constexpr (MASTER == MASTER_FP32) {
-        x[i] = ((const float*)master)[i];
-    } else {
-        x[i] = split_join(to_float(((const __nv_bfloat16*)params)[i]), (int16_t)((const uint16_t*)master)[i]);
-    }
+    x[i] = kind == MASTER_NONE   ? to_float(params[i])
+           : kind == MASTER_FP32 ? ((const float*)master)[i]
+                                 : split_join(to_float(((const __nv_bfloat16*)params)[i]), ((const int16_t*)master)[i]);
 }
 
+/* Sets x (n) to the exact master weights. For saving them. */
 static inline void master_get_cuda(float* x, const floatX* params, const void* master, MasterKind kind, size_t n,
                                    cudaStream_t stream) {
     if (n == 0) { return; }
-    const unsigned grid = (unsigned)ceil_div(n, 256);
-    switch (kind) {
-        case MASTER_NONE: master_get_kernel<MASTER_NONE><<<grid, 256, 0, stream>>>(x, params, master, n); break;
-        case MASTER_FP32: master_get_kernel<MASTER_FP32><<<grid, 256, 0, stream>>>(x, params, master, n); break;
-        case MASTER_SPLIT: master_get_kernel<MASTER_SPLIT><<<grid, 256, 0, stream>>>(x, params, master, n); break;
-    }
+    master_get_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, stream>>>(x, params, master, kind, n);
     CUDA_CHECK_LAUNCH("master_get_kernel");
 }
 

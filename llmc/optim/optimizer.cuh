@@ -1,10 +1,12 @@
-/* optimizer.cuh -- the tensors that an optimizer's kernel updates on the GPU: where weights, gradients and state lie.
- * gpu/update.cuh calls the kernel.
+/* optimizer.cuh -- what an optimizer's kernels update on the GPU: where weights, gradients and state lie. gpu/update.cuh calls
+ * the kernels.
  */
 #ifndef LLMC_OPTIMIZER_CUH
 #define LLMC_OPTIMIZER_CUH
 
 #include "llmc/cuda/cuda_common.cuh"  // defines: floatX
+#include "llmc/optim/optimizer.h"     // defines: MasterKind
+#include "llmc/optim/step_state.cuh"  // defines: StepState
 
 /* A stretch of the arena: a tensor, or tensors without a gap between them (q, k, v; gate, up), and the gap after it. It reaches
  * from `first`, a multiple of PARAM_ALIGN, to the next stretch's `first`; the last one reaches the arena's end. The list is
@@ -35,5 +37,27 @@ struct OptimizerTensors {
 };
 
 enum { OPTIMIZER_VECTOR = 8 };  // elements; ranges to update begin and end at multiples of this
+
+/* Elements [first, first + count) of a matrix, for a rule that takes it whole: each pointer is that of element `first`. */
+typedef struct {
+    size_t first, count;
+    uint32_t tensor;  // ordinal, for the random bits
+    uint64_t seed;    // of the random bits
+    floatX* params;
+    void* master;  // by master_kind
+    MasterKind master_kind;
+    void* m;  // float, or __nv_bfloat16 with bf16_moments
+    bool bf16_moments;
+    const void* grads;  // float with fp32_grads, or floatX
+    bool fp32_grads;
+    float* x;  // what `prepare` writes, instead of over the gradient, `matrix` replaces, and `update` applies; may be `grads`
+} MatrixPart;
+
+/* The stages of a rule of whole matrices (optimizer.h). They do nothing unless state->verdict is UPDATE_APPLIED. */
+typedef struct {
+    void (*prepare)(const MatrixPart* part, const StepState* state, const Hyperparameters* h, cudaStream_t stream);
+    void (*update)(const MatrixPart* part, const StepState* state, const Hyperparameters* h, cudaStream_t stream);
+    void (*matrix)(float* x, size_t rows, size_t cols, void* scratch, const StepState* state, cudaStream_t stream);
+} RuleKernels;
 
 #endif

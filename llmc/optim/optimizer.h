@@ -52,7 +52,7 @@ typedef struct {
 typedef struct {
     const char* word;               // names it in trainer_state.json
     bool (*takes)(ParamKind kind);  // whether it updates these tensors; NULL: all
-    unsigned slots;                 // bit SLOT_M, SLOT_V: the state that it keeps
+    unsigned slots;                 // bits SLOT_M, SLOT_V: the state that it keeps; and SLOT_MASTER
     // on elements a (n)
     void (*prepare)(OptimizerArenas a, size_t n, const UpdateStep* step);  // NULL: its unit is an element
     void (*update)(OptimizerArenas a, size_t n, const UpdateStep* step);
@@ -73,9 +73,9 @@ static inline void adamw_rule(OptimizerArenas a, size_t n, const UpdateStep* ste
 #define RULE_OF_RUN 0
 #endif
 
-static const OptimizerRule optimizer_rules[] = {
-    {"adamw", NULL, 1 << SLOT_M | 1 << SLOT_V, NULL, adamw_rule, NULL, NULL},  // updates what another rule does not take
-    TEST_ROWS};
+static const OptimizerRule optimizer_rules[] = {{"adamw", NULL, 1 << SLOT_MASTER | 1 << SLOT_M | 1 << SLOT_V, NULL, adamw_rule,
+                                                 NULL, NULL},  // updates what another rule does not take
+                                                TEST_ROWS};
 
 /* Returns the row of a word; -1 if there is none. */
 static inline int optimizer_find(const char* word) {
@@ -90,34 +90,38 @@ static inline const OptimizerRule* rule_of(const ParamTable* t, ParamKind kind) 
     return !rule->takes || rule->takes(kind) ? rule : &optimizer_rules[0];
 }
 
-/* Returns whether the state of a tensor has this slot, by its name. All have master weights. */
+/* Returns whether the state of a tensor has this slot, by its name. */
 static inline bool slot_kept(const ParamTable* t, const Param* p, const char* slot) {
-    const SlotKind kind = strcmp(slot, slot_names[SLOT_M]) == 0   ? SLOT_M
-                          : strcmp(slot, slot_names[SLOT_V]) == 0 ? SLOT_V
-                                                                  : SLOT_MASTER;
-    return kind == SLOT_MASTER || (rule_of(t, p->kind)->slots >> kind & 1);
+    int kind = NUM_SLOTS - 1;
+    while (kind > SLOT_MASTER && strcmp(slot_names[kind], slot) != 0) { kind--; }
+    return rule_of(t, p->kind)->slots >> kind & 1;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the state that a rank holds
 
-/* Elements [first, first + count) of the arena of trained tensors: of one rule, and adjacent in each slot. */
+/* What a range of the state has: one rule, and in each slot's arena one place. */
 typedef struct {
-    size_t first, count;
     const OptimizerRule* rule;
-    size_t place[NUM_SLOTS];  // where they begin in the slot's arena; SLOT_WEIGHTS is not used
+    size_t place[NUM_SLOTS];  // of the first element; SLOT_WEIGHTS is not used
 } HeldRange;
 
 typedef struct {
-    HeldRange* items;  // in the order of the arena
-    int count;
+    ArenaRanges ranges;          // of the trained tensors, in the order of the arena
+    HeldRange* items;            // of each range
     size_t elements[NUM_SLOTS];  // of each slot's arena
 } HeldState;
 
-/* Lists the state of a rank that owns these ranges. Each tensor has the gap behind it. Free `items`. */
+static inline void held_free(HeldState* list) {
+    free(list->ranges.items);
+    free(list->items);
+}
+
+/* Lists the state of a rank that owns these ranges. Each tensor has the gap behind it. Free with held_free(). */
 static inline HeldState held_state(const ParamTable* t, const ArenaRanges* own) {
     HeldState list;
     memset(&list, 0, sizeof list);
+    ArenaRange* range = list.ranges.items = (ArenaRange*)xcalloc((size_t)t->count + own->count + 1, sizeof *range);
     list.items = (HeldRange*)xcalloc((size_t)t->count + own->count, sizeof(HeldRange));
     int i = 0;  // the tensor that holds a range's first element
     for (size_t r = 0; r < own->count; r++) {
@@ -126,17 +130,15 @@ static inline HeldState held_state(const ParamTable* t, const ArenaRanges* own) 
             while (i + 1 < t->count && t->items[i + 1].offset <= at) { i++; }
             stop = size_min(end, i + 1 < t->count ? t->items[i + 1].offset : t->elements);
             const OptimizerRule* rule = rule_of(t, t->items[i].kind);
-            HeldRange* h = list.count > 0 ? &list.items[list.count - 1] : NULL;
-            if (!h || h->rule != rule || h->first + h->count != at) {
-                h = &list.items[list.count++];
-                h->first = at;
+            if (list.ranges.count == 0 || list.items[list.ranges.count - 1].rule != rule || range->first + range->count != at) {
+                HeldRange* h = &list.items[list.ranges.count];
+                range = &list.ranges.items[list.ranges.count++];
+                range->first = at;
                 h->rule = rule;
                 memcpy(h->place, list.elements, sizeof h->place);
             }
-            h->count += stop - at;
-            for (int slot = SLOT_MASTER; slot < NUM_SLOTS; slot++) {
-                if (slot == SLOT_MASTER || (rule->slots >> slot & 1)) { list.elements[slot] += stop - at; }
-            }
+            range->count += stop - at;
+            for (int slot = 0; slot < NUM_SLOTS; slot++) { list.elements[slot] += rule->slots >> slot & 1 ? stop - at : 0; }
         }
     }
     return list;
@@ -149,30 +151,17 @@ static inline HeldState held_whole(const ParamTable* t) {
     return held_state(t, &all);
 }
 
-/* Returns the first held range that ends behind element `at` of the arena; their end if there is none. */
-static inline const HeldRange* held_from(const HeldState* list, size_t at) {
-    int below = 0, above = list->count;
-    while (below < above) {
-        const int middle = (below + above) / 2;
-        if (list->items[middle].first + list->items[middle].count > at) {
-            above = middle;
-        } else {
-            below = middle + 1;
-        }
-    }
-    return list->items + below;
+/* Returns whether the rank holds element `at`. */
+static inline bool held_here(const HeldState* list, size_t at) {
+    const size_t r = arena_range_at(&list->ranges, at);
+    return r < list->ranges.count && list->ranges.items[r].first <= at;
 }
 
-/* Returns the range that holds element `at`; NULL: it is another rank's. */
-static inline const HeldRange* held_at(const HeldState* list, size_t at) {
-    const HeldRange* h = held_from(list, at);
-    return h < list->items + list->count && h->first <= at ? h : NULL;
-}
-
-/* Returns the place of element `at`, which the rank holds, in a slot's arena. */
+/* Returns the place of element `at`, which the rank holds, in a slot's arena; SIZE_MAX if its rule does not keep the slot. */
 static inline size_t held_place(const HeldState* list, SlotKind slot, size_t at) {
-    const HeldRange* h = held_at(list, at);
-    return h->place[slot] + (at - h->first);
+    const size_t r = arena_range_at(&list->ranges, at);
+    const HeldRange* h = &list->items[r];
+    return h->rule->slots >> slot & 1 ? h->place[slot] + (at - list->ranges.items[r].first) : SIZE_MAX;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -206,9 +195,9 @@ static inline double global_norm(const float* g, size_t n, void* scratch) {
     return sqrt(sum);
 }
 
-/* Returns the bytes of scratch that the norm and the update need. */
+/* Returns the bytes of scratch that the rules of whole matrices need. */
 static inline size_t optimizer_scratch(const ParamTable* t) {
-    size_t most = global_norm_scratch(t->elements);
+    size_t most = 0;
     for (int i = 0; i < t->count; i++) {
         const OptimizerRule* rule = rule_of(t, t->items[i].kind);
         if (rule->scratch) { most = size_max(most, rule->scratch(t->items[i].rows, t->items[i].cols)); }
@@ -218,9 +207,8 @@ static inline size_t optimizer_scratch(const ParamTable* t) {
 
 /* Returns where element `at` lies in arenas of the whole table. */
 static inline OptimizerArenas optimizer_at(OptimizerArenas a, const HeldState* held, size_t at) {
-    const unsigned slots = held_at(held, at)->rule->slots;
-    const OptimizerArenas there = {a.params + at, a.grads + at, slots >> SLOT_M & 1 ? a.m + held_place(held, SLOT_M, at) : NULL,
-                                   slots >> SLOT_V & 1 ? a.v + held_place(held, SLOT_V, at) : NULL};
+    const size_t m = held_place(held, SLOT_M, at), v = held_place(held, SLOT_V, at);
+    const OptimizerArenas there = {a.params + at, a.grads + at, m == SIZE_MAX ? NULL : a.m + m, v == SIZE_MAX ? NULL : a.v + v};
     return there;
 }
 

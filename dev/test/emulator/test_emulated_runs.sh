@@ -187,6 +187,33 @@ goes_on_elsewhere() { # two cards, then one, then four: as one card alone
         cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved" $steps
 }
 
+# With an optimizer that takes whole matrices (dev/test/sgd_matrix.h): a matrix that was cut, or joined with another, would show.
+whole_on_one() (
+    export SGD_MATRIX=1
+    cu FP32 whole && "$bin/build/ranks_trainer" $flags --out "$tmp/cpu_whole" &&
+        close_losses 1e-5 "$tmp/whole/log.jsonl" "$tmp/cpu_whole/log.jsonl" && repeats whole16
+)
+
+whole_on_several() (
+    export SGD_MATRIX=1
+    cu FP32 whole_one --total-batch 384 || return 1
+    for n in 2 3; do
+        cu FP32 whole_$n --total-batch 384 --gpus $n --zero $n && close_steps 1e-6 1e-4 "$tmp/whole_one" "$tmp/whole_$n" $steps || return 1
+    done
+    zeros_repeat whole_zeros "1 2 3" && repeats whole_two --gpus 2
+)
+
+whole_moves() {
+    export SGD_MATRIX=1
+    cu FP32 whole_moved --total-batch 384 --stop-after $quarter &&
+        cu FP32 whole_moved --resume --gpus 3 --stop-after $((half + quarter)) && cu FP32 whole_moved --resume &&
+        close_steps 1e-6 1e-4 "$tmp/whole_one" "$tmp/whole_moved" $steps
+    moved=$?
+    unset SGD_MATRIX
+    [ $moved -eq 0 ] && ! cu FP32 whole_moved --resume --gpus 2 --steps 20 2>"$tmp/errors" &&
+        grep "its state is of the optimizer sgd_matrix, but this run's is adamw" "$tmp/errors"
+}
+
 # A plan file with other choices than the heuristic's, and with a field that older versions wrote, gives other bits. The
 # checkpoint carries the choices to a run that has no plan file.
 plans_are_kept() {
@@ -253,6 +280,7 @@ one_card() {
     in_full "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
     check "no master weights, and fp32 and split ones: a run goes on as another" masters_change
     check "no master weights: saved in any dtype, the same bits; the CPU trainer goes on" weights_are_saved_as
+    check "whole matrices: the CPU trainer's losses; the same bits in any order ..." whole_on_one
     check "as many blocks recompute as --recompute says" blocks_are_counted
     check "what is not finite is named in its block, whatever recomputes" ruined_block_is_named
     check "some blocks recompute, and others after a resume: the same bits, two micro-batches" by_blocks blocks --total-batch 128
@@ -276,6 +304,8 @@ two_cards() {
     check "two cards, of which one has less room, agree on --recompute auto: the same bits" cards_agree
     check "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
     check "a run goes on on one, four and two cards" goes_on_elsewhere
+    check "two and three cards, whole matrices: the losses of one; ZeRO 1, 2 and 3, and any order: the same bits" whole_on_several
+    check "one, three and one card, whole matrices: the losses of one; AdamW refuses its state" whole_moves
 }
 
 shared_rows() {

@@ -368,21 +368,20 @@ static void slots_hold_what_rules_keep(void) {
             HeldState held = held_state(&t, &own);
             size_t next[NUM_SLOTS] = {0};
             for (size_t at = 0; at < t.elements; at++) {
-                const HeldRange* h = held_at(&held, at);
-                CHECK((h != NULL) == shard_local(&list, rank, at, &local), "rank %d, element %zu", rank, at);
-                for (int slot = SLOT_MASTER; h && slot < NUM_SLOTS; slot++) {
-                    if (slot != SLOT_MASTER && !(h->rule->slots >> slot & 1)) { continue; }
-                    CHECK(held_place(&held, (SlotKind)slot, at) == next[slot]++, "%s of element %zu", slot_names[slot], at);
+                const bool here = held_here(&held, at);
+                CHECK(here == shard_local(&list, rank, at, &local), "rank %d, element %zu", rank, at);
+                for (int slot = SLOT_MASTER; here && slot < NUM_SLOTS; slot++) {
+                    const size_t place = held_place(&held, (SlotKind)slot, at);
+                    CHECK(place == SIZE_MAX || place == next[slot]++, "%s of element %zu", slot_names[slot], at);
                 }
-                CHECK(!h || h->place[SLOT_MASTER] + (at - h->first) == local, "rank %d, element %zu is its %zu", rank, at,
-                      local);
+                CHECK(!here || held_place(&held, SLOT_MASTER, at) == local, "rank %d, element %zu is its %zu", rank, at, local);
             }
             for (int slot = SLOT_MASTER; slot < NUM_SLOTS; slot++) {
                 CHECK(held.elements[slot] == next[slot], "%s has %zu elements", slot_names[slot], held.elements[slot]);
                 all[slot] += next[slot];
             }
-            CHECK(t.optimizer || t.ranks > 1 || held.count == 1, "%d ranges", held.count);
-            free(held.items);
+            CHECK(t.optimizer || t.ranks > 1 || held.ranges.count == 1, "%zu ranges", held.ranges.count);
+            held_free(&held);
             free(own.items);
         }
         for (int i = 0; i < t.count; i++) {
@@ -694,7 +693,7 @@ static Rank rank_open(const ModelConfig* c, int rank, int ranks) {
 static void rank_close(Rank* r) {
     for (int k = 0; k < 3; k++) { free(r->local[k]); }
     free(r->own.items);
-    free(r->held.items);
+    held_free(&r->held);
     buckets_free(&r->buckets);
     param_table_free(&r->table);
 }
@@ -704,7 +703,8 @@ static float* place(const RankState* s, const Param* p, size_t first, size_t n) 
     const Rank* r = s->rank;
     const size_t at = p->offset + first;
     const bool kept = slot_kept(&r->table, p, slot_names[kinds[s->kind]]);
-    const bool own = kept && held_at(&r->held, at) && held_at(&r->held, at) == held_at(&r->held, at + n - 1);
+    const bool own = kept && held_here(&r->held, at) && held_here(&r->held, at + n - 1) &&
+                     arena_range_at(&r->held.ranges, at) == arena_range_at(&r->held.ranges, at + n - 1);
     CHECK(own, "rank %d does not hold elements %zu to %zu of %s", r->rank, first, first + n - 1, p->name);
     return own ? r->local[s->kind] + held_place(&r->held, kinds[s->kind], at) : NULL;
 }
@@ -741,7 +741,7 @@ static size_t rank_values(Rank* r, bool fill) {
             const Param* p = &r->table.items[i];
             for (size_t n = 0; n < param_size(p) && slot_kept(&r->table, p, slot_names[kinds[k]]); n++) {
                 const size_t at = p->offset + n;
-                if (held_at(&r->held, at)) { want[held_place(&r->held, kinds[k], at)] = state_value(k, i, n); }
+                if (held_here(&r->held, at)) { want[held_place(&r->held, kinds[k], at)] = state_value(k, i, n); }
             }
         }
         for (size_t i = 0; i < shard_elements(&r->buckets); i++) {
