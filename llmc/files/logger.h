@@ -11,7 +11,7 @@
  *   {"event":"val","step":..,"loss":..,"bpb":..}   {"event":"sample","step":..,"text":".."}
  *   {"event":"task","step":..,"file":"..","acc":..,"acc_norm":..,"questions":..}   one for each file of --tasks
  *   {"event":"slowest","step":..,"rank":..,"host":"..","busy_ms":..,"others_ms":..}   with several ranks (run/loop/slowest.h)
- *   {"event":"plan","step":..,"steps":..,"ms":..}   fewer steps from here on, which take `ms` now (run/loop/pace.h)
+ *   {"event":"plan","step":..,"steps":..,"ms":..}   fewer steps from here on, which take `ms` now (run/loop/timing.h)
  *   {"event":"checkpoint","step":..,"path":"..","weights_crc32c":..}
  *   {"event":"resume","step":..,"run":"..","path":"..", ...}   {"event":"end","step":..,"reason":"..","seconds":..}
  *

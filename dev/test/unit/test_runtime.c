@@ -10,7 +10,6 @@
 #include "llmc/train/not_finite.h"
 #include "llmc/run/session/signals.h"
 #include "llmc/run/loop/timing.h"
-#include "llmc/run/loop/pace.h"
 #include "llmc/files/logger.h"
 #include "llmc/optim/recipe.h"
 #include "llmc/optim/schedule.h"

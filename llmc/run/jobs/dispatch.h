@@ -107,8 +107,8 @@ static inline void job_talk(const Trainer* t, Program* p) {
     t->destroy(model);
 }
 
-/* Runs the job of the command line, and returns the exit status of the program. Not inlined: main's frame holds the program, and
- * has no room for a job's. */
+/* Runs the job of the command line, and returns the exit status of the program. Not inlined: main's frame holds the program,
+ * and has no room for a job's. */
 __attribute__((noinline, unused)) static int run_job(const Trainer* t, Program* p) {
     switch (p->process.job) {
         case JOB_TRAIN:

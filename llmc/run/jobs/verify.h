@@ -1,8 +1,7 @@
 /* verify.h -- --verify DIR: checks a checkpoint, every checkpoint of a run, or all runs of a folder, and prints a line for
- * each checkpoint. It checks
- * every file's size and checksum, the configuration, every tensor (weights, m, master finite; v finite and not negative), and
- * that the log beside it knows the same weights. A checkpoint that passes can be resumed. It needs neither data nor memory for
- * a model.
+ * each checkpoint. It checks every file's size and checksum, the configuration, every tensor (weights, m, master finite; v
+ * finite and not negative), and that the log beside it knows the same weights. A checkpoint that passes can be resumed. It
+ * needs neither data nor memory for a model.
  */
 #ifndef LLMC_VERIFY_H
 #define LLMC_VERIFY_H

@@ -6,8 +6,7 @@
 
 #include "llmc/base/utils.h"
 #include "llmc/optim/schedule.h"          // defines: learning_rate
-#include "llmc/run/loop/pace.h"           // defines: Pace, steps_for_minutes
-#include "llmc/run/loop/timing.h"         // defines: StepTime, time_steps
+#include "llmc/run/loop/timing.h"         // defines: Pace, StepTime, steps_for_minutes, time_steps
 #include "llmc/run/loop/training.h"       // defines: Training, Due, training_due, training_report, training_close
 #include "llmc/run/session/open_model.h"  // defines: model_use, model_create, memory_text, load_states, check_weights
 #include "llmc/run/session/memory.h"      // defines: MemoryRoom, memory_room, memory_check
@@ -279,8 +278,8 @@ static inline void training_check(Training* t, Options* chosen, const ModelUse* 
     if (t->start->resumed) { training_print_resumed(t); }
 }
 
-/* Does everything before the first step; the last of it are the last choices. Returns false for --dry-run and --profile, which do
- * not train. */
+/* Does everything before the first step; the last of it are the last choices. Returns false for --dry-run and --profile, which
+ * do not train. */
 static inline bool training_open(Training* t, const Trainer* trainer, Program* p) {
     const Options* o = &p->chosen;
     const bool timed = o->minutes > 0 && !p->start.resumed;

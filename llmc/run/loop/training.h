@@ -21,14 +21,13 @@
 #include "llmc/run/loop/sampler.h"
 #include "llmc/run/loop/validate.h"  // defines: ValidationLoss, validate, answer_tasks, RowParts
 #include "llmc/train/mfu.h"
-#include "llmc/run/loop/pace.h"  // defines: Pace, pace_end
 #include "llmc/run/session/plan.h"
 #include "llmc/run/screen/screen.h"
 #include "llmc/run/session/resume.h"
 #include "llmc/run/session/save.h"
 #include "llmc/run/session/signals.h"
 #include "llmc/run/loop/slowest.h"
-#include "llmc/run/loop/timing.h"
+#include "llmc/run/loop/timing.h"  // defines: Pace, pace_end
 #include "llmc/run/session/together.h"
 #include "llmc/run/session/trainer.h"
 #include "llmc/text/chat.h"  // defines: chat_template_fits

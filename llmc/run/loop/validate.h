@@ -1,7 +1,7 @@
 /* validate.h -- losses of batches without training: the loss on validation data, and the answers to --tasks.
  *
- * With --seq-parallel a batch has parts of rows: the ranks of a group read the same whole rows, and each takes its part of them.
- * starts, for attention, keep counting in whole rows.
+ * With --seq-parallel a batch has parts of rows: the ranks of a group read the same whole rows, and each takes its part of
+ * them. starts, for attention, keep counting in whole rows.
  */
 #ifndef LLMC_VALIDATE_H
 #define LLMC_VALIDATE_H

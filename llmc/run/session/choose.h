@@ -1,5 +1,5 @@
-/* choose.h -- builds the options that count, `chosen`, from the options as typed, `given`, and from what was found. Each function
- * is one choice, and nothing else writes options. They run in this order:
+/* choose.h -- builds the options that count, `chosen`, from the options as typed, `given`, and from what was found. Each
+ * function is one choice, and nothing else writes options. They run in this order:
  *
  *   choose_typed        a copy of `given`, with --out as the name of a folder and texts read from files
  *   choose_saved        a run that resumes: the checkpoint's values of all flags that are not typed
@@ -57,8 +57,8 @@ static inline Options saved_options(const TrainerState* state, OptionScope train
     return was;
 }
 
-/* Restores the options of the checkpoint `dir`. Its model is the model of the run, whatever --model says. `groups` of ranks take
- * the tokens that a step had, since another number of processes takes other micro-batches, not other steps. (A run with
+/* Restores the options of the checkpoint `dir`. Its model is the model of the run, whatever --model says. `groups` of ranks
+ * take the tokens that a step had, since another number of processes takes other micro-batches, not other steps. (A run with
  * --seq-parallel has these tokens in its options, see choose_total_batch().) */
 static inline void choose_saved(Options* chosen, const TrainerState* state, const char* dir, int groups) {
     char* model = NULL;
@@ -151,8 +151,8 @@ static inline SafeDtype safe_dtype_of(ExportDtype word) {
     return word == EXPORT_BF16 ? SAFE_BF16 : word == EXPORT_F16 ? SAFE_F16 : SAFE_F32;
 }
 
-/* Without --export-dtype, checkpoints have the dtype of the build, which another build that resumes the run then keeps. Adapters
- * are exact, since they are small. */
+/* Without --export-dtype, checkpoints have the dtype of the build, which another build that resumes the run then keeps.
+ * Adapters are exact, since they are small. */
 static inline void choose_dtype(Options* chosen, SafeDtype build, bool adapters) {
     if (adapters) { chosen->export_dtype = EXPORT_F32; }
     if (chosen->export_dtype == EXPORT_AUTO) { chosen->export_dtype = export_dtype_of(build); }

@@ -201,9 +201,9 @@ static inline bool save_begin(Checkpoint* k, Run* run, const char* out, const Pr
     return agree_ok(p->team, ok, e);
 }
 
-/* Writes the checkpoint OUT/step_N of step state.step: the weights in their dtype (with state.f32_weights in F32), the optimizer
- * state, the trainer's files, then the optional files. Then removes old checkpoints by --keep, unless the last step or a value
- * in this checkpoint is not finite. If the dtype cannot hold a weight, fails with e->too_large.
+/* Writes the checkpoint OUT/step_N of step state.step: the weights in their dtype (with state.f32_weights in F32), the
+ * optimizer state, the trainer's files, then the optional files. Then removes old checkpoints by --keep, unless the last step
+ * or a value in this checkpoint is not finite. If the dtype cannot hold a weight, fails with e->too_large.
  * Every rank calls this. Rank 0 makes the folder and writes the model. Then each rank writes its own state. When all have done
  * so, rank 0 seals the folder. Returns false, on all ranks, if one of them could not write its part. A log that cannot be
  * written does not prevent this: then the log is closed, and *e says so. */

@@ -1,5 +1,5 @@
-/* trainer.h -- the interface of a trainer: a table of functions. train_llama3.c and train_llama3.cu each fill in one; dispatch.h
- * and training.h work with either.
+/* trainer.h -- the interface of a trainer: a table of functions. train_llama3.c and train_llama3.cu each fill in one;
+ * dispatch.h and training.h work with either.
  *
  * `model` is the trainer's own Llama. A function that runs out of memory, or fails on the GPU, ends the program itself.
  */
@@ -61,9 +61,10 @@ struct Trainer {
     StateSlot (*collect)(void* model, SlotKind kind);
     AddFiles add_files;  // adds the trainer's own files to a checkpoint; or NULL
 
-    // training: prepare() (or NULL) runs before the first step, and in other jobs with `recipe` NULL; `resumed` is the checkpoint
-    // that the run resumes, or NULL; step() returns false if the step is dropped (step.h); forget() wipes all traces of steps at learning rate 0; name_not_finite() writes the name
-    // of the first tensor that is not finite, in the order of computation, and returns false if there is none
+    // training: prepare() (or NULL) runs before the first step, and in other jobs with `recipe` NULL; `resumed` is the
+    // checkpoint that the run resumes, or NULL; step() returns false if the step is dropped (step.h); forget() wipes all
+    // traces of steps at learning rate 0; name_not_finite() writes the name of the first tensor that is not finite, in the
+    // order of computation, and returns false if there is none
     void (*prepare)(void* model, const Recipe* recipe, const Options* o, const char* resumed);
     bool (*step)(void* model, const Recipe* recipe, double lr, Error* e);
     Metrics (*result)(void* model, const Recipe* recipe);
