@@ -164,7 +164,7 @@ static void trainer(const Case& c, cudaStream_t stream) {
     void* master = KIND == MASTER_NONE ? NULL : KIND == MASTER_SPLIT ? (void*)c.at<char>(MASTER) : c.at<float>(MASTER);
     const OptimizerTensors<floatX> t = {c.at<floatX>(PARAMS), c.at<floatX>(GRADS), 0, c.n[0], master, m, v, 0,
                                         f.stretches,          (int)c.n[1]};
-    adamw_update_cuda(&t, 0, c.n[0], f.state, &hyper, KIND, low, 42, stream);
+    adamw_update_cuda(&t, 0, c.n[0], f.state, adamw_factors(&hyper, 42), KIND, low, stream);
 }
 
 static Work predict_trainer(const Case& c) { return {c.bytes / 32, 0, 60 * (double)c.n[0]}; }

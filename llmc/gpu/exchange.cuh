@@ -362,10 +362,12 @@ static inline void exchange_matrices(Exchange* x, const DealtMatrix* list, int c
         const size_t first = list[i].param->offset, end = first + param_size(list[i].param);
         for (size_t at = first, run, local; at < end; at += run) {
             const int holder = shard_owner(&x->buckets, at, &local), owner = list[i].owner;
-            float *part = x->sums + local, *whole = matrix + (at - first);
+            float *part = x->sums + local, *whole = matrix + (at - first), *from = back ? whole : part,
+                  *to = back ? part : whole;
+            const int sender = back ? owner : holder, receiver = back ? holder : owner;
             run = size_min(shard_left(&x->buckets, at), end - at);
-            nccl_pass(x->links.all, back ? whole : part, back ? part : whole, run * sizeof(float), back ? owner : holder,
-                      back ? holder : owner, x->rank, x->stream, what);
+            if (x->rank == sender) { nccl_send(x->links.all, from, run * sizeof(float), receiver, x->stream, what); }
+            if (x->rank == receiver) { nccl_receive(x->links.all, to, run * sizeof(float), sender, x->stream, what); }
         }
     }
     nccl_end(x->links.all, what);

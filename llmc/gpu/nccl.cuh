@@ -74,7 +74,8 @@ static inline void nccl_all_to_all_parts(const NcclGroup*, const void*, void*, s
 static inline void nccl_all_gather(const NcclGroup*, const void*, void*, size_t, cudaStream_t, const char*) {}
 static inline void nccl_broadcast(const NcclGroup*, void*, size_t, int, cudaStream_t, const char*) {}
 static inline void nccl_begin(const NcclGroup*, const char*) {}
-static inline void nccl_pass(const NcclGroup*, const void*, void*, size_t, int, int, int, cudaStream_t, const char*) {}
+static inline void nccl_send(const NcclGroup*, const void*, size_t, int, cudaStream_t, const char*) {}
+static inline void nccl_receive(const NcclGroup*, void*, size_t, int, cudaStream_t, const char*) {}
 static inline void nccl_end(const NcclGroup*, const char*) {}
 
 #else
@@ -325,15 +326,17 @@ static inline void nccl_broadcast(const NcclGroup* g, void* memory, size_t bytes
     nccl_must(g, g->api.Broadcast(memory, memory, bytes, ncclUint8, root, g->comm, stream), what);
 }
 
-/* Between nccl_begin() and nccl_end(): rank `sender` sends `from` (bytes) to `receiver`, which puts it into `to`. Every rank may
- * call it for all parts; it does the part of `rank`. */
+/* Sends and receives (bytes) between nccl_begin() and nccl_end() are one operation. */
 static inline void nccl_begin(const NcclGroup* g, const char* what) { nccl_must(g, g->api.GroupStart(), what); }
-static inline void nccl_pass(const NcclGroup* g, const void* from, void* to, size_t bytes, int sender, int receiver, int rank,
-                             cudaStream_t stream, const char* what) {
-    if (rank == sender) { nccl_must(g, g->api.Send(from, bytes, ncclUint8, receiver, g->comm, stream), what); }
-    if (rank == receiver) { nccl_must(g, g->api.Recv(to, bytes, ncclUint8, sender, g->comm, stream), what); }
-}
 static inline void nccl_end(const NcclGroup* g, const char* what) { nccl_must(g, g->api.GroupEnd(), what); }
+static inline void nccl_send(const NcclGroup* g, const void* from, size_t bytes, int to_rank, cudaStream_t stream,
+                             const char* what) {
+    nccl_must(g, g->api.Send(from, bytes, ncclUint8, to_rank, g->comm, stream), what);
+}
+static inline void nccl_receive(const NcclGroup* g, void* to, size_t bytes, int from_rank, cudaStream_t stream,
+                                const char* what) {
+    nccl_must(g, g->api.Recv(to, bytes, ncclUint8, from_rank, g->comm, stream), what);
+}
 
 #endif  // LLMC_NCCL
 #endif

@@ -6,7 +6,7 @@
 #define LLMC_GPU_UPDATE_CUH
 
 #include "llmc/dist/buckets.h"        // defines: Deal, deal_matrices, shard_owner, shard_left
-#include "llmc/optim/adamw.cuh"       // defines: adamw_update_cuda
+#include "llmc/optim/adamw.cuh"       // defines: adamw_factors, adamw_update_cuda
 #include "llmc/gpu/exchange.cuh"      // defines: Exchange, exchange_matrices
 #include "llmc/gpu/gradients.cuh"     // defines: Gradients, Gradient, gradient_of, is_head
 #include "llmc/gpu/layers.cuh"        // defines: Queue
@@ -94,7 +94,7 @@ static void optimizer_update(const Optimizer* o, const Queue* q, const WeightAre
         t.m = (char*)a->m + (h->place[SLOT_M] - h->place[SLOT_MASTER]) * moment;  // as if it had a place for all elements
         t.v = (char*)a->v + (h->place[SLOT_V] - h->place[SLOT_MASTER]) * moment;
         adamw_update_cuda(&t, size_max(range.first, r.elements.first), size_min(range.first + range.count, end), state,
-                          &recipe->hyper, a->master_kind, a->bf16_moments, recipe->seed, q->stream);
+                          adamw_factors(&recipe->hyper, recipe->seed), a->master_kind, a->bf16_moments, q->stream);
     }
 }
 

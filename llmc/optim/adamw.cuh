@@ -178,8 +178,7 @@ __device__ __forceinline__ bool adamw_vector(const OptimizerTensors<Grad>& t, si
             least_m = min(least_m, 2 * float_bits(mk[j]) - 1);
             not_finite = __fmaf_rn(p[j], 0.0f, not_finite);
         }
-        // both elements of a word at once
-        if constexpr (sizeof(floatX) == 4) { set_floats(param, k, p[0], p[1]); }
+        if constexpr (sizeof(floatX) == 4) { set_floats(param, k, p[0], p[1]); }  // both elements of a word at once
         if constexpr (MASTER == MASTER_FP32) { set_floats(master, k, p[0], p[1]); }
         if constexpr (MASTER == MASTER_SPLIT) { master.v[k / 2] = lower_halves(float_bits(p[0]), float_bits(p[1])); }
 #if defined(PRECISION_BF16)
@@ -257,12 +256,10 @@ __global__ void __launch_bounds__(ADAMW_THREADS, 3)
  * is UPDATE_APPLIED. bf16_moments: m and v are __nv_bfloat16. */
 template <typename Grad>
 static void adamw_update_cuda(const OptimizerTensors<Grad>* tensors, size_t lo, size_t hi, const StepState* state,
-                              const Hyperparameters* hyper, MasterKind master, bool bf16_moments, uint64_t seed,
-                              cudaStream_t stream) {
+                              AdamWFactors f, MasterKind master, bool bf16_moments, cudaStream_t stream) {
     if (lo >= hi) { return; }
     assert(lo % OPTIMIZER_VECTOR == 0 && hi % OPTIMIZER_VECTOR == 0 && tensors->state_first % OPTIMIZER_VECTOR == 0);
     assert(tensors->grads_first % OPTIMIZER_VECTOR == 0 && tensors->grads_end % OPTIMIZER_VECTOR == 0);
-    const AdamWFactors f = adamw_factors(hyper, seed);
 #define ADAMW_LAUNCH(kind, moment)                                                                                         \
     adamw_kernel<Grad, kind, moment>                                                                                       \
         <<<(unsigned)ceil_div(hi - lo, (size_t)ADAMW_THREADS * ADAMW_TURNS * ADAMW_WIDTH<kind, moment>), ADAMW_THREADS, 0, \

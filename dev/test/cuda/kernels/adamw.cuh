@@ -128,7 +128,7 @@ static AdamWRun run_adamw(const AdamWCase& c, MasterKind kind, bool bf16_moments
         decide(state, h, step, 1.0f, upload_rows<floatX>(Floats(64, 0.5f), 1, 64, 64), 64);
         for (int part = 0; part < parts; part++) {
             const size_t lo = c.n / 8 * part / parts * 8, hi = c.n / 8 * (part + 1) / parts * 8;
-            adamw_update_cuda(&t, lo, hi, state, &h, kind, bf16_moments, 42, 0);
+            adamw_update_cuda(&t, lo, hi, state, adamw_factors(&h, 42), kind, bf16_moments, 0);
         }
     }
     AdamWRun r;
@@ -254,7 +254,7 @@ static void a_skipped_step_changes_nothing() {
     StepState* state = new_state(1);
     const Hyperparameters h = test_hyper();
     CHECK(decide(state, h, 0, 1.0f, bad, N).verdict == UPDATE_NOT_FINITE, "NaN gradients pass");
-    adamw_update_cuda(&t, 0, N, state, &h, kind, false, 42, 0);
+    adamw_update_cuda(&t, 0, N, state, adamw_factors(&h, 42), kind, false, 0);
     float* exact = device_alloc<float>(N);
     master_get_cuda(exact, t.params, t.master, kind, N, 0);
     CHECK(download(exact, N) == start && download((float*)t.m, N) == start, "weights or moments changed");
@@ -343,7 +343,7 @@ static AdamWRun run_adamw_step(const StepState& state, const Hyperparameters& h,
     t.stretches = upload(stretches);
     t.num_stretches = (int)stretches.size();
     master_set_cuda(t.params, t.master, kind, upload(old.master), n, 0);
-    adamw_update_cuda(&t, 0, n, upload(std::vector<StepState>(1, state)), &h, kind, bf16_moments, 42, 0);
+    adamw_update_cuda(&t, 0, n, upload(std::vector<StepState>(1, state)), adamw_factors(&h, 42), kind, bf16_moments, 0);
     AdamWRun r;
     float* exact = device_alloc<float>(n);
     master_get_cuda(exact, t.params, t.master, kind, n, 0);
