@@ -82,12 +82,25 @@ static inline void check_recompute(const Options* o, int layers) {
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
 
-/* Moves the checksums out of a checkpoint's state and frees the rest. */
-static inline void start_take_sums(Start* start, Run* run, TrainerState* found) {
-    start->sums = found->files;
-    run->state.base = found->base;
+/* Moves the checksums out of a checkpoint's state and frees the rest. Returns the checksum of its adapters' base. */
+static inline uint64_t take_sums(FileSums* sums, TrainerState* found) {
+    const uint64_t base = found->base;
+    *sums = found->files;
     memset(&found->files, 0, sizeof found->files);
     trainer_state_free(found);
+    return base;
+}
+
+/* take_sums() of a model folder given by name. If it is a checkpoint, its weights must match the saved checksums; the user may
+ * change the other files. transformers' Trainer also writes a trainer_state.json: such a file is ignored. */
+static inline uint64_t take_folder_sums(FileSums* sums, const char* folder) {
+    char path[PATH_CAP];
+    TrainerState found;
+    Error e = NO_ERROR;
+    must(path_join(path, folder, "trainer_state.json", &e), &e);
+    if (trainer_state_read(&found, path, &e)) { return take_sums(sums, &found); }
+    trainer_state_free(&found);
+    return 0;
 }
 
 /* Takes the newest checkpoint of a folder as the model. Uses only its weights, not its run. */
@@ -96,22 +109,7 @@ static inline void start_at_checkpoint(Start* start, Run* run, const char* folde
     TrainerState found;
     const bool ok = checkpoint_open(folder, CHECKPOINT_MODEL, screen, start->dir, &found, &e);
     run_must_read(run, ok, folder, &e);
-    start_take_sums(start, run, &found);
-}
-
-/* Takes a model folder given by name. If it is a checkpoint, its weights must match the saved checksums; the user may change
- * the other files. transformers' Trainer also writes a trainer_state.json: such a file is ignored. */
-static inline void start_at_folder(Start* start, Run* run, const char* folder) {
-    char path[PATH_CAP];
-    TrainerState found;
-    Error e = NO_ERROR;
-    snprintf(start->dir, sizeof start->dir, "%s", folder);
-    must(path_join(path, folder, "trainer_state.json", &e), &e);
-    if (trainer_state_read(&found, path, &e)) {
-        start_take_sums(start, run, &found);
-    } else {
-        trainer_state_free(&found);
-    }
+    run->state.base = take_sums(&start->sums, &found);
 }
 
 /* Finds the model: --model, or for a job that needs a trained model --out. */
@@ -123,7 +121,8 @@ static inline void start_find(Start* start, Run* run, const Options* o, const Pr
     } else if (is_directory(o->model) && !folder_has(o->model, "config.json") && !folder_is_adapter(o->model)) {
         start_at_checkpoint(start, run, o->model, process_screen(p));
     } else if (is_directory(o->model)) {
-        start_at_folder(start, run, o->model);
+        snprintf(start->dir, sizeof start->dir, "%s", o->model);
+        run->state.base = take_folder_sums(&start->sums, o->model);
     } else if (!config_preset(&preset, o->model, 1)) {
         die("--model: %s is neither a folder nor a preset, wanted a Hugging Face folder, dN, llama3.2-1b, llama3.2-3b, "
             "llama3.1-8b or llama3.1-70b\n"
@@ -213,25 +212,12 @@ static inline void lora_of_folder(LoraConfig* l, Start* start, const Options* o,
     snprintf(start->base_dir, sizeof start->base_dir, "%s", base);
 }
 
-/* Takes the base's checksums, if the base is a checkpoint of ours. */
-static inline void base_take_sums(Start* start) {
-    char path[PATH_CAP];
-    TrainerState found;
-    Error e = NO_ERROR;
-    must(path_join(path, start->base_dir, "trainer_state.json", &e), &e);
-    if (trainer_state_read(&found, path, &e)) {
-        start->base_sums = found.files;
-        memset(&found.files, 0, sizeof found.files);
-    }
-    trainer_state_free(&found);
-}
-
 /* Sets base_dir and, if there are adapters, their shape. */
 static inline void base_find(Start* start, LoraConfig* l, const Options* o, const Process* p) {
     snprintf(start->base_dir, sizeof start->base_dir, "%s", start->dir);
     if (start->dir[0] && folder_is_adapter(start->dir)) {
         lora_of_folder(l, start, o, p);
-        base_take_sums(start);
+        take_folder_sums(&start->base_sums, start->base_dir);
     } else {
         lora_of_flags(l, start, o, p->job);
     }
