@@ -19,7 +19,7 @@
 static bool near(double a, double b) { return fabs(a - b) <= 1e-12 * fmax(1.0, fabs(b)); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// scheduler
+// schedule
 
 /* The rates by formulas of six numbers each, from before schedules had phases; only the decay of wsd began before the end of a
  * long warm-up. A compiler may fuse the last product with its sum: `fuse` says so. */
