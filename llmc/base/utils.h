@@ -186,11 +186,15 @@ static inline void* xrealloc(void* old, size_t bytes) {
     return p;
 }
 
-/* Makes room for one more element in a list of `count`. */
-static inline void* xgrow(void* items, size_t count, size_t* cap, size_t bytes) {
-    if (count < *cap) { return items; }
-    *cap = 2 * *cap + 64;
+/* Makes room for `more` elements behind the `count` of a list. */
+static inline void* xreserve(void* items, size_t count, size_t more, size_t* cap, size_t bytes) {
+    if (count + more <= *cap) { return items; }
+    *cap = size_max(*cap + *cap / 2 + 64, count + more);
     return xrealloc(items, *cap * bytes);
+}
+
+static inline void* xgrow(void* items, size_t count, size_t* cap, size_t bytes) {
+    return xreserve(items, count, 1, cap, bytes);
 }
 
 /* Returns a copy of n bytes and a zero after them. The bytes may be zeros, too. */

@@ -23,8 +23,8 @@
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
 
-#include "llmc/base/hash.h"            // defines: HashSeed, hash_key, hash_place, hash_mix, load8
-#include "llmc/base/utils.h"           // defines: die, xmalloc, xcalloc, xrealloc, size_min, size_max
+#include "llmc/base/hash.h"            // defines: HashSeed, hash_key_within, hash_place, hash_mix
+#include "llmc/base/utils.h"           // defines: die, xmalloc, xcalloc, xrealloc, xreserve, size_min, size_max
 #include "llmc/text/pieces.h"          // defines: scan_llama3
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, token_table_init, token_table_add, tokenizer_index
 #include "llmc/text/tokenizer_read.h"  // defines: byte_stand_ins
@@ -79,7 +79,7 @@ static inline void piece_counts_grow(PieceCounts* c) {
 }
 
 /* Counts the piece s[0 .. n), n >= 1, whose hash_key() is `key`, `times` > 0 times. */
-static inline void piece_counts_add_key(PieceCounts* c, uint64_t key, const char* s, size_t n, uint64_t times) {
+static inline void piece_counts_add(PieceCounts* c, uint64_t key, const char* s, size_t n, uint64_t times) {
     size_t i = hash_place(c->seed, key, n) & c->mask;
     for (; c->slots[i].count; i = (i + 1) & c->mask) {
         PieceSlot* slot = &c->slots[i];
@@ -88,10 +88,7 @@ static inline void piece_counts_add_key(PieceCounts* c, uint64_t key, const char
             return;
         }
     }
-    if (n > c->cap_bytes - c->num_bytes) {
-        c->cap_bytes = c->num_bytes + c->num_bytes / 2 + n + 4096;
-        c->bytes = (char*)xrealloc(c->bytes, c->cap_bytes);
-    }
+    c->bytes = (char*)xreserve(c->bytes, c->num_bytes, n, &c->cap_bytes, 1);
     const PieceSlot slot = {key, times, c->num_bytes, n};
     memcpy(c->bytes + c->num_bytes, s, n);
     c->num_bytes += n;
@@ -99,20 +96,12 @@ static inline void piece_counts_add_key(PieceCounts* c, uint64_t key, const char
     if (++c->used * 4 > c->mask * 3) { piece_counts_grow(c); }
 }
 
-static inline void piece_counts_add(PieceCounts* c, const char* s, size_t n, uint64_t times) {
-    piece_counts_add_key(c, hash_key(c->seed, s, n), s, n, times);
-}
-
 /* Counts the pieces of a text: a document, or a part of one that begins and ends at a piece_border(). */
 static inline void piece_counts_text(PieceCounts* c, const char* text, size_t len) {
-    const uint8_t *s = (const uint8_t*)text, *end = s + len, *p;
-    for (; s < end; s = p) {
-        p = scan_llama3(s, end, 3);
+    for (const char *s = text, *end = s + len, *p; s < end; s = p) {
+        p = (const char*)scan_llama3((const uint8_t*)s, (const uint8_t*)end, 3);
         const size_t n = (size_t)(p - s);
-        const bool one_load = n <= 8 && end - s >= 8;
-        const uint64_t key =
-            one_load ? load8((const char*)s) & (UINT64_MAX >> (64 - 8 * n)) : hash_key(c->seed, (const char*)s, n);
-        piece_counts_add_key(c, key, (const char*)s, n, 1);
+        piece_counts_add(c, hash_key_within(c->seed, s, n, end), s, n, 1);
     }
 }
 
@@ -120,7 +109,7 @@ static inline void piece_counts_text(PieceCounts* c, const char* text, size_t le
 static inline void piece_counts_fold(PieceCounts* into, PieceCounts* from) {
     for (size_t i = 0; i <= from->mask; i++) {
         const PieceSlot* slot = &from->slots[i];
-        if (slot->count) { piece_counts_add_key(into, slot->key, from->bytes + slot->at, slot->len, slot->count); }
+        if (slot->count) { piece_counts_add(into, slot->key, from->bytes + slot->at, slot->len, slot->count); }
     }
     memset(from->slots, 0, (from->mask + 1) * sizeof(PieceSlot));
     from->used = from->num_bytes = 0;
@@ -237,10 +226,7 @@ static inline void bpe_add(Bpe* b, BpePair* slot, BpePair pair) {
 /* Makes room for n more places and returns where they begin. */
 static inline size_t bpe_places(Bpe* b, size_t n) {
     const size_t at = b->num_places;
-    if (n > b->cap_places - at) {
-        b->cap_places = at + at / 2 + n;
-        b->places = (uint32_t*)xrealloc(b->places, b->cap_places * sizeof(uint32_t));
-    }
+    b->places = (uint32_t*)xreserve(b->places, at, n, &b->cap_places, sizeof(uint32_t));
     b->num_places += n;
     return at;
 }
@@ -376,10 +362,7 @@ static inline void bpe_merge(Bpe* b, BpePair* slot) {
     b->merges[merged] = p.pair;
     b->len[merged] = b->len[left] + b->len[right];
     slot->count = 0;
-    if (p.n > b->cap_beside) {
-        b->cap_beside = p.n;
-        b->beside = (uint32_t(*)[2])xrealloc(b->beside, p.n * sizeof *b->beside);
-    }
+    b->beside = (uint32_t(*)[2])xreserve(b->beside, 0, p.n, &b->cap_beside, sizeof *b->beside);
     const size_t count = bpe_merge_places(b, &p, (uint32_t)merged);
     for (int side = 0; side < 2; side++) {
         BpeMet* of = b->of[side];

@@ -20,9 +20,9 @@
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
-#include "llmc/base/hash.h"         // defines: HashSeed, hash_seed, hash_key, hash_place, hash_mix, load8
+#include "llmc/base/hash.h"         // defines: HashSeed, hash_seed, hash_key, hash_key_within, hash_place, hash_mix, load8
 #include "llmc/base/utf8.h"         // defines: utf8_decode
-#include "llmc/base/utils.h"        // defines: die, xmalloc, xcalloc, xrealloc, xgrow, size_max
+#include "llmc/base/utils.h"        // defines: die, xmalloc, xcalloc, xreserve, size_max
 #include "llmc/text/merge_queue.h"  // defines: MergeQueue, merge_queue_push, merge_queue_pop
 #include "llmc/text/pieces.h"       // defines: scan_llama3, scan_gpt2
 #include "llmc/text/unicode.h"      // defines: unicode_is_digit
@@ -108,13 +108,19 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // tables
 
-/* Returns the id of the n bytes at s, whose hash_key() is `key`, or -1. */
-static inline int32_t token_table_find_key(const TokenTable* t, uint64_t key, const char* s, size_t n) {
+/* Returns the slot of the n >= 1 bytes at s, whose hash_key() is `key`, or the empty one where they belong. */
+static inline TokenSlot* token_table_slot(const TokenTable* t, uint64_t key, const char* s, size_t n) {
     for (size_t i = hash_place(t->seed, key, n) & t->mask;; i = (i + 1) & t->mask) {
-        const TokenSlot* slot = &t->slots[i];
-        if (slot->key == key && slot->len == n && (n <= 8 || memcmp(t->base + t->at[slot->id], s, n) == 0)) { return slot->id; }
-        if (slot->len == 0) { return -1; }
+        TokenSlot* slot = &t->slots[i];
+        if (slot->key == key && slot->len == n && (n <= 8 || memcmp(t->base + t->at[slot->id], s, n) == 0)) { return slot; }
+        if (slot->len == 0) { return slot; }
     }
+}
+
+/* Returns the id of these bytes, or -1. */
+static inline int32_t token_table_find_key(const TokenTable* t, uint64_t key, const char* s, size_t n) {
+    const TokenSlot* slot = token_table_slot(t, key, s, n);
+    return slot->len ? slot->id : -1;
 }
 
 static inline int32_t token_table_find(const TokenTable* t, const char* s, size_t n) {
@@ -140,13 +146,10 @@ static inline void token_table_init(TokenTable* t, size_t count, const char* bas
 /* Adds token `id`, the n bytes at base + at[id]. If the table has these bytes already, their id stays. */
 static inline void token_table_add(TokenTable* t, int32_t id, size_t n) {
     const char* s = t->base + t->at[id];
-    if (n == 0 || token_table_find(t, s, n) >= 0) { return; }
-    uint64_t key = hash_key(t->seed, s, n);
-    size_t i = hash_place(t->seed, key, n) & t->mask;
-    while (t->slots[i].len) { i = (i + 1) & t->mask; }
-    t->slots[i].key = key;
-    t->slots[i].id = id;
-    t->slots[i].len = (uint32_t)n;
+    if (n == 0) { return; }
+    const TokenSlot added = {hash_key(t->seed, s, n), id, (uint32_t)n};
+    TokenSlot* slot = token_table_slot(t, added.key, s, n);
+    if (slot->len == 0) { *slot = added; }
 }
 
 static inline const MergeSlot* merge_find(const Tokenizer* t, int32_t left, int32_t right) {
@@ -218,15 +221,13 @@ typedef struct {
     size_t cap, count;
 } TokenList;
 
-static inline void token_list_add(TokenList* l, int32_t id) {
-    l->ids = (int32_t*)xgrow(l->ids, l->count, &l->cap, sizeof *l->ids);
-    l->ids[l->count++] = id;
+static inline void token_list_reserve(TokenList* l, size_t more) {
+    l->ids = (int32_t*)xreserve(l->ids, l->count, more, &l->cap, sizeof *l->ids);
 }
 
-static inline void token_list_reserve(TokenList* l, size_t more) {
-    if (l->cap - l->count >= more) { return; }
-    l->cap = size_max(l->cap + l->cap / 2, l->count + more + 256);
-    l->ids = (int32_t*)xrealloc(l->ids, l->cap * sizeof(int32_t));
+static inline void token_list_add(TokenList* l, int32_t id) {
+    token_list_reserve(l, 1);
+    l->ids[l->count++] = id;
 }
 
 static inline void token_list_free(TokenList* l) {
@@ -330,10 +331,7 @@ static inline void merge_nodes(TokenEncoder* enc, uint32_t i) {
 static inline void merge_long(TokenEncoder* enc, const uint8_t* s, size_t n) {
     const Tokenizer* t = enc->t;
     if (n >= UINT32_MAX) { die("a run of %zu bytes without a border between words is too long to encode", n); }
-    if (enc->node_cap < n) {
-        enc->node_cap = n;
-        enc->nodes = (MergeNode*)xrealloc(enc->nodes, n * sizeof(MergeNode));
-    }
+    enc->nodes = (MergeNode*)xreserve(enc->nodes, 0, n, &enc->node_cap, sizeof(MergeNode));
     uint32_t count = 0;
     for (size_t i = 0; i < n; i++) {
         if (t->byte_ids[s[i]] < 0) { continue; }
@@ -392,15 +390,11 @@ __attribute__((noinline, unused)) static void encode_parts(TokenEncoder* enc, co
 /* Appends the ids of the piece s[0 .. n); bytes up to `end` may be read. */
 static inline void encode_piece(TokenEncoder* enc, const uint8_t* s, size_t n, const uint8_t* end) {
     const char* text = (const char*)s;
-    uint64_t key;
-    if (n <= 8 && end - s >= 8) {
-        key = load8(text) & (UINT64_MAX >> (64 - 8 * n));
-    } else if (n <= enc->t->max_token_len) {
-        key = hash_key(enc->t->seed, text, n);
-    } else {
+    if (n > enc->t->max_token_len) {
         merge_piece(enc, s, n);
         return;
     }
+    const uint64_t key = hash_key_within(enc->t->seed, text, n, (const char*)end);
     int32_t id = token_table_find_key(&enc->t->pieces, key, text, n);
     if (id >= 0) {
         token_list_add(&enc->out, id);
@@ -414,24 +408,11 @@ static inline void encode_piece(TokenEncoder* enc, const uint8_t* s, size_t n, c
 
 /* Appends the ids of text without added tokens. If the tokenizer uses Digits, the text is all digits or has none. */
 static inline void encode_words(TokenEncoder* enc, const uint8_t* s, const uint8_t* end) {
-    const int max_digits = enc->t->max_digits;
-    const uint8_t* p;
-    switch (enc->t->split) {
-        case SPLIT_LLAMA3:
-            for (; s < end; s = p) {
-                p = scan_llama3(s, end, max_digits);
-                encode_piece(enc, s, (size_t)(p - s), end);
-            }
-            break;
-        case SPLIT_GPT2:
-            for (; s < end; s = p) {
-                p = scan_gpt2(s, end);
-                encode_piece(enc, s, (size_t)(p - s), end);
-            }
-            break;
-        default:
-            if (s < end) { encode_piece(enc, s, (size_t)(end - s), end); }
-            break;
+    const int split = enc->t->split, max_digits = enc->t->max_digits;
+    for (const uint8_t* p = end; s < end; s = p) {
+        if (split == SPLIT_LLAMA3) { p = scan_llama3(s, end, max_digits); }
+        if (split == SPLIT_GPT2) { p = scan_gpt2(s, end); }
+        encode_piece(enc, s, (size_t)(p - s), end);
     }
 }
 
@@ -495,32 +476,22 @@ static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8
     const Tokenizer* t = enc->t;
     const uint8_t* start = s;
     while (s <= end) {
-        int32_t id = -1;
-        if (s < end) {
-            if (!t->added_first[*s]) {
-                s++;
-                continue;
-            }
-            const AddedName* name = added_find(&t->added[normalized != 0], (const char*)s, (const char*)end);
-            if (!name) {
-                s++;
-                continue;
-            }
-            id = name->id;
-            if ((t->flags[id] & TOKEN_SPECIAL) && !specials) {
-                s += t->at[id + 1] - t->at[id];
-                continue;
-            }
+        const AddedName* name = NULL;
+        if (s < end && t->added_first[*s]) {
+            name = added_find(&t->added[normalized != 0], (const char*)s, (const char*)end);
+        }
+        if (s < end && (!name || ((t->flags[name->id] & TOKEN_SPECIAL) && !specials))) {
+            s += name ? name->len : 1;
+            continue;
         }
         if (normalized) {
             encode_plain(enc, start, s);
         } else {
             encode_added(enc, start, s, specials, TOKEN_NORMALIZED);
         }
-        if (id < 0) { break; }
-        token_list_add(&enc->out, id);
-        s += t->at[id + 1] - t->at[id];
-        start = s;
+        if (!name) { break; }
+        token_list_add(&enc->out, name->id);
+        start = s += name->len;
     }
 }
 

@@ -80,9 +80,9 @@ static void make_pieces(Plain* p, PieceCounts* c, uint64_t* state) {
         }
         p->count[i] = 1 + random_below(state, 5);
         p->len[i] = n;
-        piece_counts_add(c, s, n, p->count[i]);
+        piece_counts_add(c, hash_key(c->seed, s, n), s, n, p->count[i]);
         p->num_pieces += c->used > before;  // a piece that was there already: only its first form keeps to the count
-        if (c->used == before) { piece_counts_add(c, s, n, UINT64_MAX - p->count[i] + 1); }
+        if (c->used == before) { piece_counts_add(c, hash_key(c->seed, s, n), s, n, UINT64_MAX - p->count[i] + 1); }
     }
 }
 
@@ -125,7 +125,10 @@ static void check_first(const char* const* pieces, const uint64_t* counts, size_
     PieceCounts c;
     Bpe b;
     piece_counts_init(&c, hash_seed());
-    for (size_t i = 0; i < n; i++) { piece_counts_add(&c, pieces[i], strlen(pieces[i]), counts[i]); }
+    for (size_t i = 0; i < n; i++) {
+        const size_t len = strlen(pieces[i]);
+        piece_counts_add(&c, hash_key(c.seed, pieces[i], len), pieces[i], len, counts[i]);
+    }
     bpe_begin(&b, &c, 257);
     const bool learnt = bpe_next(&b);
     const uint64_t pair = (uint64_t)id_of_byte((uint8_t)want[0]) << 32 | id_of_byte((uint8_t)want[1]);
@@ -243,7 +246,7 @@ static void tables_folded_together_hold_the_counts_of_one_table(void) {
     for (size_t i = 0; i <= one.mask; i++) {
         const PieceSlot* slot = &one.slots[i];
         if (!slot->count) { continue; }
-        piece_counts_add_key(&all, slot->key, one.bytes + slot->at, slot->len, UINT64_MAX - slot->count + 2);
+        piece_counts_add(&all, slot->key, one.bytes + slot->at, slot->len, UINT64_MAX - slot->count + 2);
     }
     CHECK(all.used == used, "%zu pieces after the second look, wanted %zu", all.used, used);
     for (size_t i = 0; i <= all.mask; i++) {
