@@ -1,6 +1,6 @@
-/* sgd_matrix.h -- an optimizer for tests alone: momentum, divided by the root mean square of the whole matrix. So a matrix shows
- * that was cut, or joined with another. It takes the matrices of blocks, and keeps m alone. optimizer.h includes this file in
- * programs that are built with -DTEST_RULES='"dev/test/sgd_matrix.h"'. They take the rule if SGD_MATRIX is set. */
+/* sgd_matrix.h -- an optimizer for tests alone: momentum, divided by the root mean square of the whole matrix. So a matrix
+ * shows that was cut, or joined with another. It takes the matrices of blocks, and keeps m alone. optimizer.h includes this
+ * file in programs that are built with -DTEST_RULES='"dev/test/sgd_matrix.h"'. They take the rule if SGD_MATRIX is set. */
 #define TEST_KERNELS "dev/test/cuda/sgd_matrix.cuh"
 #define RULE_OF_RUN (getenv("SGD_MATRIX") ? 1 : 0)
 #define TEST_ROWS                                                                                                \

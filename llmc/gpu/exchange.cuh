@@ -23,7 +23,7 @@
  *   compute             summed (2):         after a micro-step's last send    begin the next micro-step
  *   exchange            summed:             after the step's last backward    add up the losses, and the gradients of norms
  *   compute             summed:             after these sums                  decide on the step, update its shards
- *   exchange, compute   summed:             around a whole matrix's way       pass it to its owner, and back, between the stages
+ *   exchange, compute   summed:             around a whole matrix's way       pass it to its owner, or back, between stages
  *   exchange            updated[bucket]:    after the update of its shard     gather the bucket's weights, make 8-bit copies
  *   compute             gathered[bucket]:   after gather and copies           read these weights, in the next forward pass
  *   exchange            used (3):           after the last use of a slot      gather another block into it, make its copies
@@ -297,9 +297,10 @@ static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool a
     ordered_sum_cuda(sum, partials, x->landing, grads.fp32, x->ranks, shard, add, x->stream);
 }
 
-/* Call after the backward pass of a layer: the embedding (-1), a block, or final norm and head (the number of layers). Sends its
- * gradients to their owners. Without a ring only the last micro-step of a step sends, because it completes the gradients. In a
- * ring each micro-step sends its own gradients: in the first one they overwrite the owners' sums, in later ones they are added. */
+/* Call after the backward pass of a layer: the embedding (-1), a block, or final norm and head (the number of layers). Sends
+ * its gradients to their owners. Without a ring only the last micro-step of a step sends, because it completes the gradients.
+ * In a ring each micro-step sends its own gradients: in the first one they overwrite the owners' sums, in later ones they are
+ * added. */
 static inline void exchange_send_layer(Exchange* x, const Gradients* g, int layer, MicroKind kind) {
     if (!g->in_ring && !(kind & MICRO_LAST)) { return; }
     for (int i = 0; i < x->buckets.count; i++) {
@@ -311,8 +312,8 @@ static inline void exchange_send_layer(Exchange* x, const Gradients* g, int laye
     if (g->in_ring) { CUDA_CHECK(cudaEventRecord(x->sent[part], x->stream)); }
 }
 
-/* Call before a layer's gradients are written. Lets the compute stream wait until the sends from their part of the ring are done,
- * if this micro-step has used that part before. */
+/* Call before a layer's gradients are written. Lets the compute stream wait until the sends from their part of the ring are
+ * done, if this micro-step has used that part before. */
 static inline void exchange_wait_sent(const Exchange* x, const Gradients* g, int layer) {
     const int L = g->config.num_layers;
     const bool used = layer < 0 ? !g->config.tied : layer + GRADIENT_BLOCKS < L;
@@ -327,8 +328,8 @@ static inline void exchange_wait_summed(Exchange* x) {
     stream_wait(x->compute, x->stream, x->summed);
 }
 
-/* Call after the last send of a step. Adds up over the ranks, in place, the gradients of the norms (norm_elements), the sums of the step
- * and the norm of the gradients. Then the compute stream may continue. */
+/* Call after the last send of a step. Adds up over the ranks, in place, the gradients of the norms (norm_elements), the sums
+ * of the step and the norm of the gradients. Then the compute stream may continue. */
 static inline void exchange_sum_step(Exchange* x, StepState* state, float* norms) {
     if (x->ranks <= 1) { return; }
     const int count = x->buckets.count * SUM_BLOCKS;
@@ -379,8 +380,8 @@ static inline void exchange_matrices(Exchange* x, const DealtMatrix* list, int c
 // weights to all
 
 /* Gathers the weights (bucket's count) of a bucket, whose shards the compute streams of their owners have updated. Call
- * exchange_record_gathered() after it, and after the 8-bit copies of these weights: a stream that waits for a layer then waits for
- * both. */
+ * exchange_record_gathered() after it, and after the 8-bit copies of these weights: a stream that waits for a layer then waits
+ * for both. */
 static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks;

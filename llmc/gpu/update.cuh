@@ -1,5 +1,5 @@
-/* update.cuh -- a step's update on the GPU: norm of the gradients, decision, and each rule over its tensors: AdamW over ranges of
- * elements, a rule of whole matrices stage by stage. The twin of optim/optimizer.h. The host reads the outcome from the
+/* update.cuh -- a step's update on the GPU: norm of the gradients, decision, and each rule over its tensors. AdamW takes ranges
+ * of elements, a rule of whole matrices goes stage by stage. The twin of optim/optimizer.h. The host reads the outcome from the
  * StepState later (runner.cuh).
  */
 #ifndef LLMC_GPU_UPDATE_CUH

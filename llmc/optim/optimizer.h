@@ -1,5 +1,5 @@
-/* optimizer.h -- the table of optimizers, the global norm of the gradients, where a rank's part of the optimizer's state lies, and
- * one update on the CPU. The CUDA trainer's twins are optimizer.cuh and gpu/update.cuh.
+/* optimizer.h -- the table of optimizers, the global norm of the gradients, where a rank's part of the optimizer's state lies,
+ * and one update on the CPU. The CUDA trainer's twins are optimizer.cuh and gpu/update.cuh.
  *
  * A rule is a row of `optimizer_rules` and a pair of files beside adamw.h and adamw.cuh. A run has one rule. The tensors that
  * it does not take are AdamW's, so a run may keep m of all tensors, but v of a few. Each slot of the state has an arena without
