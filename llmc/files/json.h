@@ -407,20 +407,6 @@ static inline const JsonNode* json_get(const Json* j, const JsonNode* object, co
 }
 
 /* Reads an integer without fraction or exponent; false if it does not fit. */
-static inline bool json_node_int(const Json* j, const JsonNode* n, int64_t* out) {
-    if (!n || n->type != JSON_NUMBER) { return false; }
-    const char* s = j->text + n->at;
-    const bool negative = *s == '-';
-    int64_t value = 0;
-    for (size_t i = negative; i < n->length; i++) {
-        if (s[i] < '0' || s[i] > '9' || __builtin_mul_overflow(value, 10, &value)) { return false; }
-        const int digit = s[i] - '0';
-        if (__builtin_add_overflow(value, negative ? -digit : digit, &value)) { return false; }
-    }
-    *out = value;
-    return true;
-}
-
 static inline bool json_node_u64(const Json* j, const JsonNode* n, uint64_t* out) {
     if (!n || n->type != JSON_NUMBER) { return false; }
     const char* s = j->text + n->at;
@@ -430,6 +416,19 @@ static inline bool json_node_u64(const Json* j, const JsonNode* n, uint64_t* out
         if (__builtin_add_overflow(value, (uint64_t)(s[i] - '0'), &value)) { return false; }
     }
     *out = value;
+    return true;
+}
+
+/* Does the same with a sign. */
+static inline bool json_node_int(const Json* j, const JsonNode* n, int64_t* out) {
+    if (!n || n->type != JSON_NUMBER) { return false; }
+    const bool negative = j->text[n->at] == '-';
+    JsonNode digits = *n;
+    uint64_t value = 0;
+    digits.at += negative;
+    digits.length -= negative;
+    if (!json_node_u64(j, &digits, &value) || value > (uint64_t)INT64_MAX + negative) { return false; }
+    *out = (int64_t)(negative ? -value : value);
     return true;
 }
 
@@ -609,12 +608,13 @@ static inline bool json_bytes(const Json* j, const JsonNode* object, const char*
 
 /* Writes a string in quotes. Each byte that is not part of a UTF-8 character becomes U+FFFD. */
 static inline void json_write_string(FILE* f, const char* s, size_t len) {
+    static const char from[] = "\"\\\n\t\r", to[] = "\"\\ntr";
     fputc('"', f);
     for (size_t i = 0; i < len;) {
         uint32_t c;
-        const size_t from = i;
+        const size_t start = i;
         while (i < len && s[i] >= ' ' && s[i] < 0x7F && s[i] != '"' && s[i] != '\\') { i++; }
-        if (i > from) { fwrite(s + from, 1, i - from, f); }
+        if (i > start) { fwrite(s + start, 1, i - start, f); }
         if (i == len) { break; }
         const size_t bytes = (size_t)utf8_decode((const uint8_t*)s + i, len - i, &c);
         if (bytes == 0) {
@@ -622,15 +622,9 @@ static inline void json_write_string(FILE* f, const char* s, size_t len) {
             i++;
             continue;
         }
-        if (c == '"' || c == '\\') {
-            fputc('\\', f);
-            fputc((int)c, f);
-        } else if (c == '\n') {
-            fputs("\\n", f);
-        } else if (c == '\t') {
-            fputs("\\t", f);
-        } else if (c == '\r') {
-            fputs("\\r", f);
+        const char* found = c ? strchr(from, s[i]) : NULL;
+        if (found) {
+            fprintf(f, "\\%c", to[found - from]);
         } else if (plain_char_length(s + i, bytes) > 0) {
             fwrite(s + i, 1, bytes, f);
         } else {  // also DEL and C1: nothing in a file of ours drives the terminal that shows it
@@ -709,14 +703,9 @@ static inline void json_write_double(FILE* f, double value) {
 /* Writes the shortest decimal that reads back as the same float. */
 static inline void json_write_float(FILE* f, float value) {
     char text[40];
-    snprintf(text, sizeof text, "%.9g", (double)value);
-    for (int digits = 1; digits < 9; digits++) {
-        char shorter[40];
-        snprintf(shorter, sizeof shorter, "%.*g", digits, (double)value);
-        if (strtof(shorter, NULL) == value) {
-            memcpy(text, shorter, sizeof text);
-            break;
-        }
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value) { break; }
     }
     json_write_double(f, strtod(text, NULL));
 }

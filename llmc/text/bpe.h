@@ -26,7 +26,7 @@
 #include "llmc/base/hash.h"            // defines: HashSeed, hash_key_within, hash_place, hash_mix
 #include "llmc/base/utils.h"           // defines: die, xmalloc, xcalloc, xrealloc, xreserve, size_min, size_max
 #include "llmc/text/pieces.h"          // defines: scan_llama3
-#include "llmc/text/tokenizer.h"       // defines: Tokenizer, token_table_init, token_table_add, tokenizer_index
+#include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_allocate, token_table_add, tokenizer_index
 #include "llmc/text/tokenizer_read.h"  // defines: byte_stand_ins
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -405,13 +405,9 @@ static inline void bpe_tokenizer(Tokenizer* t, const Bpe* b, size_t specials) {
     if (bytes > UINT32_MAX) { die("the tokens have 4 GiB or more in all: too much for a tokenizer"); }
     memset(t, 0, sizeof *t);
     t->seed = hash_seed();
-    t->vocab_size = (int)(b->num_tokens + specials);
-    t->bytes = (char*)xmalloc(bytes);
-    t->at = (uint32_t*)xcalloc((size_t)t->vocab_size + 1, sizeof(uint32_t));
-    t->flags = (uint8_t*)xcalloc((size_t)t->vocab_size, 1);
     t->split = SPLIT_LLAMA3;
     t->max_digits = 3;
-    token_table_init(&t->pieces, b->num_tokens, t->bytes, t->at, t->seed);
+    tokenizer_allocate(t, (int)(b->num_tokens + specials), bytes);
     for (size_t id = 0, n; id < (size_t)t->vocab_size; id++) {
         char* out = t->bytes + t->at[id];
         if (id < b->num_tokens) {

@@ -152,13 +152,16 @@ static inline void token_table_add(TokenTable* t, int32_t id, size_t n) {
     if (slot->len == 0) { *slot = added; }
 }
 
+/* Returns the slot of a pair, or the empty one where it belongs. */
+static inline MergeSlot* merge_slot(const Tokenizer* t, uint64_t pair) {
+    size_t i = hash_mix(t->seed, pair) & t->merge_mask;
+    while (t->merges[i].pair != pair && t->merges[i].pair != UINT64_MAX) { i = (i + 1) & t->merge_mask; }
+    return &t->merges[i];
+}
+
 static inline const MergeSlot* merge_find(const Tokenizer* t, int32_t left, int32_t right) {
-    uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    for (size_t i = hash_mix(t->seed, pair) & t->merge_mask;; i = (i + 1) & t->merge_mask) {
-        const MergeSlot* m = &t->merges[i];
-        if (m->pair == pair) { return m; }
-        if (m->pair == UINT64_MAX) { return NULL; }
-    }
+    const MergeSlot* m = merge_slot(t, (uint64_t)(uint32_t)left << 32 | (uint32_t)right);
+    return m->pair == UINT64_MAX ? NULL : m;
 }
 
 static inline void merges_init(Tokenizer* t, size_t count) {
@@ -168,16 +171,13 @@ static inline void merges_init(Tokenizer* t, size_t count) {
     for (size_t i = 0; i < slots; i++) { t->merges[i].pair = UINT64_MAX; }
 }
 
-/* Adds a merge. A pair listed twice gets its later rank, as in `tokenizers`. */
-static inline void merge_add(Tokenizer* t, int32_t left, int32_t right, uint32_t rank, int32_t id) {
-    uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    size_t i = hash_mix(t->seed, pair) & t->merge_mask;
-    while (t->merges[i].pair != UINT64_MAX && t->merges[i].pair != pair) { i = (i + 1) & t->merge_mask; }
-    t->num_merges += t->merges[i].pair == UINT64_MAX;
-    t->merges[i].pair = pair;
-    t->merges[i].rank = rank;
+/* Adds a merge of the pair left id << 32 | right id. A pair listed twice gets its later rank, as in `tokenizers`. */
+static inline void merge_add(Tokenizer* t, uint64_t pair, uint32_t rank, int32_t id) {
+    const MergeSlot added = {pair, rank, id};
+    MergeSlot* slot = merge_slot(t, pair);
+    t->num_merges += slot->pair == UINT64_MAX;
+    *slot = added;
     if (rank >= t->num_ranks) { t->num_ranks = rank + 1; }
-    t->merges[i].id = id;
 }
 
 /* Lists the splits of a token into two tokens, as left id << 32 | right id; returns their number, which is less than the
@@ -477,9 +477,7 @@ static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8
     const uint8_t* start = s;
     while (s <= end) {
         const AddedName* name = NULL;
-        if (s < end && t->added_first[*s]) {
-            name = added_find(&t->added[normalized != 0], (const char*)s, (const char*)end);
-        }
+        if (s < end && t->added_first[*s]) { name = added_find(&t->added[normalized != 0], (const char*)s, (const char*)end); }
         if (s < end && (!name || ((t->flags[name->id] & TOKEN_SPECIAL) && !specials))) {
             s += name ? name->len : 1;
             continue;
@@ -705,16 +703,21 @@ static inline void tokenizer_index(Tokenizer* t) {
     }
 }
 
+/* Allocates what holds `count` tokens of `bytes` bytes in all. */
+static inline void tokenizer_allocate(Tokenizer* t, int count, size_t bytes) {
+    t->vocab_size = count;
+    t->bytes = (char*)xmalloc(bytes);
+    t->at = (uint32_t*)xcalloc((size_t)count + 1, sizeof(uint32_t));
+    if (!t->flags) { t->flags = (uint8_t*)xcalloc((size_t)count, 1); }
+    token_table_init(&t->pieces, (size_t)count, t->bytes, t->at, t->seed);
+}
+
 /* Makes the built-in tokenizer: byte b is token b, and <|begin_of_text|> is 256. */
 static inline void tokenizer_bytes(Tokenizer* t) {
     static const char bos[] = "<|begin_of_text|>";
     memset(t, 0, sizeof *t);
     t->seed = hash_seed();
-    t->vocab_size = 257;
-    t->bytes = (char*)xmalloc(256 + sizeof bos);
-    t->at = (uint32_t*)xmalloc(258 * sizeof(uint32_t));
-    t->flags = (uint8_t*)xcalloc(257, 1);
-    token_table_init(&t->pieces, 256, t->bytes, t->at, t->seed);
+    tokenizer_allocate(t, 257, 256 + sizeof bos);
     merges_init(t, 0);
     for (int b = 0; b < 256; b++) {
         t->bytes[b] = (char)b;

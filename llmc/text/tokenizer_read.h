@@ -107,9 +107,7 @@ static inline void tiktoken_merges(Tokenizer* t, int num_ranks) {
     }
     merges_init(t, count);
     for (int id = 0; id < num_ranks; id++) {
-        for (size_t i = id ? end[id - 1] : 0; i < end[id]; i++) {
-            merge_add(t, (int32_t)(all[i] >> 32), (int32_t)(all[i] & UINT32_MAX), (uint32_t)id, id);
-        }
+        for (size_t i = id ? end[id - 1] : 0; i < end[id]; i++) { merge_add(t, all[i], (uint32_t)id, id); }
     }
     free(all);
     free(end);
@@ -154,12 +152,7 @@ static inline bool tiktoken_read_lines(TiktokenLines* r, const char* text, size_
 /* Makes the tokens in the order of their ranks, followed by Llama 3.1's special tokens. */
 static inline bool tiktoken_tokens(Tokenizer* t, const TiktokenLines* r, const char* path, Error* e) {
     const int num_ranks = (int)r->count;
-    t->vocab_size = num_ranks + 256;
-    t->bytes = (char*)xmalloc(r->at[num_ranks] + 256 * 40);
-    t->at = (uint32_t*)xmalloc(((size_t)t->vocab_size + 1) * sizeof(uint32_t));
-    t->flags = (uint8_t*)xcalloc((size_t)t->vocab_size, 1);
-    token_table_init(&t->pieces, (size_t)num_ranks, t->bytes, t->at, t->seed);
-    t->at[0] = 0;
+    tokenizer_allocate(t, num_ranks + 256, r->at[num_ranks] + 256 * 40);
     for (int id = 0; id < num_ranks; id++) {
         const size_t from = r->at[r->line_of[id]], n = r->at[r->line_of[id] + 1] - from;
         memcpy(t->bytes + t->at[id], r->bytes + from, n);
@@ -429,10 +422,7 @@ static inline void parse_bytes(VocabReader* r) {
     Tokenizer* t = r->t;
     size_t total = 0;
     for (int i = 0; i < t->vocab_size; i++) { total += r->name_len[i]; }
-    t->bytes = (char*)xmalloc(total);
-    t->at = (uint32_t*)xmalloc(((size_t)t->vocab_size + 1) * sizeof(uint32_t));
-    t->at[0] = 0;
-    token_table_init(&t->pieces, (size_t)t->vocab_size, t->bytes, t->at, t->seed);
+    tokenizer_allocate(t, t->vocab_size, total);
     for (int i = 0; i < t->vocab_size; i++) {
         const char* name = r->j->text + r->name_at[i];
         size_t n = r->name_len[i];
@@ -481,7 +471,7 @@ static inline bool parse_merge(VocabReader* r, const JsonNode* n, size_t index, 
         return fail(e, "%s: model.merges.%zu needs the token \"%s\", which model.vocab does not have", r->j->path, index,
                     show_text(shown, sizeof shown, names[i], lengths[i]));
     }
-    merge_add(r->t, ids[0], ids[1], rank, ids[2]);
+    merge_add(r->t, (uint64_t)ids[0] << 32 | (uint32_t)ids[1], rank, ids[2]);
     return true;
 }
 

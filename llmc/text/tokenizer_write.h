@@ -8,16 +8,20 @@
 
 #include "llmc/base/utils.h"      // defines: path_join, xmalloc, xstrdup, xopen_memory, xclose_memory
 #include "llmc/files/json.h"      // defines: json_parse, json_write_string, json_write_text, json_find_member, json_with_member
-#include "llmc/files/output.h"    // defines: create_output, close_output
+#include "llmc/files/output.h"    // defines: create_output, close_output, write_file
 #include "llmc/text/chat.h"       // defines: LLAMA3_CHAT_TEMPLATE, chat_template_fits
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_token, token_splits
 #include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, byte_stand_ins
 
-/* Writes a token's bytes as a JSON string. */
-static inline void write_token_text(FILE* f, const Tokenizer* t, int id) {
-    size_t len;
+/* Returns a token's bytes as a JSON string. The caller frees it. */
+static inline char* token_json(const Tokenizer* t, int id) {
+    size_t len, size = 0;
+    char* text = NULL;
     const char* s = tokenizer_token(t, id, &len);
+    FILE* f = xopen_memory(&text, &size);
     json_write_string(f, s, len);
+    xclose_memory(f, &text);
+    return text;
 }
 
 /* Writes the token with bytes s[0 .. n) as a JSON string of GPT-2's stand-ins. */
@@ -29,27 +33,24 @@ static inline void write_stand_ins(FILE* f, const uint16_t* code, const char* s,
     free(name);
 }
 
-/* Writes the post-processor that puts BOS in front of a text, in the form of `tokenizers`. */
-static inline void write_post_processor(FILE* f, const Tokenizer* t) {
-    static const char sequence[] = "{\"Sequence\":{\"id\":\"%c\",\"type_id\":%d}}";
+/* Returns the post-processor that puts BOS in front of a text, in the form of `tokenizers`. The caller frees it. */
+static inline char* bos_post_processor(const Tokenizer* t) {
+    char *name = token_json(t, t->bos_id), *text = NULL;
+    size_t size = 0;
+    FILE* f = xopen_memory(&text, &size);
     fputs("{\"type\":\"TemplateProcessing\"", f);
     for (int pair = 0; pair < 2; pair++) {
         fputs(pair ? ",\"pair\":[" : ",\"single\":[", f);
         for (int i = 0; i <= pair; i++) {
-            fputs(i ? ",{\"SpecialToken\":{\"id\":" : "{\"SpecialToken\":{\"id\":", f);
-            write_token_text(f, t, t->bos_id);
-            fprintf(f, ",\"type_id\":%d}},", i);
-            fprintf(f, sequence, 'A' + i, i);
+            fprintf(f, "%s{\"SpecialToken\":{\"id\":%s,\"type_id\":%d}},", i ? "," : "", name, i);
+            fprintf(f, "{\"Sequence\":{\"id\":\"%c\",\"type_id\":%d}}", 'A' + i, i);
         }
         fputc(']', f);
     }
-    fputs(",\"special_tokens\":{", f);
-    write_token_text(f, t, t->bos_id);
-    fputs(":{\"id\":", f);
-    write_token_text(f, t, t->bos_id);
-    fprintf(f, ",\"ids\":[%d],\"tokens\":[", t->bos_id);
-    write_token_text(f, t, t->bos_id);
-    fputs("]}}}", f);
+    fprintf(f, ",\"special_tokens\":{%s:{\"id\":%s,\"ids\":[%d],\"tokens\":[%s]}}}", name, name, t->bos_id, name);
+    xclose_memory(f, &text);
+    free(name);
+    return text;
 }
 
 /* Returns whether a post-processor is a TemplateProcessing that begins with the token `name`, or a Sequence with one in it. */
@@ -118,9 +119,10 @@ static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     fputs("{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n\"added_tokens\": [", f);
     for (int id = 0; id < t->vocab_size; id++) {
         if (!(t->flags[id] & TOKEN_ADDED)) { continue; }
-        fprintf(f, "%s\n{\"id\":%d,\"content\":", first ? "" : ",", id);
+        char* name = token_json(t, id);
+        fprintf(f, "%s\n{\"id\":%d,\"content\":%s", first ? "" : ",", id, name);
         first = false;
-        write_token_text(f, t, id);
+        free(name);
         fputs(",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}", f);
     }
     fputs("],\n\"normalizer\": null,\n\"pre_tokenizer\": ", f);
@@ -132,8 +134,9 @@ static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     } else {
         fputs(bytes, f);
     }
-    fputs(",\n\"post_processor\": ", f);
-    write_post_processor(f, t);
+    char* post_processor = bos_post_processor(t);
+    fprintf(f, ",\n\"post_processor\": %s", post_processor);
+    free(post_processor);
     fputs(",\n\"decoder\": {\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},\n", f);
     fputs("\"model\": {\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,", f);
     fputs("\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":true,\n\"vocab\": {", f);
@@ -189,9 +192,7 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     }
     for (int i = 0; i < 2; i++) {
         if (ids[i] < 0) { continue; }
-        FILE* f = xopen_memory(&value, &size);
-        write_token_text(f, t, ids[i]);
-        xclose_memory(f, &value);
+        value = token_json(t, ids[i]);
         json_set_member(&text, names[i], value);
         free(value);
     }
@@ -213,23 +214,17 @@ static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int ma
     } else if (t->bos_id < 0 || source_adds_bos(t)) {
         fputs(t->source, f);
     } else {
-        char* value = NULL;
-        size_t size = 0;
-        FILE* memory = xopen_memory(&value, &size);
-        write_post_processor(memory, t);
-        xclose_memory(memory, &value);
+        char* value = bos_post_processor(t);
         char* text = json_with_member(t->source, "post_processor", value);
         fputs(text, f);
         free(text);
         free(value);
     }
     if (!close_output(f, path, e) || !path_join(path, folder, "tokenizer_config.json", e)) { return false; }
-    f = create_output(path, e);
-    if (!f) { return false; }
     char* text = tokenizer_config_text(t, max_length);
-    fputs(text, f);
+    const bool ok = write_file(path, text, strlen(text), e);
     free(text);
-    return close_output(f, path, e);
+    return ok;
 }
 
 #endif
