@@ -74,7 +74,7 @@ static inline uint64_t hash_place(HashSeed seed, uint64_t key, size_t n) {
 // ---------------------------------------------------------------------------------------------------------------------
 // SipHash-2-4, a hash with a secret key (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012). Without the key
 // nobody can compute the hash of a new text, however many hashes of other texts they have seen. So the hash of random bytes
-// that the reader drew proves that the sender has the key (dist/team_hello.h).
+// that the reader drew proves that the sender has the key (dist/team.h).
 
 typedef struct {
     uint64_t low, high;  // bytes 0 to 7 and 8 to 15 of the key, little-endian

@@ -3,7 +3,7 @@
  * A message has 256 bytes; integers are little-endian:
  *
  *     at   bytes
- *      0       8  token     of this connection and direction, from the run's key (team_hello.h); 0 before both ends have it
+ *      0       8  token     of this connection and direction, from the run's key (team.h); 0 before both ends have it
  *      8       4  kind      1 and up; team_state.h lists them
  *     12       4  rank      of the sender
  *     16       8  sequence  how many collectives the sender has entered

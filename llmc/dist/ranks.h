@@ -26,7 +26,7 @@
  * port. All this is decided from the environment alone, so that all ranks decide the same way.
  *
  * LLAMA3_TOKEN is a secret of all ranks, of RANKS_SECRET characters or more. It makes the key by which ranks recognize each
- * other (dist/team_hello.h). --gpus draws one at random; with other launchers the user sets one. Without it the key is known to
+ * other (dist/team.h). --gpus draws one at random; with other launchers the user sets one. Without it the key is known to
  * everybody, and the run's name alone separates it from other runs.
  */
 #ifndef LLMC_RANKS_H

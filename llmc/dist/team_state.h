@@ -3,7 +3,7 @@
  * Rank 0 listens on the run's address; every other rank has one connection, to rank 0, over which messages of one size go
  * (link.h):
  *
- *   NONCE   both    the first message: random bytes, from which both ends make the tokens of all later messages (team_hello.h)
+ *   NONCE   both    the first message: random bytes, from which both ends make the tokens of all later messages (team.h)
  *   HELLO   to 0    how many ranks and fields there are, the host; then FIELD for each: its name and value, which must
  *                   equal rank 0's
  *   JOINED  from 0  the host of rank 0. START: all have joined; rank 0 then no longer listens
