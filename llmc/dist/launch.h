@@ -25,15 +25,14 @@
 #define LLMC_LAUNCH_H
 
 #include "llmc/base/utils.h"
+#include "llmc/dist/link.h"   // defines: link_listen
 #include "llmc/dist/ranks.h"  // defines: RANKS_MAX, RANKS_PORT_FIRST, RANKS_PORT_LAST
 
-#include <arpa/inet.h>
 #include <inttypes.h>
-#include <netinet/in.h>
+#include <math.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 
 // until the ranks that are left get SIGTERM, and then until they get SIGKILL; tests have shorter times
@@ -86,16 +85,13 @@ static inline void launch_end_with(pid_t parent) {
 static inline int launch_free_port(uint64_t random) {
     const int ports = RANKS_PORT_LAST - RANKS_PORT_FIRST + 1;
     for (int i = 0; i < ports; i++) {
-        struct sockaddr_in address;
-        memset(&address, 0, sizeof address);
-        address.sin_family = AF_INET;
-        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        char numeric[64];
+        Error ignored = NO_ERROR;
         const int port = RANKS_PORT_FIRST + (int)((random + (uint64_t)i) % (uint64_t)ports);
-        address.sin_port = htons((uint16_t)port);
-        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        const bool is_free = fd >= 0 && bind(fd, (const struct sockaddr*)&address, sizeof address) == 0;
-        if (fd >= 0) { close(fd); }
-        if (is_free) { return port; }
+        const int fd = link_listen("127.0.0.1", port, numeric, sizeof numeric, &ignored);
+        if (fd < 0) { continue; }
+        close(fd);
+        return port;
     }
     return 0;
 }
@@ -136,15 +132,11 @@ LLMC_NORETURN static inline void launch_become(const Launch* l, int rank, char**
 
 /* Blocks the signals that the parent takes when it waits. SIGHUP stays ignored under nohup. */
 static inline void launch_block_signals(Launch* l) {
+    static const int awaited[] = {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
     struct sigaction hangup;
     sigemptyset(&l->asked);
     sigemptyset(&l->awaited);
-    sigaddset(&l->awaited, SIGCHLD);
-    sigaddset(&l->awaited, SIGINT);
-    sigaddset(&l->awaited, SIGTERM);
-    sigaddset(&l->awaited, SIGUSR1);
-    sigaddset(&l->awaited, SIGUSR2);
-    sigaddset(&l->awaited, SIGXCPU);
+    for (size_t i = 0; i < sizeof awaited / sizeof *awaited; i++) { sigaddset(&l->awaited, awaited[i]); }
     if (sigaction(SIGHUP, NULL, &hangup) != 0 || hangup.sa_handler != SIG_IGN) { sigaddset(&l->awaited, SIGHUP); }
     sigset_t blocked = l->awaited;
     sigaddset(&blocked, SIGPIPE);  // a lost screen does not end the parent: it ends with the ranks
@@ -219,12 +211,8 @@ static inline void launch_reap(Launch* l) {
 /* Waits for a signal, or until the deadline, and does what it asks for. */
 static inline void launch_wait(Launch* l) {
     siginfo_t info;
-    const double left = l->next ? l->deadline - now_seconds() : 3600.0;
-    struct timespec time = {0, 0};
-    if (left > 0) {
-        time.tv_sec = (time_t)left;
-        time.tv_nsec = (long)((left - (double)time.tv_sec) * 1e9);
-    }
+    const double left = l->next ? fmax(0, l->deadline - now_seconds()) : 3600.0;
+    const struct timespec time = {(time_t)left, (long)(fmod(left, 1) * 1e9)};
     const int got = sigtimedwait(&l->awaited, &info, &time);
     if (got > 0 && got != SIGCHLD) {
         sigaddset(&l->asked, got);

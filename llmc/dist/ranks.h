@@ -53,11 +53,8 @@ typedef struct {
     const char* launcher;  // "--gpus", "torchrun", "mpirun", "srun"; NULL: this process is alone
 } Ranks;
 
-/* Returns a variable of an environment, or NULL. */
-typedef const char* (*RanksVariable)(const char* name);
-
-/* Returns a variable of this process, or NULL. */
-static inline const char* ranks_environment(const char* name) { return getenv(name); }
+/* Returns a variable of an environment, or NULL; getenv() reads this process's. */
+typedef char* (*RanksVariable)(const char* name);
 
 typedef struct {
     const char* launcher;

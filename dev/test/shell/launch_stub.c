@@ -39,7 +39,7 @@ static void wait_if_late(void) {
 static void show(void) {
     Ranks r;
     Error e = NO_ERROR;
-    must(ranks_find(&r, ranks_environment, 0, &e), &e);
+    must(ranks_find(&r, getenv, 0, &e), &e);
     printf("rank %d of %d, local %d of %d, %s:%d, token %016" PRIx64 ", %s\n", r.rank, r.ranks, r.local_rank, r.local_ranks,
            r.address, r.port, r.name ^ r.key.low, r.launcher ? r.launcher : "alone");
 }

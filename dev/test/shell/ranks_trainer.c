@@ -350,8 +350,6 @@ static void zero_open(Trainer* trainer, Program* p) {
     trainer->name_not_finite = zero_name_not_finite;
 }
 
-static const char* variable(const char* name) { return getenv(name); }
-
 /* If the first two words are this flag and its value, removes them and returns the value; else returns NULL. */
 static const char* take_flag(const char* flag, int* argc, char** argv) {
     if (*argc < 3 || strcmp(argv[1], flag) != 0) { return NULL; }
@@ -367,7 +365,7 @@ int main(int argc, char** argv) {
     Program p;
     Ranks ranks;
     Team team;
-    must(ranks_find(&ranks, variable, 0, &e), &e);
+    must(ranks_find(&ranks, getenv, 0, &e), &e);
     if (argc >= 256) { die("wanted at most 255 words"); }
     memcpy(all, argv, ((size_t)argc + 1) * sizeof *argv);
     const int words = argc;

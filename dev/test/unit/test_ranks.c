@@ -8,7 +8,7 @@
 
 static char environment[4096];
 
-static const char* variable(const char* name) {
+static char* variable(const char* name) {
     static char values[8][512];
     static int next;
     const size_t length = strlen(name);

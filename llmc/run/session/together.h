@@ -182,7 +182,7 @@ static inline FoundCheckpoint together_start(Team* team, Ranks* r, int argc, cha
     Options o;
     Error e = NO_ERROR, ignored = NO_ERROR;
     const bool read = options_parse(&o, argc, argv, trainer, &ignored) == OPTIONS_OK;
-    must(ranks_find(r, ranks_environment, read ? o.port : 0, &e), &e);
+    must(ranks_find(r, getenv, read ? o.port : 0, &e), &e);
     const int count = read && !together_is_for_one(argc, argv, trainer) ? together_count(&o, r, count_devices) : 0;
     const bool dry = read && o.dry_run;
     options_free(&o);
