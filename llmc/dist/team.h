@@ -3,7 +3,7 @@
  *   Team t;
  *   team_init(&t);                                            // then its times and parent_fd may be changed
  *   must(team_listen(&t, &ranks, &e), &e);                    // on rank 0, long before the next line, or not at all
- *   must(team_open(&t, &ranks, fields, count, 120, &e), &e);  // meets the others
+ *   must(team_open(&t, &ranks, LLMC_VERSION, 120, &e), &e);   // meets the others
  *   team_at(&t, PHASE_STEP, step, bucket);                    // says where this rank is
  *   team_gather(&t, &mine, sizeof mine, all, &e);             // the one collective
  *   team_close(&t);                                           // or team_fail(&t, cause), and the others print it
@@ -35,7 +35,7 @@
  *
  * Rank 0 drops a connection that does not say hello with its token. It has room for TEAM_STRANGERS of them; if all places are
  * taken and another connection waits, the oldest stranger leaves after TEAM_GRACE_SECONDS, so that ranks come through a crowd
- * of connections that say nothing. A rank whose fields differ from rank 0's joins all the same, so that it gets the reason for
+ * of connections that say nothing. A rank whose version differs from rank 0's joins all the same, so that it gets the reason for
  * the end together with all others.
  *
  * Elsewhere: the messages (link.h), their kinds (team_state.h).
@@ -47,7 +47,7 @@
 #include "llmc/base/hash.h"   // defines: siphash
 #include "llmc/dist/link.h"   // defines: Message, link_begin, link_listen, link_connect, link_receive, link_flush, link_close
 #include "llmc/dist/ranks.h"  // defines: Ranks
-#include "llmc/dist/team_state.h"  // defines: Team, TeamMember, TeamField, team_send, team_blame, team_print, team_linger
+#include "llmc/dist/team_state.h"  // defines: Team, TeamMember, TeamHello, team_send, team_blame, team_print, team_linger
 
 #include <math.h>
 #include <pthread.h>
@@ -112,7 +112,7 @@ static inline void team_admit(Team* t, TeamMember* m) {
     seat->joined = true;
     seat->link.heard = now_seconds();
     t->arrived++;
-    team_send(t, seat, TEAM_JOINED, t->host, sizeof t->host);
+    team_send(t, seat, TEAM_JOINED, t->hello.host, TEAM_HOST);
 }
 
 /* Ends the run if a member's value differs from rank 0's. */
@@ -121,43 +121,21 @@ static inline void team_compare(Team* t, const TeamMember* m, const char* name, 
     fail(&t->failure, "rank %u on host %s: %s is \"%s\", but rank 0 has \"%s\"", m->rank, m->host, name, theirs, ours);
 }
 
-static inline void team_compare_numbers(Team* t, const TeamMember* m, const char* name, uint32_t theirs, int ours) {
-    char a[16], b[16];
-    snprintf(a, sizeof a, "%u", theirs);
-    snprintf(b, sizeof b, "%d", ours);
-    team_compare(t, m, name, a, b);
-}
-
-static inline void team_compare_field(Team* t, const TeamMember* m, const unsigned char* payload) {
-    char name[TEAM_NAME], value[TEAM_VALUE];
-    if (m->fields_seen >= (uint32_t)t->count) { return; }  // their number differs, which was reported
-    const TeamField* ours = &t->fields[m->fields_seen];
-    snprintf(name, sizeof name, "%.*s", TEAM_NAME - 1, (const char*)payload);
-    snprintf(value, sizeof value, "%.*s", TEAM_VALUE - 1, (const char*)payload + TEAM_NAME);
-    team_compare(t, m, "a field", name, ours->name);
-    team_compare(t, m, name, value, ours->value);
-}
-
-/* Takes a message from a rank that has not joined. Returns false if it makes no sense. */
+/* Takes the HELLO of a rank. Returns false if the message is another. */
 static inline bool team_receive_hello(Team* t, TeamMember* m) {
-    const Message* in = &m->link.in;
-    if (in->kind == TEAM_HELLO && !m->greeted) {
-        TeamHello hello;
-        memcpy(&hello, in->payload, sizeof hello);
-        snprintf(m->host, sizeof m->host, "%.*s", TEAM_HOST - 1, hello.host);
-        m->greeted = true;
-        m->rank = in->rank;
-        m->fields = hello.fields;
-        team_compare_numbers(t, m, "the number of ranks", hello.ranks, t->run.ranks);
-        team_compare_numbers(t, m, "the number of fields", hello.fields, t->count);
-    } else if (in->kind == TEAM_FIELD && m->greeted && m->fields_seen < m->fields) {
-        team_compare_field(t, m, in->payload);
-        m->fields_seen++;
-    } else {
-        return false;
-    }
-    m->place = in->place;
-    if (m->fields_seen == m->fields) { team_admit(t, m); }
+    TeamHello hello;
+    char theirs[16], ours[16];
+    if (m->link.in.kind != TEAM_HELLO) { return false; }
+    memcpy(&hello, m->link.in.payload, sizeof hello);
+    hello.version[TEAM_VERSION - 1] = 0;
+    snprintf(m->host, sizeof m->host, "%.*s", TEAM_HOST - 1, hello.host);
+    m->rank = m->link.in.rank;
+    m->place = m->link.in.place;
+    snprintf(theirs, sizeof theirs, "%u", hello.ranks);
+    snprintf(ours, sizeof ours, "%u", t->hello.ranks);
+    team_compare(t, m, "the number of ranks", theirs, ours);
+    team_compare(t, m, "the version of llama3.c", hello.version, t->hello.version);
+    team_admit(t, m);
     return true;
 }
 
@@ -167,7 +145,7 @@ static inline TeamMember* team_place(Team* t, double now) {
     TeamMember* oldest = NULL;
     for (TeamMember* m = t->members + t->run.ranks; m < t->members + t->slots; m++) {
         if (m->link.fd < 0) { return m; }
-        if (!m->greeted && (!oldest || m->link.heard < oldest->link.heard)) { oldest = m; }
+        if (!m->refused && (!oldest || m->link.heard < oldest->link.heard)) { oldest = m; }
     }
     return oldest && now - oldest->link.heard >= TEAM_GRACE_SECONDS ? oldest : NULL;
 }
@@ -183,22 +161,6 @@ static inline void team_accept(Team* t, double now) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the others look for rank 0
-
-static inline void team_say_hello(Team* t) {
-    TeamMember* zero = &t->members[0];
-    TeamHello hello;
-    memset(&hello, 0, sizeof hello);
-    hello.ranks = (uint32_t)t->run.ranks;
-    hello.fields = (uint32_t)t->count;
-    snprintf(hello.host, sizeof hello.host, "%s", t->host);
-    team_send(t, zero, TEAM_HELLO, &hello, sizeof hello);
-    for (int i = 0; i < t->count; i++) {
-        char field[TEAM_PAYLOAD] = {0};
-        snprintf(field, TEAM_NAME, "%s", t->fields[i].name);
-        snprintf(field + TEAM_NAME, TEAM_VALUE, "%s", t->fields[i].value);
-        team_send(t, zero, TEAM_FIELD, field, sizeof field);
-    }
-}
 
 static inline void team_reach(Team* t) {
     Error cause = NO_ERROR;
@@ -282,7 +244,7 @@ static inline bool team_receive(Team* t, TeamMember* m) {
     if (!team_fits(in) || m->met != (in->kind != TEAM_NONCE)) { return false; }
     if (!m->met) {
         team_receive_nonce(t, m, in->payload);
-        if (t->run.rank > 0) { team_say_hello(t); }
+        if (t->run.rank > 0) { team_send(t, m, TEAM_HELLO, &t->hello, sizeof t->hello); }
         return true;
     }
     if (in->token != m->hears) { return false; }
@@ -310,7 +272,7 @@ static inline void team_read(Team* t, TeamMember* m, double now) {
             team_lose(t, m, "ended or was killed: its connection closed");
         } else if (!team_receive(t, m)) {
             team_lose(t, m, "sent what is no message of this run");
-        } else if (m->greeted || t->run.rank > 0) {  // a stranger gains no time by what it says before its hello
+        } else if (m->joined || m->refused || t->run.rank > 0) {  // a stranger gains no time by what it says before its hello
             m->link.heard = now;
         }
     }
@@ -622,10 +584,11 @@ static inline void team_free(Team* t) {
     t->open = false;
 }
 
-static inline void team_prepare(Team* t, const Ranks* r, const TeamField* fields, int count) {
+static inline void team_prepare(Team* t, const Ranks* r, const char* version) {
+    char* host = t->hello.host;
     t->run = *r;
-    t->fields = fields;
-    t->count = count;
+    t->hello.ranks = (uint32_t)r->ranks;
+    snprintf(t->hello.version, TEAM_VERSION, "%s", version);
     t->wake[0] = t->wake[1] = t->behind = -1;
     t->arrived = 1;
     t->turned = now_seconds();
@@ -634,8 +597,8 @@ static inline void team_prepare(Team* t, const Ranks* r, const TeamField* fields
     t->polls = (struct pollfd*)xcalloc((size_t)t->slots + 3, sizeof *t->polls);
     t->all = (unsigned char*)xcalloc((size_t)r->ranks, TEAM_PAYLOAD);
     for (int i = 0; i < t->slots; i++) { t->members[i].link.fd = -1; }
-    if (gethostname(t->host, sizeof t->host - 1) != 0 || !t->host[0]) { snprintf(t->host, sizeof t->host, "unknown"); }
-    if (t->slots > 0 && r->rank == 0) { memcpy(t->members[0].host, t->host, sizeof t->host); }
+    if (gethostname(host, TEAM_HOST - 1) != 0 || !host[0]) { snprintf(host, TEAM_HOST, "unknown"); }
+    if (t->slots > 0 && r->rank == 0) { memcpy(t->members[0].host, host, TEAM_HOST); }
     pthread_mutex_init(&t->mutex, NULL);
     pthread_cond_init(&t->given, NULL);
 }
@@ -660,12 +623,11 @@ static inline void team_stop_thread(Team* t) {
     t->threaded = false;
 }
 
-/* Meets the other ranks of `r` within `timeout` seconds, and compares its fields (count) with the fields of rank 0, in their
- * order. Call team_init() first. Fails if a rank is missing, has other fields, or ends meanwhile: then all ranks that have
- * come get the same error. Also fails if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in
+/* Meets the other ranks of `r` within `timeout` seconds, and compares their versions with rank 0's. Call team_init() first.
+ * Fails if a rank is missing, has another version, or ends meanwhile: then all ranks that have come get the same error. Also fails if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in
  * memory until it is closed. */
-static inline bool team_open(Team* t, const Ranks* r, const TeamField* fields, int count, double timeout, Error* e) {
-    team_prepare(t, r, fields, count);
+static inline bool team_open(Team* t, const Ranks* r, const char* version, double timeout, Error* e) {
+    team_prepare(t, r, version);
     const bool watches = r->ranks > 1 || t->parent_fd >= 0;
     bool ok = !watches || pipe2(t->wake, O_CLOEXEC | O_NONBLOCK) == 0 || fail(e, "cannot make a pipe: %s", strerror(errno));
     ok = ok && (r->ranks == 1 || team_join(t, timeout, e));
@@ -712,7 +674,7 @@ static inline void team_fail(Team* t, const char* cause) {
     if (!t->open) { return; }
     team_stop_thread(t);
     if (t->run.ranks > 1) {
-        team_note_cause(t, t->run.rank, t->host, cause, length);
+        team_note_cause(t, t->run.rank, t->hello.host, cause, length);
         team_send_failure(t);
         if (t->run.rank > 0) { team_send(t, &t->members[0], TEAM_ERROR, cause, size_min((size_t)length, TEAM_PAYLOAD)); }
         team_linger(t, TEAM_LINGER_SECONDS);

@@ -4,8 +4,7 @@
  * (link.h):
  *
  *   NONCE   both    the first message: random bytes, from which both ends make the tokens of all later messages (team.h)
- *   HELLO   to 0    how many ranks and fields there are, the host; then FIELD for each: its name and value, which must
- *                   equal rank 0's
+ *   HELLO   to 0    the number of ranks and the program's version, which must equal rank 0's; the host
  *   JOINED  from 0  the host of rank 0. START: all have joined; rank 0 then no longer listens
  *   BEAT    both    every heartbeat_seconds. It has only the head of every message: where the sender is
  *   GIVE    to 0    this rank's part of a collective. RESULT from 0: the parts of all, in as many messages as they need
@@ -23,9 +22,8 @@
 
 enum {
     TEAM_PAYLOAD = MESSAGE_PAYLOAD,  // most bytes that a rank gives to a collective
-    TEAM_NAME = 32,                  // bytes of a field's name, with the NUL
-    TEAM_VALUE = TEAM_PAYLOAD - TEAM_NAME,
-    TEAM_HOST = 72,
+    TEAM_HOST = 72,                  // bytes of a host's name, with the NUL
+    TEAM_VERSION = 32,
     TEAM_RANDOM = 16,         // bytes of a NONCE
     TEAM_STRANGERS = 256,     // connections that have not said hello
     TEAM_GRACE_SECONDS = 1,   // how long a stranger keeps its place if others wait for one
@@ -46,16 +44,9 @@ typedef enum {
     PHASES
 } TeamPhase;
 
-/* A value that must be the same on all ranks. Longer values are hashed by the caller; they are cut here. */
-typedef struct {
-    const char* name;  // up to 31 bytes
-    char value[TEAM_VALUE];
-} TeamField;
-
 typedef enum {
     TEAM_NONCE = 1,
     TEAM_HELLO,
-    TEAM_FIELD,
     TEAM_JOINED,
     TEAM_START,
     TEAM_BEAT,
@@ -68,8 +59,8 @@ typedef enum {
 
 /* The payload of HELLO. */
 typedef struct {
-    uint32_t ranks, fields;
-    char host[TEAM_HOST];
+    uint32_t ranks;
+    char host[TEAM_HOST], version[TEAM_VERSION];
 } TeamHello;
 
 /* The other end of a connection. */
@@ -78,8 +69,8 @@ typedef struct {
     unsigned char nonce[TEAM_RANDOM];  // that this process drew
     bool met;                          // the other end's NONCE has come, so that the next two are valid
     uint64_t says, hears;              // tokens of the messages to it and from it
-    bool joined, refused, greeted;     // greeted: it has said HELLO, and `fields_seen` of its fields
-    uint32_t rank, fields, fields_seen;
+    bool joined, refused;              // its HELLO has come
+    uint32_t rank;
     char host[TEAM_HOST];
     uint64_t sequence, place;  // where it was last; see link.h
     bool has_given;            // its part of the collective came: given_size bytes
@@ -95,7 +86,7 @@ typedef struct {
 
     Ranks run;
     bool open, threaded;
-    char host[TEAM_HOST];  // of this rank
+    TeamHello hello;  // of this rank
     pthread_t thread;
     int wake[2];     // a pipe: a byte ends the thread's poll()
     uint64_t place;  // where the training thread is (team_at()); atomic
@@ -112,8 +103,6 @@ typedef struct {
     unsigned char* all;  // (ranks, bytes)
 
     // the thread's own
-    const TeamField* fields;  // (count), until all have joined
-    int count;
     int listener;          // -1: none
     char numeric[64];      // its address in digits
     TeamMember* members;   // (slots). Rank 0: the ranks, then strangers; members[0] is itself. Others: rank 0
@@ -145,7 +134,6 @@ static inline bool team_fits(const Message* m) {
         {1, 0, false},                                  // no message has kind 0
         {TEAM_RANDOM, TEAM_RANDOM, false},              // NONCE
         {sizeof(TeamHello), sizeof(TeamHello), false},  // HELLO
-        {TEAM_PAYLOAD, TEAM_PAYLOAD, false},            // FIELD
         {TEAM_HOST, TEAM_HOST, false},                  // JOINED
         {0, 0, false},                                  // START
         {0, 0, false},                                  // BEAT
@@ -243,7 +231,7 @@ static inline void team_note_cause(Team* t, int rank, const char* host, const ch
  * and lost. */
 static inline bool team_speaks(const Team* t) {
     const bool beside_lost_zero = t->run.rank > 0 && t->lost && t->run.rank == t->run.local_rank;
-    return strcmp(t->printed_on, t->host) != 0 && t->run.local_rank == (beside_lost_zero ? 1 : 0);
+    return strcmp(t->printed_on, t->hello.host) != 0 && t->run.local_rank == (beside_lost_zero ? 1 : 0);
 }
 
 /* Sends all pending bytes and waits until the other ends have closed. Closing a connection with unread bytes would reset it,

@@ -278,7 +278,7 @@ static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
     TestRank me = {rank == bad ? fault : NOTHING, fault, bad};
     make_program(&p, rank, ranks, 2);
     team_init(&team);
-    must(team_open(&team, r, NULL, 0, 120, &e), &e);
+    must(team_open(&team, r, "", 120, &e), &e);
     p.process.team = ranks > 1 ? &team : NULL;
     if (me.fault == NO_FOLDER) { p.chosen.out = file; }
     p.chosen.keep = 1;

@@ -20,8 +20,7 @@ typedef struct {
 /* Processes of one run. Every child opens its team with these settings. */
 typedef struct {
     Ranks run;
-    TeamField fields[3];
-    int num_fields;
+    char version[TEAM_VERSION];
     double timeout, heartbeat, silent, hang;
     double reads;                  // rank 0 listens, and reads its files for so many seconds; 0: it does not
     int parent[2];                 // the pipe of the parent; -1: none
@@ -85,8 +84,8 @@ static void child_run(Group* g, int rank) {
         must(team_listen(&t, &g->run, &e), &e);
         nap(g->reads);
     }
-    if (!team_open(&t, &g->run, g->fields, g->num_fields, g->timeout, &e)) { die("%s", e.msg); }
-    if (g->apart && rank != g->odd) { snprintf(t.host, sizeof t.host, "another"); }
+    if (!team_open(&t, &g->run, g->version, g->timeout, &e)) { die("%s", e.msg); }
+    if (g->apart && rank != g->odd) { snprintf(t.hello.host, TEAM_HOST, "another"); }
     if (write(g->ready[1], "", 1) != 1) { die("ready: %s", strerror(errno)); }
     g->body(&t, g->odd);
     team_close(&t);
@@ -285,7 +284,7 @@ static void one_rank_alone_opens_no_socket(void) {
     alone.ranks = alone.local_ranks = 1;
     team_init(&t);
     CHECK(t.heartbeat_seconds == 2 && t.silent_seconds == 20 && t.hang_seconds == 60 && t.parent_fd == -1, "defaults");
-    CHECK(team_open(&t, &alone, NULL, 0, 1, &e), "%s", e.msg);
+    CHECK(team_open(&t, &alone, "", 1, &e), "%s", e.msg);
     CHECK(open_files() == before, "%d files were open, now %d", before, open_files());
     CHECK(team_gather(&t, &seven, sizeof seven, &all, &e) && all == 7, "got %d", all);
     CHECK(team_barrier(&t, &e), "%s", e.msg);
@@ -529,42 +528,30 @@ static void a_rank_of_another_run_or_key_is_turned_away(void) {
     group_end(&g);
 }
 
-static void set_fields(Group* g, const char* build) {
-    static const char* const names[] = {"data", "build", "flags"};
-    g->num_fields = 3;
-    for (int i = 0; i < 3; i++) {
-        g->fields[i].name = names[i];
-        snprintf(g->fields[i].value, sizeof g->fields[i].value, "%s", i == 1 ? build : "the same");
-    }
-}
-
-static void a_rank_of_another_build_is_refused_on_every_rank(void) {
+static void a_rank_of_another_version_is_refused_on_every_rank(void) {
     Group g;
     group_init(&g, 4, do_nothing);
-    set_fields(&g, "BF16, CUDA 12.6");
+    snprintf(g.version, sizeof g.version, "1.2");
     start(&g, 0);
     start(&g, 1);
-    set_fields(&g, "BF16, CUDA 12.8");
+    snprintf(g.version, sizeof g.version, "1.3");
     start(&g, 3);
-    set_fields(&g, "BF16, CUDA 12.6");
+    snprintf(g.version, sizeof g.version, "1.2");
     nap(0.5);  // rank 2 comes later and hears of the error, too
     start(&g, 2);
     for (int i = 0; i < 4; i++) {
-        expect_error(&g.child[i], "rank 3 on host %s: build is \"BF16, CUDA 12.8\", but rank 0 has \"BF16, CUDA 12.6\"", host);
+        expect_error(&g.child[i], "rank 3 on host %s: the version of llama3.c is \"1.3\", but rank 0 has \"1.2\"", host);
     }
     group_end(&g);
 }
 
-static void values_are_compared_to_their_last_byte(void) {
+static void versions_are_compared_to_their_last_byte(void) {
     for (int same = 0; same < 2; same++) {
         Group g;
-        char build[TEAM_VALUE];
-        memset(build, 'x', sizeof build);
-        build[TEAM_VALUE - 1] = 0;
         group_init(&g, 2, do_nothing);
-        set_fields(&g, build);
+        memset(g.version, 'x', TEAM_VERSION - 1);
         start(&g, 0);
-        if (!same) { g.fields[1].value[TEAM_VALUE - 2] = 'y'; }
+        if (!same) { g.version[TEAM_VERSION - 2] = 'y'; }
         start(&g, 1);
         for (int i = 0; i < 2; i++) {
             await_end(&g.child[i]);
@@ -575,20 +562,14 @@ static void values_are_compared_to_their_last_byte(void) {
     }
 }
 
-static void another_number_of_ranks_or_of_fields_is_refused(void) {
-    for (int i = 0; i < 3; i++) {
+static void another_number_of_ranks_is_refused(void) {
+    for (int i = 0; i < 2; i++) {
         Group g;
         group_init(&g, 2, do_nothing);
-        set_fields(&g, "a");
         start(&g, 0);
-        if (i == 2) { g.num_fields = 2; }
-        if (i < 2) { g.run.ranks = 5; }
+        g.run.ranks = 5;
         Child* c = start(&g, i == 1 ? 4 : 1);
-        if (i == 2) {
-            expect_error(c, "rank 1 on host %s: the number of fields is \"2\", but rank 0 has \"3\"", host);
-        } else {
-            expect_error(c, "rank %d on host %s: the number of ranks is \"5\", but rank 0 has \"2\"", i == 1 ? 4 : 1, host);
-        }
+        expect_error(c, "rank %d on host %s: the number of ranks is \"5\", but rank 0 has \"2\"", i == 1 ? 4 : 1, host);
         if (i == 1) { kill(g.child[0].pid, SIGKILL); }  // it waits for rank 1, so that rank 1 hears it, too
         group_end(&g);
     }
@@ -697,7 +678,7 @@ static void strangers_do_no_harm(void) {
     for (int i = 0; i < IDLE; i++) { idle[i] = connect_to(&g); }
     uint32_t random = 1;
     for (size_t i = 0; i < sizeof noise; i++) { noise[i] = (unsigned char)((random = random * 1664525u + 1013904223u) >> 24); }
-    Message messages[] = {message_of(99, 1), message_of(TEAM_FIELD, 1), message_of(TEAM_BEAT, 1), message_of(TEAM_ERROR, 1)};
+    Message messages[] = {message_of(99, 1), message_of(TEAM_GIVE, 1), message_of(TEAM_BEAT, 1), message_of(TEAM_ERROR, 1)};
     messages[1].size = messages[3].size = TEAM_PAYLOAD;
     for (int i = 0; i < 12; i++) {
         const int fd = connect_to(&g);
@@ -761,7 +742,7 @@ static void a_silent_stranger_is_dropped_in_time(void) {
 /* Makes the hello of rank 1 of host "a\x1b[2Jb" to `zero`. */
 static Message hello_to(const Group* g, const TeamMember* zero) {
     Message hello = message_of(TEAM_HELLO, 1);
-    const TeamHello text = {(uint32_t)g->run.ranks, 0, "a\033[2Jb"};
+    const TeamHello text = {(uint32_t)g->run.ranks, "a\033[2Jb", ""};
     memcpy(hello.payload, &text, sizeof text);
     hello.size = sizeof text;
     hello.token = zero->says;
@@ -1188,8 +1169,8 @@ int main(void) {
     RUN(a_part_that_is_too_large_is_refused);
     RUN(teams_open_and_close_again_and_again);
     RUN(a_rank_in_another_collective_is_named);
-    RUN(values_are_compared_to_their_last_byte);
-    RUN(another_number_of_ranks_or_of_fields_is_refused);
+    RUN(versions_are_compared_to_their_last_byte);
+    RUN(another_number_of_ranks_is_refused);
     RUN(a_second_rank_of_the_same_number_is_refused);
     RUN(strangers_do_no_harm);
     RUN(a_stranger_without_the_key_finds_no_way_in);
@@ -1203,7 +1184,7 @@ int main(void) {
         WAITING(missing_ranks_are_named_at_the_deadline),
         WAITING(a_rank_0_that_reads_its_files_is_waited_for),
         WAITING(a_rank_of_another_run_or_key_is_turned_away),
-        WAITING(a_rank_of_another_build_is_refused_on_every_rank),
+        WAITING(a_rank_of_another_version_is_refused_on_every_rank),
         WAITING(a_port_that_is_taken_and_an_address_elsewhere_are_named),
         WAITING(idle_connections_delay_ranks_by_at_most_5_s),
         WAITING(a_silent_stranger_is_dropped_in_time),

@@ -15,7 +15,7 @@
 #include "llmc/dist/launch.h"          // defines: launch_parent_fd
 #include "llmc/dist/ranks.h"           // defines: Ranks
 #include "llmc/dist/team.h"            // defines: team_open, team_at, team_close
-#include "llmc/dist/team_state.h"      // defines: Team, TeamField
+#include "llmc/dist/team_state.h"      // defines: Team
 #include "llmc/run/cli/options.h"      // defines: Options, options_parse
 #include "llmc/run/session/session.h"  // defines: Program, Data
 #include "llmc/run/session/signals.h"  // run_together
@@ -96,9 +96,8 @@ static inline void together_tell(const char* text) {
 
 /* Connects to the other ranks, or refuses a rank of another version. */
 static inline void together_meet(Team* team, const Ranks* r) {
-    TeamField version = {"the version of llama3.c", LLMC_VERSION};
     Error e = NO_ERROR;
-    must(team_open(team, r, &version, 1, TOGETHER_SECONDS, &e), &e);
+    must(team_open(team, r, LLMC_VERSION, TOGETHER_SECONDS, &e), &e);
     together_team = team;
     message_last = together_tell;
 }
@@ -284,7 +283,9 @@ static inline void together_share_out(Team* team, const char* out) {
         char* found = read_file(path, &size, 64, &ignored);
         ok = found && size == length && memcmp(found, text, size) == 0;
         free(found);
-        if (!ok) { fail(&e, "--out: %s on host %s is not the folder of rank 0: all ranks must share it", out, team->host); }
+        if (!ok) {
+            fail(&e, "--out: %s on host %s is not the folder of rank 0: all ranks must share it", out, team->hello.host);
+        }
     }
     const bool shared = agree_ok(team, ok, &e);
     if (first) { unlink(path); }
