@@ -17,17 +17,20 @@ static inline void agree_gather(Team* team, const void* mine, size_t bytes, void
     must(team_gather(team, mine, bytes, all, &e), &e);
 }
 
-/* Replaces the value by rank 0's value, in pieces if it is long. */
-static inline void agree_first(Team* team, void* value, size_t bytes) {
+/* Replaces the value by the value of `rank`, in pieces if it is long. */
+static inline void agree_from(Team* team, int rank, void* value, size_t bytes) {
     if (!team) { return; }
     char* all = (char*)xcalloc((size_t)team->run.ranks, TEAM_PAYLOAD);
     for (size_t at = 0; at < bytes; at += TEAM_PAYLOAD) {
         const size_t n = size_min(TEAM_PAYLOAD, bytes - at);
         agree_gather(team, (char*)value + at, n, all);
-        memcpy((char*)value + at, all, n);
+        memcpy((char*)value + at, all + (size_t)rank * n, n);
     }
     free(all);
 }
+
+/* Replaces the value by rank 0's value. */
+static inline void agree_first(Team* team, void* value, size_t bytes) { agree_from(team, 0, value, bytes); }
 
 /* Returns whether all ranks are well. If not, *e becomes the error of the first rank that is not, with its number; on that
  * rank *e stays as it is. */
@@ -41,15 +44,8 @@ static inline bool agree_ok(Team* team, bool ok, Error* e) {
     while (bad < ranks && all[bad]) { bad++; }
     free(all);
     if (bad == ranks) { return true; }
-    // its message travels in pieces
     Error text = *e;
-    char* pieces = (char*)xmalloc((size_t)ranks * TEAM_PAYLOAD);
-    for (size_t at = 0; at < sizeof text.msg; at += TEAM_PAYLOAD) {
-        const size_t bytes = size_min(TEAM_PAYLOAD, sizeof text.msg - at);
-        agree_gather(team, text.msg + at, bytes, pieces);
-        memcpy(text.msg + at, pieces + (size_t)bad * bytes, bytes);
-    }
-    free(pieces);
+    agree_from(team, bad, text.msg, sizeof text.msg);
     // a finished message, whose hint has its own line
     if (bad != team->run.rank) { snprintf(e->msg, sizeof e->msg, "rank %d: %.1000s", bad, text.msg); }
     return false;

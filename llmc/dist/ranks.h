@@ -245,7 +245,7 @@ static inline bool ranks_find_address(Ranks* r, RanksVariable variable, const Ra
 }
 
 static inline bool ranks_find_port(Ranks* r, RanksVariable variable, const RankVariables* v, int port, Error* e) {
-    r->port = port ? port : RANKS_PORT_FIRST + (int)(ranks_run_hash(variable, v) % (RANKS_PORT_LAST - RANKS_PORT_FIRST + 1));
+    r->port = port ? port : RANKS_PORT_FIRST + (int)(r->name % (RANKS_PORT_LAST - RANKS_PORT_FIRST + 1));
     if (port || !ranks_text(variable, v->port)) { return true; }
     if (!ranks_number(variable, v, v->port, 1, 65535, &r->port, e)) { return false; }
     const char* store = ranks_text(variable, "TORCHELASTIC_USE_AGENT_STORE");
@@ -256,7 +256,6 @@ static inline bool ranks_find_port(Ranks* r, RanksVariable variable, const RankV
 static inline bool ranks_find_key(Ranks* r, RanksVariable variable, const RankVariables* v, Error* e) {
     const char* text = ranks_text(variable, "LLAMA3_TOKEN");
     const size_t length = text ? strlen(text) : 0;
-    r->name = ranks_run_hash(variable, v);
     if (!text && !ranks_is(v, "--gpus")) { return true; }
     if (length < RANKS_SECRET) {  // the message does not show the secret
         return fail(
@@ -276,6 +275,7 @@ static inline bool ranks_find(Ranks* r, RanksVariable variable, int port, Error*
     const RankVariables* v = ranks_launcher(variable);
     if (!v) { return true; }
     r->launcher = v->launcher;
+    r->name = ranks_run_hash(variable, v);
     return ranks_find_numbers(r, variable, v, e) && ranks_find_address(r, variable, v, e) &&
            ranks_find_port(r, variable, v, port, e) && ranks_find_key(r, variable, v, e);
 }

@@ -149,20 +149,15 @@ static inline bool team_fits(const Message* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // words
 
-/* Returns the name of a phase. */
-static inline const char* team_phase_name(TeamPhase phase) {
-    static const char* const names[PHASES] = {"starting", "loading", "preparing", "step", "validation", "sampling", "writing"};
-    return (unsigned)phase < PHASES ? names[phase] : "unknown";
-}
-
 /* Writes where a rank was: "in step 1200", "in phase writing, step 1200". */
 static inline void team_seen(char* out, size_t cap, uint64_t place) {
-    const TeamPhase phase = (TeamPhase)(place & 0xFF);
+    static const char* const names[PHASES] = {"starting", "loading", "preparing", "step", "validation", "sampling", "writing"};
+    const unsigned phase = place & 0xFF;  // another process's byte may be any number
     const unsigned long long step = place >> 24;
     if (phase == PHASE_STEP) {
         snprintf(out, cap, "in step %llu", step);
     } else {
-        snprintf(out, cap, step ? "in phase %s, step %llu" : "in phase %s", team_phase_name(phase), step);
+        snprintf(out, cap, step ? "in phase %s, step %llu" : "in phase %s", phase < PHASES ? names[phase] : "unknown", step);
     }
 }
 
