@@ -1,7 +1,7 @@
 /* test_jobs.c -- tests the jobs other than training: the GGUF file and the merged adapters of --export, the sampling that
  * --generate takes from the model's folder, and the scores of --tasks. test_generate.c has generation and chat.
  *
- * The GGUF reader below follows the format's own description (see gguf.h), not the writer. Merged adapters are compared with
+ * The GGUF reader below follows the format's own description (see export.h), not the writer. Merged adapters are compared with
  * the plain loops of lora.h: their product with the identity is the matrix that a merged folder must hold.
  */
 #include "llmc/run/jobs/dispatch.h"
@@ -114,7 +114,7 @@ static ModelConfig odd_model(ParamTable* table) {
 }
 
 /* Returns the model as a GGUF file with matrices of a type. The caller frees it. */
-static uint8_t* gguf_of(const ModelConfig* c, const ParamTable* table, GgufType type) {
+static uint8_t* gguf_of(const ModelConfig* c, const ParamTable* table, ExportDtype type) {
     Tokenizer tokenizer;
     char* file = NULL;
     size_t size = 0;
@@ -131,7 +131,7 @@ static uint8_t* gguf_of(const ModelConfig* c, const ParamTable* table, GgufType 
 static void a_gguf_file_has_the_numbers_of_the_model(void) {
     ParamTable table;
     const ModelConfig c = odd_model(&table);
-    uint8_t* file = gguf_of(&c, &table, GGUF_F32);
+    uint8_t* file = gguf_of(&c, &table, EXPORT_F32);
     const struct {
         const char* key;
         int want;
@@ -157,7 +157,7 @@ static void a_gguf_file_has_the_numbers_of_the_model(void) {
 static void rows_of_q_and_k_become_neighbours_and_others_stay(void) {
     ParamTable table;
     const ModelConfig c = odd_model(&table);
-    uint8_t* file = gguf_of(&c, &table, GGUF_F32);
+    uint8_t* file = gguf_of(&c, &table, EXPORT_F32);
     const struct {
         const char* name;
         ParamKind kind;
@@ -189,7 +189,7 @@ static void rows_of_q_and_k_become_neighbours_and_others_stay(void) {
 static void q8_0_numbers_are_off_by_half_a_scale_at_most(void) {
     ParamTable table;
     const ModelConfig c = odd_model(&table);
-    uint8_t* file = gguf_of(&c, &table, GGUF_Q8_0);
+    uint8_t* file = gguf_of(&c, &table, EXPORT_Q8_0);
     const Param* p = param_at(&table, P_DOWN, 0);
     Packed t = {0, 0, 0, NULL};
     gguf_walk(file, "", "blk.0.ffn_down.weight", &t);
