@@ -67,7 +67,7 @@ typedef struct {
     char program[PATH_CAP];
     sigset_t before, awaited;  // the signals that were blocked before, and those that launch_wait() takes
     sigset_t asked;            // signals that went to the ranks: death by one of them is no news
-    int failed, status;        // the rank whose status the parent returns (-1: none), and that status
+    int status;                // the status that the parent returns; 0: no rank has failed
     bool signalled;            // the ranks have got `next` after a failure
     int next;                  // the signal for the ranks that are left at `deadline`; 0: none
     double deadline;
@@ -184,13 +184,12 @@ static inline void launch_send(const Launch* l, int signal_number) {
 static inline void launch_note(Launch* l, int rank, int status) {
     const int signal_number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     const int code = signal_number ? 128 + signal_number : WEXITSTATUS(status);
-    const bool cause = l->failed < 0 || (l->status == 1 && code != 1 && !l->signalled);
+    const bool cause = l->status == 0 || (l->status == 1 && code != 1 && !l->signalled);
     if (code == 0 || !cause) { return; }
-    if (l->failed < 0) {
+    if (l->status == 0) {
         l->next = SIGTERM;
         l->deadline = now_seconds() + LAUNCH_TERM_SECONDS;
     }
-    l->failed = rank;
     l->status = code;
     if (signal_number && !sigismember(&l->asked, signal_number)) {
         fprintf(stderr, "error: rank %d was killed by signal %d (%s)\n", rank, signal_number, strsignal(signal_number));
@@ -229,12 +228,10 @@ static inline void launch_wait(Launch* l) {
 /* Starts `count` ranks, waits until all have ended, and returns a status for main(). main() should return soon, because the
  * ranks' signals stay blocked here. -1: they could not be started, and the error says why. Call it once, in a process with
  * one thread that has not called CUDA. */
-static inline int launch_ranks(int count, int argc, char** argv, Error* e) {
+static inline int launch_ranks(int count, char** argv, Error* e) {
     Launch l;
-    (void)argc;  // argv ends with NULL
     memset(&l, 0, sizeof l);
     l.count = count;
-    l.failed = -1;
     if (count < 1 || count > RANKS_MAX) {
         fail(e, "--gpus: %d processes, wanted 1 to %d", count, RANKS_MAX);
         return -1;

@@ -204,7 +204,7 @@ int main(int argc, char** argv) {
         const char* rank = getenv("LLAMA3_RANK");
         if (rank) { return be_rank(argv[2], atoi(rank), argc - 3, argv[3 + atoi(rank)]); }
         if (getenv("IGNORE_CHILDREN")) { signal(SIGCHLD, SIG_IGN); }
-        const int status = launch_ranks(argc - 3, argc, argv, &e);
+        const int status = launch_ranks(argc - 3, argv, &e);
         must(status >= 0, &e);
         return status;
     } else {

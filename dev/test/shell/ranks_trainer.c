@@ -368,11 +368,10 @@ int main(int argc, char** argv) {
     must(ranks_find(&ranks, getenv, 0, &e), &e);
     if (argc >= 256) { die("wanted at most 255 words"); }
     memcpy(all, argv, ((size_t)argc + 1) * sizeof *argv);
-    const int words = argc;
     const char* count = take_flag("--ranks", &argc, argv);
     const char* hang = take_flag("--hang-timeout", &argc, argv);
     if (count && !ranks.launcher) {
-        const int status = launch_ranks(atoi(count), words, all, &e);
+        const int status = launch_ranks(atoi(count), all, &e);
         must(!e.msg[0], &e);
         return status;
     }

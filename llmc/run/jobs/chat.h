@@ -45,8 +45,9 @@ typedef struct {
     const char* prompt;  // prompt of the current read
     char* line;          // the last line, without its end
     size_t cap;
+    bool edited;  // lines can be edited
 #ifdef LLMC_LIBEDIT
-    EditLine* edit;  // NULL: plain reading
+    EditLine* edit;
     History* history;
 #endif
 } LineInput;
@@ -166,7 +167,8 @@ static inline void line_edit_open(LineInput* in) {
     if (MB_CUR_MAX == 1) { setlocale(LC_CTYPE, "C.UTF-8"); }  // terminals speak UTF-8, also where LC_ALL=C
     in->history = history_init();
     in->edit = el_init("llama3", in->file, in->out, stderr);
-    if (!in->history || !in->edit) { return; }
+    in->edited = in->history && in->edit;
+    if (!in->edited) { return; }
     history(in->history, &event, H_SETSIZE, 1000);
     history(in->history, &event, H_SETUNIQUE, 1);
     el_set(in->edit, EL_CLIENTDATA, in);
@@ -182,11 +184,6 @@ static inline void line_edit_open(LineInput* in) {
     el_set(in->edit, EL_BIND, "^Z", "line-suspend", NULL);
     el_set(in->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_set(in->edit, EL_BIND, "\\e[200~", "line-paste", NULL);
-}
-
-static inline void line_edit_close(LineInput* in) {
-    if (in->edit) { el_end(in->edit); }
-    if (in->history) { history_end(in->history); }
 }
 
 /* Reads a line with editing. */
@@ -222,19 +219,10 @@ static inline void line_open(LineInput* in, FILE* file, FILE* out) {
 #endif
 }
 
-/* Returns whether lines can be edited. */
-static inline bool line_is_edited(const LineInput* in) {
-#ifdef LLMC_LIBEDIT
-    return in->edit != NULL;
-#else
-    (void)in;
-    return false;
-#endif
-}
-
 static inline void line_close(LineInput* in) {
 #ifdef LLMC_LIBEDIT
-    line_edit_close(in);
+    if (in->edit) { el_end(in->edit); }
+    if (in->history) { history_end(in->history); }
 #endif
     free(in->line);
     memset(in, 0, sizeof *in);
@@ -245,7 +233,7 @@ static inline void line_close(LineInput* in) {
 static inline char* line_read(LineInput* in, const char* prompt) {
     in->prompt = prompt;
 #ifdef LLMC_LIBEDIT
-    if (in->edit) { return line_read_edited(in); }
+    if (in->edited) { return line_read_edited(in); }
 #endif
     return line_read_plain(in);
 }
@@ -386,7 +374,7 @@ static inline bool chat(Generator* g, const ChatOptions* options, FILE* file, Er
     c.format.date = options->date;
     generator_stop_at_turn(g);
     line_open(&in, file, g->out);
-    if (in.terminal) { chat_greet(g->out, options->date, line_is_edited(&in)); }
+    if (in.terminal) { chat_greet(g->out, options->date, in.edited); }
     bool ok = true;
     char* line;
     while (ok && (line = line_read(&in, "> "))) {

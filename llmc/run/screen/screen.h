@@ -71,12 +71,6 @@ static inline void step_lines_init(StepLines* s, int64_t steps, int64_t tokens_p
     s->last_loss = s->last_val = NAN;
 }
 
-/* Returns whether a step's line is shown: skipped and last steps always are. */
-static inline bool step_line_due(const StepLines* s, int64_t step, int64_t stop, const char* note, double now) {
-    const bool first = s->lines < STEP_FIRST_LINES && now - s->started < STEP_FIRST_SECONDS;
-    return first || note || step == stop || now - s->shown >= 1.0;
-}
-
 /* Counts one step, and prints its line if one is due. `step` counts from 1; `memory` is in bytes; `note` (or NULL) ends the
  * line, such as "skipped: loss z 7.1". The estimated time left includes what happens between steps. */
 static inline void step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, const Metrics* r, uint64_t memory,
@@ -96,7 +90,8 @@ static inline void step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, 
     s->last_loss = r->loss;
     s->step_seconds += r->ms * 1e-3;
     s->tok_s = r->ms > 0 ? s->tokens_per_step / r->ms * 1e3 : 0.0;
-    if (!step_line_due(s, step, stop, note, now)) { return; }
+    const bool first = s->lines < STEP_FIRST_LINES && now - s->started < STEP_FIRST_SECONDS;
+    if (!first && !note && step != stop && now - s->shown < 1.0) { return; }  // skipped and last steps are always shown
     s->shown = now;
     if (s->lines % STEP_HEADER_EVERY == 0) {
         fprintf(f, "%*s %9s %8s %9s %8s %9s %6s %7s %8s\n", 2 * width + 1, "step", "loss", "gnorm", "lr", "ms", "tok/s",

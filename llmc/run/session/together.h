@@ -193,7 +193,7 @@ static inline FoundCheckpoint together_start(Team* team, Ranks* r, int argc, cha
         return no_report;
     }
     if (count > 1) {
-        const int status = launch_ranks(count, argc, argv, &e);
+        const int status = launch_ranks(count, argv, &e);
         must(!e.msg[0], &e);
         exit(status);
     }
