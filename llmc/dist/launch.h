@@ -63,13 +63,12 @@ typedef struct {
     int count, alive;
     pid_t parent, pids[RANKS_MAX];  // 0: has ended
     int port, parent_fd;
-    uint64_t secret[2];  // LLAMA3_TOKEN
+    uint64_t random[3];  // two make LLAMA3_TOKEN; the search for a port starts at the third
     char program[PATH_CAP];
     sigset_t before, awaited;  // the signals that were blocked before, and those that launch_wait() takes
     sigset_t asked;            // signals that went to the ranks: death by one of them is no news
     int status;                // the status that the parent returns; 0: no rank has failed
-    bool signalled;            // the ranks have got `next` after a failure
-    int next;                  // the signal for the ranks that are left at `deadline`; 0: none
+    int next;  // the signal for the ranks that are left at `deadline`: SIGTERM, then SIGKILL; 0: none has failed
     double deadline;
 } Launch;
 
@@ -116,7 +115,7 @@ static inline bool launch_set(const char* name, long long value) {
 /* Becomes a rank: runs in the new process. */
 LLMC_NORETURN static inline void launch_become(const Launch* l, int rank, char** argv) {
     char token[40];
-    snprintf(token, sizeof token, "%016" PRIx64 "%016" PRIx64, l->secret[0], l->secret[1]);
+    snprintf(token, sizeof token, "%016" PRIx64 "%016" PRIx64, l->random[0], l->random[1]);
     launch_end_with(l->parent);
     // without all of them, this copy would act as a parent
     const bool set = launch_set("LLAMA3_RANK", rank) && launch_set("LLAMA3_RANKS", l->count) &&
@@ -146,14 +145,12 @@ static inline void launch_block_signals(Launch* l) {
 
 static inline bool launch_start(Launch* l, char** argv, Error* e) {
     int ends[2];
-    uint64_t place = 0;
     l->parent = getpid();
     launch_program(l->program);
-    if (getrandom(&place, sizeof place, 0) != (ssize_t)sizeof place ||
-        getrandom(l->secret, sizeof l->secret, 0) != (ssize_t)sizeof l->secret) {
+    if (getrandom(l->random, sizeof l->random, 0) != (ssize_t)sizeof l->random) {
         return fail(e, "--gpus: the system has no random numbers: %s", strerror(errno));
     }
-    l->port = launch_free_port(place);
+    l->port = launch_free_port(l->random[2]);
     if (!l->port) { return fail(e, "--gpus: no port of 127.0.0.1 from %d to %d is free", RANKS_PORT_FIRST, RANKS_PORT_LAST); }
     if (pipe2(ends, O_CLOEXEC) != 0) { return fail(e, "--gpus: cannot make a pipe: %s", strerror(errno)); }
     l->parent_fd = ends[0];  // ends[1] stays open as long as this process lives
@@ -184,7 +181,7 @@ static inline void launch_send(const Launch* l, int signal_number) {
 static inline void launch_note(Launch* l, int rank, int status) {
     const int signal_number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     const int code = signal_number ? 128 + signal_number : WEXITSTATUS(status);
-    const bool cause = l->status == 0 || (l->status == 1 && code != 1 && !l->signalled);
+    const bool cause = l->status == 0 || (l->status == 1 && code != 1 && l->next != SIGKILL);
     if (code == 0 || !cause) { return; }
     if (l->status == 0) {
         l->next = SIGTERM;
@@ -219,7 +216,6 @@ static inline void launch_wait(Launch* l) {
     }
     if (l->next && now_seconds() >= l->deadline) {
         launch_send(l, l->next);
-        l->signalled = true;
         l->next = SIGKILL;
         l->deadline = now_seconds() + LAUNCH_KILL_SECONDS;
     }

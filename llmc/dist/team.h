@@ -55,7 +55,7 @@
 #include <sys/random.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
-// both ends draw bytes
+// recognizing each other
 
 /* Begins a connection with this end's NONCE. */
 static inline void team_begin(Team* t, TeamMember* m, int fd) {
@@ -83,9 +83,6 @@ static inline void team_receive_nonce(const Team* t, TeamMember* m, const unsign
     m->hears = zero ? to_zero : from_zero;
     m->met = true;
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// rank 0 gets a hello
 
 /* Answers a connection with an error; it is closed when the other end has closed it, or after a while. */
 static inline void team_refuse(Team* t, TeamMember* m, const char* text) {
@@ -115,26 +112,22 @@ static inline void team_admit(Team* t, TeamMember* m) {
     team_send(t, seat, TEAM_JOINED, t->hello.host, TEAM_HOST);
 }
 
-/* Ends the run if a member's value differs from rank 0's. */
-static inline void team_compare(Team* t, const TeamMember* m, const char* name, const char* theirs, const char* ours) {
-    if (strcmp(theirs, ours) == 0) { return; }
-    fail(&t->failure, "rank %u on host %s: %s is \"%s\", but rank 0 has \"%s\"", m->rank, m->host, name, theirs, ours);
-}
-
-/* Takes the HELLO of a rank. Returns false if the message is another. */
+/* Takes the HELLO of a rank, and ends the run if it differs from rank 0's. Returns false if the message is another. */
 static inline bool team_receive_hello(Team* t, TeamMember* m) {
     TeamHello hello;
-    char theirs[16], ours[16];
     if (m->link.in.kind != TEAM_HELLO) { return false; }
     memcpy(&hello, m->link.in.payload, sizeof hello);
     hello.version[TEAM_VERSION - 1] = 0;
     snprintf(m->host, sizeof m->host, "%.*s", TEAM_HOST - 1, hello.host);
     m->rank = m->link.in.rank;
     m->place = m->link.in.place;
-    snprintf(theirs, sizeof theirs, "%u", hello.ranks);
-    snprintf(ours, sizeof ours, "%u", t->hello.ranks);
-    team_compare(t, m, "the number of ranks", theirs, ours);
-    team_compare(t, m, "the version of llama3.c", hello.version, t->hello.version);
+    if (hello.ranks != t->hello.ranks) {
+        fail(&t->failure, "rank %u on host %s: the number of ranks is \"%u\", but rank 0 has \"%u\"", m->rank, m->host,
+             hello.ranks, t->hello.ranks);
+    } else if (strcmp(hello.version, t->hello.version) != 0) {
+        fail(&t->failure, "rank %u on host %s: the version of llama3.c is \"%s\", but rank 0 has \"%s\"", m->rank, m->host,
+             hello.version, t->hello.version);
+    }
     team_admit(t, m);
     return true;
 }
@@ -159,9 +152,7 @@ static inline void team_accept(Team* t, double now) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// the others look for rank 0
-
+/* Tries to connect to rank 0. */
 static inline void team_reach(Team* t) {
     Error cause = NO_ERROR;
     const int fd = link_connect(t->run.address, t->run.port, TEAM_CONNECT_SECONDS, &cause);
