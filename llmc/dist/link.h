@@ -7,7 +7,7 @@
  *      8       4  kind      1 and up; team_state.h lists them
  *     12       4  rank      of the sender
  *     16       8  sequence  how many collectives the sender has entered
- *     24       8  place     what the sender is at: step << 24 | bucket << 8 | phase
+ *     24       8  place     what the sender is at: step << 8 | phase
  *     32       4  size      bytes used of the payload; the rest are zero
  *     36       4  rest      bytes of the same text or table that the next messages of this kind will bring
  *     40     216  payload

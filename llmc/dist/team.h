@@ -4,15 +4,15 @@
  *   team_init(&t);                                            // then its times and parent_fd may be changed
  *   must(team_listen(&t, &ranks, &e), &e);                    // on rank 0, long before the next line, or not at all
  *   must(team_open(&t, &ranks, LLMC_VERSION, 120, &e), &e);   // meets the others
- *   team_at(&t, PHASE_STEP, step, bucket);                    // says where this rank is
+ *   team_at(&t, PHASE_STEP, step);                            // says where this rank is
  *   team_gather(&t, &mine, sizeof mine, all, &e);             // the one collective
  *   team_close(&t);                                           // or team_fail(&t, cause), and the others print it
  *
  * Callers build barrier, broadcast (rank 0's part), maximum, agreement and the decision to stop from team_gather().
  *
  * Rank 0 watches the others for three failures: a connection closes; a rank is silent for silent_seconds; one rank alone is
- * behind all others for hang_seconds while it stands still in phase "step". (It compares the collectives entered, then step,
- * then bucket.) The others watch rank 0 for the first two. Any of these ends every rank. One rank of each host prints a line,
+ * behind all others for hang_seconds while it stands still in phase "step". (It compares the collectives entered, then the
+ * step.) The others watch rank 0 for the first two. Any of these ends every rank. One rank of each host prints a line,
  * "error: rank 3 on host node7 was silent for 20 s, last seen in step 1200". Each rank ends with status 1 from a thread of its
  * own, whatever its training thread waits for. So does a rank whose parent is gone. The watch cannot distinguish ranks that
  * hang together from ranks that work long. Time in which this process itself did not run (Ctrl-Z, a machine that sleeps) does
@@ -313,7 +313,7 @@ static inline void team_work(Team* t) {
 // ---------------------------------------------------------------------------------------------------------------------
 // the watch
 
-/* Orders two members by the collectives they have entered, then by step, then by bucket. */
+/* Orders two members by the collectives they have entered, then by step. */
 static inline int team_order(const TeamMember* a, const TeamMember* b) {
     const uint64_t at_a = a->place >> 8, at_b = b->place >> 8;
     if (a->sequence != b->sequence) { return a->sequence < b->sequence ? -1 : 1; }
@@ -628,10 +628,9 @@ static inline bool team_open(Team* t, const Ranks* r, const char* version, doubl
     return ok;
 }
 
-/* Says where this rank is. Costs nothing. The training thread calls it at each step, bucket (of fewer than 65,536) and
- * phase. */
-static inline void team_at(Team* t, TeamPhase phase, uint64_t step, int bucket) {
-    __atomic_store_n(&t->place, step << 24 | (uint64_t)(bucket & 0xFFFF) << 8 | (uint64_t)phase, __ATOMIC_RELAXED);
+/* Says where this rank is; nothing if it is alone. Costs nothing. The training thread calls it at each step and phase. */
+static inline void team_at(Team* t, TeamPhase phase, int64_t step) {
+    if (t) { __atomic_store_n(&t->place, (uint64_t)step << 8 | (uint64_t)phase, __ATOMIC_RELAXED); }
 }
 
 /* Gives `bytes` (at most TEAM_PAYLOAD, the same number on every rank) and gets all ranks' bytes, in rank order. All ranks

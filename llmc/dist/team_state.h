@@ -153,7 +153,7 @@ static inline bool team_fits(const Message* m) {
 static inline void team_seen(char* out, size_t cap, uint64_t place) {
     static const char* const names[PHASES] = {"starting", "loading", "preparing", "step", "validation", "sampling", "writing"};
     const unsigned phase = place & 0xFF;  // another process's byte may be any number
-    const unsigned long long step = place >> 24;
+    const unsigned long long step = place >> 8;
     if (phase == PHASE_STEP) {
         snprintf(out, cap, "in step %llu", step);
     } else {

@@ -59,7 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         in.kind = head[0];
         in.rank = head[2];
         in.sequence = head[3];
-        in.place = (uint64_t)head[3] << 24 | head[1];
+        in.place = (uint64_t)head[3] << 8 | head[1];
         in.size = head[4];
         in.rest = (uint32_t)(head[5] | head[6] << 8);
         at += HEAD;

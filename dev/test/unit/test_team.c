@@ -237,7 +237,7 @@ static void gather_1000(Team* t, int odd) {
 static void wait_and_gather(Team* t, int odd) {
     (void)odd;
     gather_rounds(t, 5);
-    team_at(t, PHASE_STEP, 1200, 3);
+    team_at(t, PHASE_STEP, 1200);
     gather_rounds(t, 1);  // reports to the others where this rank is
     if (write(this_group->ready[1], "", 1) != 1) { die("ready: %s", strerror(errno)); }
     wait_to_go(this_group);
@@ -250,7 +250,7 @@ static void wait_and_gather(Team* t, int odd) {
 static void a_place_reads_well(void) {
     static const struct {
         TeamPhase phase;
-        uint64_t step;
+        int64_t step;
         const char* text;
     } cases[] = {{PHASE_STEP, 1200, "in step 1200"},
                  {PHASE_WRITING, 1000000000000, "in phase writing, step 1000000000000"},
@@ -260,7 +260,7 @@ static void a_place_reads_well(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Team t;
         char seen[64];
-        team_at(&t, cases[i].phase, cases[i].step, 65535);
+        team_at(&t, cases[i].phase, cases[i].step);
         team_seen(seen, sizeof seen, t.place);
         CHECK(strcmp(seen, cases[i].text) == 0, "%s", seen);
     }
@@ -288,7 +288,7 @@ static void one_rank_alone_opens_no_socket(void) {
     CHECK(open_files() == before, "%d files were open, now %d", before, open_files());
     CHECK(team_gather(&t, &seven, sizeof seven, &all, &e) && all == 7, "got %d", all);
     CHECK(team_barrier(&t, &e), "%s", e.msg);
-    team_at(&t, PHASE_STEP, 1, 0);
+    team_at(&t, PHASE_STEP, 1);
     team_close(&t);
     team_close(&t);
     CHECK(!team_barrier(&t, &e) && strstr(e.msg, "closed"), "closed: %s", e.msg);
@@ -1030,24 +1030,24 @@ static void ranks_end_with_the_process_that_started_them(void) {
 
 static void stay_in_step_7(Team* t, int odd) {
     Error e = NO_ERROR;
-    team_at(t, PHASE_STEP, 7, 0);
+    team_at(t, PHASE_STEP, 7);
     if (t->run.rank == odd) { wait_to_go(this_group); }
-    team_at(t, PHASE_STEP, 8, 0);
+    team_at(t, PHASE_STEP, 8);
     must(team_barrier(t, &e), &e);
 }
 
 static void stay_writing(Team* t, int odd) {
     Error e = NO_ERROR;
-    team_at(t, t->run.rank == odd ? PHASE_WRITING : PHASE_STEP, 7, 0);
+    team_at(t, t->run.rank == odd ? PHASE_WRITING : PHASE_STEP, 7);
     if (t->run.rank == odd) { nap(5); }
     must(team_barrier(t, &e), &e);
 }
 
 static void go_on_slowly(Team* t, int odd) {
     Error e = NO_ERROR;
-    team_at(t, PHASE_STEP, 100, 0);
+    team_at(t, PHASE_STEP, 100);
     for (int i = 0; i < 10 && t->run.rank == odd; i++) {
-        team_at(t, PHASE_STEP, 7, i);
+        team_at(t, PHASE_STEP, 7 + i);
         nap(0.5);
     }
     must(team_barrier(t, &e), &e);
@@ -1055,7 +1055,7 @@ static void go_on_slowly(Team* t, int odd) {
 
 static void both_stay(Team* t, int odd) {
     Error e = NO_ERROR;
-    team_at(t, PHASE_STEP, 7, 0);
+    team_at(t, PHASE_STEP, 7);
     if (t->run.rank != odd) { nap(5); }
     must(team_barrier(t, &e), &e);
 }

@@ -6,6 +6,7 @@
 
 #include "llmc/base/utils.h"
 #include "llmc/optim/schedule.h"          // defines: learning_rate
+#include "llmc/dist/team.h"               // defines: team_at
 #include "llmc/run/loop/timing.h"         // defines: Pace, StepTime, steps_for_minutes, time_steps
 #include "llmc/run/loop/training.h"       // defines: Training, Due, training_due, training_report, training_close
 #include "llmc/run/session/open_model.h"  // defines: model_use, model_create, memory_text, load_states, check_weights
@@ -13,7 +14,7 @@
 #include "llmc/run/session/choose.h"      // defines: choose_recompute, choose_dtype, choose_minutes
 #include "llmc/run/session/resume.h"      // defines: run_compare, run_begin, out_take
 #include "llmc/run/session/session.h"     // defines: Program
-#include "llmc/run/session/together.h"    // defines: together_at, together_compare_weights, together_share_out
+#include "llmc/run/session/together.h"    // defines: together_compare_weights, together_share_out
 
 static inline Recipe training_recipe(bool scales_loss, const Options* o, Mix* data, Run* run, Team* team) {
     Recipe p;
@@ -107,7 +108,7 @@ static inline void training_load(Training* t, const ModelUse* use) {
     const Trainer* trainer = t->trainer;
     Run* run = t->run;
     StateSlot slots[NUM_SLOTS];
-    together_at(t->process->team, PHASE_LOADING, (int64_t)run->state.step);
+    team_at(t->process->team, PHASE_LOADING, (int64_t)run->state.step);
     t->model = model_create(trainer, use, t->options, t->start, t->spec, run, t->process);
     together_compare_weights(t->process->team, run->weights);
     if (!t->start->resumed) { return; }
@@ -304,7 +305,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Program* p
         out_take(&p->run, o->out, &p->start, &p->process);  // a run that is refused before this point leaves no trace
         together_share_out(p->process.team, o->out);
     }
-    together_at(p->process.team, PHASE_PREPARING, (int64_t)p->run.state.step);
+    team_at(p->process.team, PHASE_PREPARING, (int64_t)p->run.state.step);
     training_prepare(t);
     if (timed) {
         training_measure(t, &p->chosen);

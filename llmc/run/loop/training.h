@@ -17,6 +17,7 @@
 
 #include "llmc/base/utils.h"
 #include "llmc/files/logger.h"
+#include "llmc/dist/team.h"          // defines: team_at
 #include "llmc/run/loop/generate.h"  // defines: Generator, generate, generator_free
 #include "llmc/run/loop/sampler.h"
 #include "llmc/run/loop/validate.h"  // defines: ValidationLoss, validate, answer_tasks, RowParts
@@ -139,7 +140,7 @@ static inline Wishes training_wishes(Training* t) {
     const Wishes mine = {run_signal_came(),    run_save_requested(), training_time_is_up(t),
                          t->error.msg[0] != 0, (float)t->busy_ms,    steps};
     float* busy_ms = team ? (float*)xcalloc((size_t)team->run.ranks, sizeof *busy_ms) : NULL;
-    together_at(t->process->team, PHASE_STEP, t->queued);
+    team_at(t->process->team, PHASE_STEP, t->queued);
     const Wishes all = together_wish(team, mine, busy_ms);
     t->busy_ms = 0;
     run_all_stop = all.end;
@@ -222,7 +223,7 @@ static inline void training_validate(Training* t, Due* due) {
     const uint64_t rows = (uint64_t)t->options->val_batches * (uint64_t)t->options->batch;
     const Evaluator e = training_evaluator(t);
     ValidationLoss l;
-    together_at(t->process->team, PHASE_VALIDATION, t->reported);
+    team_at(t->process->team, PHASE_VALIDATION, t->reported);
     if (training_breaks_off(t) || !validate(&e, rows, stdout, &l, &t->error)) { return; }
     print_validation(stdout, &t->lines, t->reported, l.loss, l.bpb);
     training_logged(t, log_val(&t->run->log, t->reported, l.loss, l.bpb, &t->error));
@@ -235,7 +236,7 @@ static inline void training_validate(Training* t, Due* due) {
 /* Answers --tasks, unless a signal ends the run meanwhile. */
 static inline void training_answer(Training* t) {
     const Evaluator e = training_evaluator(t);
-    together_at(t->process->team, PHASE_VALIDATION, t->reported);
+    team_at(t->process->team, PHASE_VALIDATION, t->reported);
     for (size_t i = 0; i < t->data->tasks.num_files; i++) {
         const TaskFile* file = &t->data->tasks.files[i];
         const char* name = file_name(file->path);
@@ -256,7 +257,7 @@ static inline void training_sample(Training* t) {
     Generator* g = &t->generator;
     Error e = NO_ERROR;
     if (training_breaks_off(t)) { return; }
-    together_at(t->process->team, PHASE_SAMPLING, t->reported);
+    team_at(t->process->team, PHASE_SAMPLING, t->reported);
     printf("sample  ");
     g->stream = (uint32_t)t->reported;
     if (!generate(g, t->options->prompt, t->options->sample_tokens, &e)) { warn("no sample: %s", e.msg); }
@@ -345,7 +346,7 @@ static inline void training_checkpoint(Training* t, bool timed) {
     TrainerState* state = &run->state;
     double start = 0;
     Error e = NO_ERROR;
-    together_at(t->process->team, PHASE_WRITING, t->reported);
+    team_at(t->process->team, PHASE_WRITING, t->reported);
     state->bf16_weights = t->trainer->slot(t->model, SLOT_MASTER).dtype == SAFE_BF16;
     state->bad_steps = (uint64_t)t->not_finite;
     state->owed = training_owed(t);

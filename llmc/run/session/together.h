@@ -14,7 +14,7 @@
 #include "llmc/dist/agree.h"           // defines: agree_gather, agree_first, agree_texts
 #include "llmc/dist/launch.h"          // defines: launch_parent_fd
 #include "llmc/dist/ranks.h"           // defines: Ranks
-#include "llmc/dist/team.h"            // defines: team_open, team_at, team_close
+#include "llmc/dist/team.h"            // defines: team_open, team_close
 #include "llmc/dist/team_state.h"      // defines: Team
 #include "llmc/run/cli/options.h"      // defines: Options, options_parse
 #include "llmc/run/session/session.h"  // defines: Program, Data
@@ -294,10 +294,5 @@ static inline void together_share_out(Team* team, const char* out) {
 
 /* Returns the host of a rank, as rank 0 knows it. */
 static inline const char* together_host(const Team* team, int rank) { return team->members[rank].host; }
-
-/* Reports to the others where this rank is. */
-static inline void together_at(Team* team, TeamPhase phase, int64_t step) {
-    if (team) { team_at(team, phase, (uint64_t)step, 0); }
-}
 
 #endif
