@@ -18,7 +18,7 @@
 #ifndef LLMC_LINK_H
 #define LLMC_LINK_H
 
-#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11; defines: fail, xrealloc, size_min
+#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11; defines: fail, xreserve, size_min
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -80,10 +80,7 @@ static inline void link_flush(Link* l) {
 
 static inline void link_send(Link* l, const Message* m) {
     if (l->fd < 0) { return; }
-    if (l->out_size + MESSAGE_BYTES > l->out_cap) {
-        l->out_cap = 2 * l->out_cap + 16 * MESSAGE_BYTES;
-        l->out = (unsigned char*)xrealloc(l->out, l->out_cap);
-    }
+    l->out = (unsigned char*)xreserve(l->out, l->out_size, MESSAGE_BYTES, &l->out_cap, 1);
     memcpy(l->out + l->out_size, m, MESSAGE_BYTES);
     l->out_size += MESSAGE_BYTES;
     link_flush(l);

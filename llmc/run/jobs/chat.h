@@ -19,7 +19,7 @@
 #ifndef LLMC_RUN_CHAT_H
 #define LLMC_RUN_CHAT_H
 
-#include "llmc/base/utils.h"           // defines: warn, xrealloc
+#include "llmc/base/utils.h"           // defines: warn, xreserve
 #include "llmc/run/loop/generate.h"    // defines: Generator, generate_from, generator_stop_at_turn, generator_stops
 #include "llmc/run/session/signals.h"  // defines: run_catch_interrupt, run_signal_came, run_stop_requested, run_stop_done
 #include "llmc/text/chat.h"            // defines: ChatFormat, chat_tokens, chat_begin, chat_header, chat_message
@@ -33,6 +33,9 @@
 #define Tokenizer LibeditTokenizer  // a type of histedit.h that has the name of ours
 #include <histedit.h>
 #undef Tokenizer
+#define LINE_WHY_PLAIN ""
+#else
+#define LINE_WHY_PLAIN ": this program was built without libedit"
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -51,12 +54,6 @@ typedef struct {
     History* history;
 #endif
 } LineInput;
-
-#ifdef LLMC_LIBEDIT
-#define LINE_WHY_PLAIN ""
-#else
-#define LINE_WHY_PLAIN ": this program was built without libedit"
-#endif
 
 enum { TERMINAL_LINE = 4095 };  // most bytes of a line that Linux's terminals pass on by themselves
 
@@ -137,10 +134,7 @@ static inline unsigned char line_on_paste(EditLine* edit, int key) {
     size_t n = 0, kept = 0, cap = 0;
     (void)key;
     while (el_wgetc(edit, &c) == 1) {
-        if (n + 1 >= cap) {
-            cap = 2 * cap + 256;
-            text = (wchar_t*)xrealloc(text, cap * sizeof *text);
-        }
+        text = (wchar_t*)xreserve(text, n, 2, &cap, sizeof *text);  // with the NUL
         text[n++] = c;
         if (n < END || memcmp(text + n - END, end, END * sizeof *end) != 0) { continue; }
         n -= END;
@@ -197,7 +191,7 @@ static inline char* line_read_edited(LineInput* in) {
     fputs(PASTE_OFF, in->out);
     fflush(in->out);
     if (!got || length <= 0) { return NULL; }
-    if ((size_t)length + 1 > in->cap) { in->line = (char*)xrealloc(in->line, in->cap = (size_t)length + 1); }
+    in->line = (char*)xreserve(in->line, 0, (size_t)length + 1, &in->cap, 1);
     memcpy(in->line, got, (size_t)length);
     in->line[length - (got[length - 1] == '\n')] = 0;
     in->line[length] = 0;
