@@ -1,5 +1,6 @@
-/* matrix.h -- a view of a matrix in memory, given by two strides, and the shapes of products and of rows of activations. Products take their
- * factors as views: the transpose of x, or a part of it, is the same memory with other strides, and nothing is copied.
+/* matrix.h -- a view of a matrix in memory, given by two strides, and the shapes of products and of rows of activations.
+ * Products take their factors as views: the transpose of x, or a part of it, is the same memory with other strides, and nothing
+ * is copied.
  */
 #ifndef LLMC_MATRIX_H
 #define LLMC_MATRIX_H

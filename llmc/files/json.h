@@ -309,13 +309,7 @@ static inline bool json_parse(Json* j, char* text, size_t len, const char* path,
     memset(j, 0, sizeof *j);
     j->text = text;
     j->path = path;
-    JsonParser s;
-    memset(&s, 0, sizeof s);
-    s.j = j;
-    s.text = s.p = s.line_start = text;
-    s.end = text + len;
-    s.line = 1;
-    s.e = e;
+    JsonParser s = {j, text, text, text + len, text, 1, 0, e};
     uint32_t root = 0;
     bool ok = len < UINT32_MAX || fail(e, "%s: is %zu bytes long, wanted less than 4 GiB of JSON", path, len);
     if (ok && len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) {

@@ -8,7 +8,7 @@
 #ifndef LLMC_MERGE_QUEUE_H
 #define LLMC_MERGE_QUEUE_H
 
-#include "llmc/base/utils.h"  // defines: xrealloc
+#include "llmc/base/utils.h"  // defines: xrealloc, xgrow
 
 #define MERGE_LISTS_MAX ((size_t)1 << 29)  // most bytes of a piece with lists: a piece of n bytes makes less than 5 n entries
 

@@ -132,10 +132,9 @@ static inline size_t task_characters(const char* s, size_t len) {
  * space at its end. c->context has the encoded context. Returns false if the choice has no token of its own. */
 static inline bool tasks_add_choice(Tasks* t, TaskEncoder* c, const char* text, size_t len, size_t stripped, size_t chars) {
     const TokenList *ctx = &c->context.out, *whole = &c->whole.out;
-    size_t from = ctx->count;  // where the choice's tokens begin
+    const size_t from = stripped > 0 ? ctx->count : c->adds_bos;  // where the choice's tokens begin
     TaskChoice choice = {t->ids.count, 0, 0, chars};
     task_encode(c, &c->whole, text, len);
-    if (stripped == 0) { from = c->adds_bos; }
     if (whole->count <= from) { return false; }
     if (stripped == 0) { token_list_add(&t->ids, c->bos); }
     for (size_t i = 0; stripped > 0 && i < from; i++) { token_list_add(&t->ids, ctx->ids[i]); }

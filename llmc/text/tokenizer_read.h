@@ -447,17 +447,15 @@ static inline bool parse_merge(VocabReader* r, const JsonNode* n, size_t index, 
     size_t a_len = 0, b_len = 0;
     if (n->type == JSON_STRING) {
         a = r->j->text + n->at;
-        b = (const char*)memchr(a, ' ', n->length);
-        a_len = b ? (size_t)(b - a) : 0;
-        b = b ? b + 1 : NULL;
-        b_len = b ? n->length - a_len - 1 : 0;
+        const char* space = (const char*)memchr(a, ' ', n->length);
+        a_len = space ? (size_t)(space - a) : 0;
+        b_len = space ? n->length - a_len - 1 : 0;
+        b = space && !memchr(space + 1, ' ', b_len) ? space + 1 : NULL;
     } else if (n->type == JSON_ARRAY && n->length == 2) {
         a = json_string(r->j, json_first(r->j, n), &a_len);
         b = json_string(r->j, json_next(r->j, json_first(r->j, n)), &b_len);
     }
-    if (!a || !b || memchr(n->type == JSON_STRING ? b : "", ' ', n->type == JSON_STRING ? b_len : 0)) {
-        return fail(e, "%s: model.merges.%zu is not a pair, wanted \"a b\" or [\"a\", \"b\"]", r->j->path, index);
-    }
+    if (!a || !b) { return fail(e, "%s: model.merges.%zu is not a pair, wanted \"a b\" or [\"a\", \"b\"]", r->j->path, index); }
     *joined = (char*)xreserve(*joined, 0, a_len + b_len + 1, cap, 1);
     memcpy(*joined, a, a_len);
     memcpy(*joined + a_len, b, b_len);

@@ -13,7 +13,7 @@
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
 
-#include "llmc/base/utils.h"           // defines: fail, xrealloc
+#include "llmc/base/utils.h"           // defines: fail, xreserve
 #include "llmc/config.h"               // defines: ModelConfig, MAX_EOS
 #include "llmc/files/json.h"           // defines: json_write_string
 #include "llmc/text/question.h"        // defines: prompt_tokens
@@ -103,10 +103,7 @@ static inline void generator_emit(Generator* g, const char* text, size_t len) {
         }
         fflush(g->out);
     }
-    if (g->text_len + len + 1 > g->text_cap) {
-        g->text_cap = (g->text_len + len + 1) * 2;
-        g->text = (char*)xrealloc(g->text, g->text_cap);
-    }
+    g->text = (char*)xreserve(g->text, g->text_len, len + 1, &g->text_cap, 1);
     memcpy(g->text + g->text_len, text, len);
     g->text_len += len;
     g->text[g->text_len] = 0;
