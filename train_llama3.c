@@ -34,8 +34,8 @@
 #include "llmc/matmul.h"        // defines: matmul_scratch
 #include "llmc/lora.h"          // defines: lora_at, lora_width, lora_most_width
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
-#include "llmc/optim/optimizer.h"  // defines: HeldState, held_whole, optimizer_update, optimizer_scratch, global_norm, global_norm_scratch
-#ifndef TESTING                    // a test of the model leaves out the code that runs it
+#include "llmc/optim/optimizer.h"      // defines: HeldState, held_whole, optimizer_update, global_norm
+#ifndef TESTING                        // a test of the model leaves out the code that runs it
 #include "llmc/train/not_finite.h"     // defines: FiniteSearch, NamedTensor, TENSOR_TEXT, search_tensor, search_arena
 #include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
 #include "llmc/run/session/session.h"  // defines: Program, program_close

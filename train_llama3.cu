@@ -29,7 +29,7 @@
 #include "llmc/gpu/profile.cuh"        // defines: LayerRange, profiler_new, print_profile
 #include "llmc/gpu/debug.cuh"          // defines: search_on_gpu, search_weights, search_gradients
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
-#include "llmc/gpu/sharded_blocks.cuh"  // defines: ShardedBlocks, sharded_begin, sharded_block, ShardReader, shard_reader_source
+#include "llmc/gpu/sharded_blocks.cuh"  // defines: ShardedBlocks, sharded_begin, sharded_block, ShardReader
 #include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradients_zero
 #include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, crossentropy
 #include "llmc/gpu/fp8.cuh"             // defines: Fp8, fp8_check, fp8_lay_out_copies, fp8_copies_of, fp8_begin, fp8_refresh
@@ -304,8 +304,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->kv_cache = take<floatX>(a, (size_t)c->num_layers * o->cache_len * 2 * kv_width(c));
         m->decode_rope = take<float>(a, (size_t)o->cache_len * c->head_dim);
         m->decode_ids = take<int32_t>(a, DECODE_ROWS);
-        m->decoding.h = take<floatX>(a, DECODE_ROWS * C);
         take_groups(m, &m->decoding, DECODE_ROWS, a, ALL_GROUPS);
+        m->decoding.h = m->decoding.mid;  // the residual stream stays in place: cuBLASLt's sums then have these bits
         take_adapter_rows(m, &m->decoding, DECODE_ROWS, a);
         m->decode_logits = take<floatX>(a, V);
         m->host_logits = take<floatX>(&mem[MEM_PINNED], c->vocab_size);
@@ -385,8 +385,8 @@ static bool is_exchanged(const Llama* m, int kind) {
            (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->sharded && kind == MEM_WEIGHTS));
 }
 
-/* Allocates all memory of an opened model. Fills activations and workspace with the byte `fill`, unless it is NO_FILL: no result
- * depends on it. Weights, gradients and optimizer state are zero until they are read, drawn or computed. */
+/* Allocates all memory of an opened model. Fills activations and workspace with the byte `fill`, unless it is NO_FILL: no
+ * result depends on it. Weights, gradients and optimizer state are zero until they are read, drawn or computed. */
 static void llama_create(Llama* m, int fill) {
     const ModelUse* use = &m->use;
     Arena mem[NUM_MEM];
@@ -450,9 +450,9 @@ static void llama_free(Llama* m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // forward
 
-/* Queues the forward pass of a block from s->h on. Writes h_next (N, C), which may be s->h. For the backward pass h_next is NULL:
- * then it computes again only the groups `wanted` of s, with the same kernels and so the same bits. The backward pass of SwiGLU
- * computes SwiGLU's output again. */
+/* Queues the forward pass of a block from s->h on. Writes h_next (N, C), which may be s->h. For the backward pass h_next is
+ * NULL: then it computes again only the groups `wanted` of s, with the same kernels and so the same bits. The backward pass
+ * of SwiGLU computes SwiGLU's output again. */
 static void block_forward(const Llama* m, floatX* h_next, const Block* w, const BlockActivations* s, const Rows* r,
                           Recomputed wanted) {
     const Queue* q = &m->queue;
@@ -739,8 +739,8 @@ static bool trainer_add_files(void* model, Checkpoint* k, Error* e) {
            checkpoint_add(k, PLAN_NAME, e);
 }
 
-/* Finds the file of the matrix products' plans: --plan, or the one of the checkpoint `resumed` (or NULL). Returns false if neither
- * exists. */
+/* Finds the file of the matrix products' plans: --plan, or the one of the checkpoint `resumed` (or NULL). Returns false if
+ * neither exists. */
 static bool plan_file(char path[PATH_CAP], const Options* o, const char* resumed) {
     Error e = NO_ERROR;
     if (!o->plan && (!resumed || !folder_has(resumed, PLAN_NAME))) { return false; }

@@ -3,7 +3,8 @@
  *   make build/bench_product_cu GPU_ARCH=90 PRECISION=BF16 && build/bench_product_cu [SECONDS]
  *
  * Three products: gate and up, qkv forward, and down's dx. Contenders run in turns A B C C B A, each for a third of SECONDS to
- * settle, then for the SECONDS that count. cuBLASLt runs the trainer's plan. dev/test/cuda/kernels/joined.cuh checks the results.
+ * settle, then for the SECONDS that count. cuBLASLt runs the trainer's plan. dev/test/cuda/kernels/joined.cuh checks the
+ * results.
  *
  * A line: shape | contender | ms | TFLOP/s | W | MHz | share of cuBLASLt's speed. "+" marks a separate kernel.
  */

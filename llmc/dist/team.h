@@ -35,8 +35,8 @@
  *
  * Rank 0 drops a connection that does not say hello with its token. It has room for TEAM_STRANGERS of them; if all places are
  * taken and another connection waits, the oldest stranger leaves after TEAM_GRACE_SECONDS, so that ranks come through a crowd
- * of connections that say nothing. A rank whose version differs from rank 0's joins all the same, so that it gets the reason for
- * the end together with all others.
+ * of connections that say nothing. A rank whose version differs from rank 0's joins all the same, so that it gets the reason
+ * for the end together with all others.
  *
  * Elsewhere: the messages (link.h), their kinds (team_state.h).
  */
@@ -615,8 +615,8 @@ static inline void team_stop_thread(Team* t) {
 }
 
 /* Meets the other ranks of `r` within `timeout` seconds, and compares their versions with rank 0's. Call team_init() first.
- * Fails if a rank is missing, has another version, or ends meanwhile: then all ranks that have come get the same error. Also fails if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in
- * memory until it is closed. */
+ * Fails if a rank is missing, has another version, or ends meanwhile: then all ranks that have come get the same error. Also
+ * fails if rank 0 cannot listen. A run of one rank opens no socket. Do not move the team in memory until it is closed. */
 static inline bool team_open(Team* t, const Ranks* r, const char* version, double timeout, Error* e) {
     team_prepare(t, r, version);
     const bool watches = r->ranks > 1 || t->parent_fd >= 0;

@@ -202,8 +202,8 @@ static inline bool adapter_load(const char* dir, const ParamTable* t, const File
     return ok;
 }
 
-/* Writes both files into an existing folder, the adapters in F32. `base`: the base model's folder. Appends size and checksum of the weights to
- * `sums`. */
+/* Writes both files into an existing folder, the adapters in F32. `base`: the base model's folder. Appends size and checksum
+ * of the weights to `sums`. */
 static inline bool adapter_save(const char* dir, const LoraConfig* l, const char* base, const ParamTable* t, StateSlot adapters,
                                 FileSums* sums, Error* e) {
     adapters.dtype = SAFE_F32;

@@ -426,9 +426,10 @@ static void dataloader_open_batches(DataLoader* d, BatchShare share) {
     pthread_cond_init(&d->changed, NULL);
 }
 
-/* Opens every file that `pattern` names (a path or a glob pattern) and checks all headers. Starts at row 0. Fails without a file, and on a folder, a damaged header, or a size that contradicts the header. Shards may
- * not differ in token width, mask, vocabulary or tokenizer. Each shard needs a row, and all together a batch for all ranks.
- * With documents the data needs a BOS. Do not move the loader in memory until it is closed. */
+/* Opens every file that `pattern` names (a path or a glob pattern) and checks all headers. Starts at row 0. Fails without a
+ * file, and on a folder, a damaged header, or a size that contradicts the header. Shards may not differ in token width, mask,
+ * vocabulary or tokenizer. Each shard needs a row, and all together a batch for all ranks. With documents the data needs a
+ * BOS. Do not move the loader in memory until it is closed. */
 static inline bool dataloader_open(DataLoader* d, const char* pattern, BatchShare share, uint64_t seed, bool shuffle,
                                    const RowRule* rule, Error* e) {
     memset(d, 0, sizeof *d);

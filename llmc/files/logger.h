@@ -223,8 +223,8 @@ static inline void log_bytes(FILE* f, const char* key, const char* text, size_t 
 
 static inline void log_text(FILE* f, const char* key, const char* text) { log_bytes(f, key, text, strlen(text)); }
 
-/* Starts a line with its event and, unless it is negative, its step. Write its other fields to the returned stream with log_int,
- * log_double, log_text or fprintf. */
+/* Starts a line with its event and, unless it is negative, its step. Write its other fields to the returned stream with
+ * log_int, log_double, log_text or fprintf. */
 static inline FILE* logger_begin(Logger* g, const char* event, int64_t step) {
     g->line = open_memstream(&g->text, &g->size);
     if (!g->line) { die("out of memory for a line of the log"); }

@@ -298,8 +298,9 @@ static bool mix_open_sources(Mix* m, BatchShare share, const RowRule* rule, Erro
     return true;
 }
 
-/* Opens the training data that `text` names, and `stream` over it, which gives this process its share. `rule`, by which rows are made, applies to each source by itself. Fails as dataloader_open() does, and if
- * text or weights make no mix. Do not move mix and stream in memory. */
+/* Opens the training data that `text` names, and `stream` over it, which gives this process its share. `rule`, by which rows
+ * are made, applies to each source by itself. Fails as dataloader_open() does, and if text or weights make no mix. Do not
+ * move mix and stream in memory. */
 static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, BatchShare share, uint64_t seed, const RowRule* rule,
                             Error* e) {
     memset(stream, 0, sizeof *stream);

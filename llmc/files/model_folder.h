@@ -244,8 +244,8 @@ static inline bool model_check_tied_head(const ModelFiles* m, const ParamTable* 
     return true;
 }
 
-/* Lists what to read from the open files: every weight for the slot's sink, in the order of the table. With `sums`, one for each
- * file, it also lists all other bytes, which the files' checksums need. */
+/* Lists what to read from the open files: every weight for the slot's sink, in the order of the table. With `sums`, one for
+ * each file, it also lists all other bytes, which the files' checksums need. */
 static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t, uint32_t* sums, const StateSlot* to) {
     TensorPieces list = {NULL, 0};
     TensorPiece piece;

@@ -1,9 +1,10 @@
 /* optimizer_state.h -- saves and loads the optimizer state: one file per rank, state_rank00000.safetensors ..., with tensors
  * "SLOT.PARAMETER".
  *
- * SLOT is m, v or master. The file has no v of a tensor whose rule keeps none (optim/optimizer.h). A rank owns ranges of the arena, and writes the parts of the parameters in them. A part that starts
- * at element 96 of its parameter is named "m.NAME@96"; a parameter may have several parts in a file. A later run may have
- * another number of ranks: each rank opens all files, checks that they hold each element once, and reads what it owns.
+ * SLOT is m, v or master. The file has no v of a tensor whose rule keeps none (optim/optimizer.h). A rank owns ranges of the
+ * arena, and writes the parts of the parameters in them. A part that starts at element 96 of its parameter is named
+ * "m.NAME@96"; a parameter may have several parts in a file. A later run may have another number of ranks: each rank opens
+ * all files, checks that they hold each element once, and reads what it owns.
  */
 #ifndef LLMC_OPTIMIZER_STATE_H
 #define LLMC_OPTIMIZER_STATE_H

@@ -1,6 +1,6 @@
-/* debug.cuh -- finds a GPU tensor's first inf or NaN: for runs that diverge, and for --debug. The search (train/not_finite.h) looks
- * at the weights and gradients that this rank holds. In ZeRO 2 and 3 it looks at the sums of gradients in its shards; in ZeRO 3
- * also at its shards of the blocks' weights.
+/* debug.cuh -- finds a GPU tensor's first inf or NaN: for runs that diverge, and for --debug. The search (train/not_finite.h)
+ * looks at the weights and gradients that this rank holds. In ZeRO 2 and 3 it looks at the sums of gradients in its shards;
+ * in ZeRO 3 also at its shards of the blocks' weights.
  *
  * The kernel reads each element once, but no padding, and writes one number. The smallest index wins, so runs agree.
  */

@@ -100,7 +100,8 @@ static inline void fp8_check_device(const Device* d) {
     }
 }
 
-/* Lays out the copies of the blocks, or of the slots if blocks are `gathered`; with `head` also of the head. table: all weights */
+/* Lays out the copies of the blocks, or of the slots if blocks are `gathered`; with `head` also of the head. table: all
+ * weights */
 static inline void fp8_lay_out_copies(Fp8* f, const ModelConfig* c, const ParamTable* table, bool head, bool gathered,
                                       Arena* memory) {
     f->blocks = gathered ? GATHER_SLOTS : c->num_layers;

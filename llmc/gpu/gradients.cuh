@@ -14,8 +14,8 @@
  *   activations         |    of 1    |    of 2    |    of 3    |  (block 0 has its own memory)
  *
  * Gaps between tensors, and the places of norms among the matrices, are zero when the gradients are summed or sent. They begin
- * as zero and stay so, unless activations have lain there: then they are zeroed after the backward pass of the blocks. In the ring
- * head and embedding take turns in one place, where the gaps are zeroed each time.
+ * as zero and stay so, unless activations have lain there: then they are zeroed after the backward pass of the blocks. In the
+ * ring head and embedding take turns in one place, where the gaps are zeroed each time.
  */
 #ifndef LLMC_GRADIENTS_CUH
 #define LLMC_GRADIENTS_CUH
@@ -107,8 +107,8 @@ static inline void gradients_lay_out_ring(Gradients* g, Arena* a) {
     for (int i = 0; i < GRADIENT_BLOCKS; i++) { g->parts[PART_BLOCK + i] = take<char>(a, g->ring.block * own); }
 }
 
-/* Lays out the gradients. Without a ring, fp32_head moves the head's bucket from `all` to `extra`; it is the first bucket (tied)
- * or the last. */
+/* Lays out the gradients. Without a ring, fp32_head moves the head's bucket from `all` to `extra`; it is the first bucket
+ * (tied) or the last. */
 static inline void gradients_lay_out(Gradients* g, Arena* a) {
     const bool moves = !g->in_ring && g->fp32_head && g->config.lora.rank == 0;
     const ArenaRange head = moves ? head_bucket(g) : ArenaRange{g->trained.elements, 0};
@@ -146,8 +146,8 @@ static inline void gradients_zero_elements(const Gradients* g, size_t from, size
 /* Returns whether a micro-step adds to the gradients of matrices. */
 static inline bool gradients_add(const Gradients* g, MicroKind kind) { return !(kind & MICRO_FIRST) && !g->in_ring; }
 
-/* Zeroes the norms' gradients in the first micro-step of a step: each adds to them. In the ring, zeroes the gaps beside the head,
- * where the embedding's gradient has lain. */
+/* Zeroes the norms' gradients in the first micro-step of a step: each adds to them. In the ring, zeroes the gaps beside the
+ * head, where the embedding's gradient has lain. */
 static inline void gradients_zero_ends(const Gradients* g, MicroKind kind, cudaStream_t stream) {
     const size_t norms = norms_size(g), V = (size_t)g->config.vocab_size * g->config.hidden_size;  // norms 0: frozen
     if (kind & MICRO_FIRST && norms > 0) { CUDA_CHECK(cudaMemsetAsync(g->extra, 0, norms * sizeof(float), stream)); }
@@ -158,8 +158,8 @@ static inline void gradients_zero_ends(const Gradients* g, MicroKind kind, cudaS
     }
 }
 
-/* Zeroes the embedding's gradient where a micro-step does not add to an earlier one's. A tied one stays: the head has just written
- * it. Zeroes the gaps, and the places of norms among the matrices, where activations have lain. */
+/* Zeroes the embedding's gradient where a micro-step does not add to an earlier one's. A tied one stays: the head has just
+ * written it. Zeroes the gaps, and the places of norms among the matrices, where activations have lain. */
 static inline void gradients_zero_embedding(const Gradients* g, MicroKind kind, cudaStream_t stream) {
     const bool trained = g->config.lora.rank == 0 && !g->config.tied;
     if (trained && !gradients_add(g, kind)) {
@@ -173,8 +173,9 @@ static inline void gradients_zero_embedding(const Gradients* g, MicroKind kind, 
     }
 }
 
-/* Call just before the backward pass of a layer, as exchange_send_layer() after it. Zeroes the gradients to which that pass adds.
- * The head's backward pass comes before the final norm's (layer L). When the embedding's (-1) begins, no activation is left. */
+/* Call just before the backward pass of a layer, as exchange_send_layer() after it. Zeroes the gradients to which that pass
+ * adds. The head's backward pass comes before the final norm's (layer L). When the embedding's (-1) begins, no activation is
+ * left. */
 static inline void gradients_zero(const Gradients* g, int layer, MicroKind kind, cudaStream_t stream) {
     if (layer == g->config.num_layers) { gradients_zero_ends(g, kind, stream); }
     if (layer < 0) { gradients_zero_embedding(g, kind, stream); }

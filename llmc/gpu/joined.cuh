@@ -1,5 +1,5 @@
-/* joined.cuh -- a product and the layer beside it: the product of q, k and v with RoPE; gate and up with SwiGLU, and dx of down with
- * SwiGLU's gradient.
+/* joined.cuh -- a product and the layer beside it: the product of q, k and v with RoPE; gate and up with SwiGLU, and dx of
+ * down with SwiGLU's gradient.
  *
  * One kernel computes both (matmul_sm90.cuh) where kernels.cuh chooses it; otherwise they are two layers. Neither 8 bits, nor
  * adapters, nor an exchange of heads (sequence.cuh) may come between them.

@@ -3,7 +3,7 @@
  * A schedule is a list of phases. A phase begins at the step `from` (steps count from 0) and holds until the next one begins.
  * It leads from the rate `first` to the rate `last`, both fractions of the peak rate. With n = to - from, k = step - from and
  * p = k / n, in [0, 1]:
- *   rise:    (first * n + (last - first) * (k + 1)) / n    the warm-up; its first step is not 0, its last one has the rate `last`
+ *   rise:    (first * n + (last - first) * (k + 1)) / n    the warm-up: its first rate is not 0, and its last one is `last`
  *   linear:  first - (first - last) * p
  *   cosine:  last + (first - last) * (1 + cos(pi * p)) / 2
  *   root:    last + (first - last) * (1 - sqrt(p))

@@ -1,5 +1,5 @@
-/* not_finite.h -- names the first element of a tensor that is inf or NaN, for runs that diverge and for --debug. A trainer shows
- * its tensors to a search one after the other, in the order of computation. The GPU's part is in llmc/gpu/debug.cuh.
+/* not_finite.h -- names the first element of a tensor that is inf or NaN, for runs that diverge and for --debug. A trainer
+ * shows its tensors to a search one after the other, in the order of computation. The GPU's part is in llmc/gpu/debug.cuh.
  */
 #ifndef LLMC_NOT_FINITE_H
 #define LLMC_NOT_FINITE_H

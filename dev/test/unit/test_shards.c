@@ -354,7 +354,8 @@ static void each_whole_matrix_has_one_owner(void) {
     }
 }
 
-/* Each slot has one place for each element whose rule keeps it, in the order of the arena; m has room for all, v for AdamW's. */
+/* Each slot has one place for each element whose rule keeps it, in the order of the arena; m has room for all, v for
+ * AdamW's. */
 static void slots_hold_what_rules_keep(void) {
     ModelConfig c = preset("d3", 300);
     bucket_most = 3 * PARAM_ALIGN * MOST_RANKS;

@@ -56,7 +56,7 @@ struct Trainer {
 
     // weights and optimizer state
     StateSlot (*slot)(void* model, SlotKind kind);
-    // weights that rank 0 writes but does not have all of: a slot whose source all ranks call in the same order (lockstep.h);
+    // weights that rank 0 writes but does not have all of: a slot whose source all ranks call in the same order (save.h);
     // without a source if slot() has them all. Or NULL
     StateSlot (*collect)(void* model, SlotKind kind);
     AddFiles add_files;  // adds the trainer's own files to a checkpoint; or NULL
