@@ -24,7 +24,9 @@ emulator=$PWD/dev/test/emulator
 alone() {
     alone_name=$1 header=$2
     shift 2
-    echo "#include \"$header\"" | run "$alone_name: $header" "$@" -I. -
+    run "$alone_name: $header" "$@" -I. - <<END
+#include "$header"
+END
 }
 c11() { for header in "$@"; do alone "$cc, C11" "$header" $cc -std=c11 -fsyntax-only $warnings -x c; done; }
 cpp="-std=c++17 -fsyntax-only $warnings -Wno-missing-field-initializers -x c++"

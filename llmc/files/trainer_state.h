@@ -278,7 +278,7 @@ static inline bool schedule_read(const Json* j, Schedule* s, Error* e) {
         int shape = 0;
         while (shape < NUM_SHAPES && !json_is_string(j, json_get(j, p, "shape"), shape_names[shape])) { shape++; }
         if (shape == NUM_SHAPES) { return json_wanted(j, p, "shape", e, "rise, linear, cosine or root"); }
-        phase->shape = (Shape)shape;
+        phase->shape = (PhaseShape)shape;
         if (!json_int(j, p, "from", s->count > 1 ? phase[-1].from + 1 : 0, INT32_MAX, &phase->from, e) ||
             !json_int(j, p, "to", phase->from, INT32_MAX, &phase->to, e) ||
             !json_double(j, p, "first", 0, 1, &phase->first, e) || !json_double(j, p, "last", 0, 1, &phase->last, e)) {

@@ -22,13 +22,13 @@
 
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleName;  // the words of --schedule
 
-typedef enum { SHAPE_RISE, SHAPE_LINEAR, SHAPE_COSINE, SHAPE_ROOT, NUM_SHAPES } Shape;
+typedef enum { SHAPE_RISE, SHAPE_LINEAR, SHAPE_COSINE, SHAPE_ROOT, NUM_SHAPES } PhaseShape;
 static const char* const shape_names[NUM_SHAPES] = {"rise", "linear", "cosine", "root"};
 
 typedef struct {
     int64_t from, to;
     double first, last;  // fractions of the peak rate
-    Shape shape;
+    PhaseShape shape;
 } Phase;
 
 enum { MOST_PHASES = 16 };  // three, and one for each time that --minutes shortens a run, which is at most twelve times
@@ -61,7 +61,7 @@ static inline double schedule_rate(const Schedule* s, double now, double peak) {
 static inline double learning_rate(const Schedule* s, int64_t step) { return schedule_rate(s, (double)step, s->lr); }
 
 /* Adds a phase in the place of those that begin at its first step or later. If there is no room, the oldest one goes. */
-static inline void schedule_add(Schedule* s, int64_t from, int64_t to, double first, double last, Shape shape) {
+static inline void schedule_add(Schedule* s, int64_t from, int64_t to, double first, double last, PhaseShape shape) {
     const Phase p = {from, to, first, last, shape};
     while (s->count > 0 && s->phases[s->count - 1].from >= from) { s->count--; }
     if (s->count == MOST_PHASES) { memmove(s->phases, s->phases + 1, (size_t)--s->count * sizeof p); }
@@ -71,7 +71,7 @@ static inline void schedule_add(Schedule* s, int64_t from, int64_t to, double fi
 /* Returns the schedule of a run of `steps` steps: a warm-up to the rate `lr`, then what --schedule names, to the fraction
  * `final` of `lr`. wsd holds the peak rate, and decays over the last fifth of all steps, or of them what the warm-up leaves. */
 static inline Schedule schedule_make(ScheduleName name, int64_t steps, int64_t warmup, double lr, double final) {
-    static const Shape shapes[] = {SHAPE_COSINE, SHAPE_LINEAR, SHAPE_LINEAR, SHAPE_ROOT};
+    static const PhaseShape shapes[] = {SHAPE_COSINE, SHAPE_LINEAR, SHAPE_LINEAR, SHAPE_ROOT};
     const int64_t decay = name == SCHEDULE_WSD && steps - steps / 5 > warmup ? steps - steps / 5 : warmup;
     Schedule s;
     memset(&s, 0, sizeof s);

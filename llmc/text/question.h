@@ -10,6 +10,7 @@
 #define LLMC_QUESTION_H
 
 #include "llmc/base/utils.h"         // first, since it asks for the functions beyond C11
+#include "llmc/config.h"             // defines: ModelConfig
 #include "llmc/files/json.h"         // defines: json_get, json_text, json_double_or, json_int_or, json_wanted
 #include "llmc/text/conversation.h"  // defines: ChatMessages, chat_read_list, chat_write
 #include "llmc/text/tokenizer.h"     // defines: Tokenizer, TokenList, tokenizer_encode

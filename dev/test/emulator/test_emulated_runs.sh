@@ -155,7 +155,7 @@ has_joined() {
     h=$1
     shift
     cu BF16 profiled $wide --steps 1 --profile 1 "$@" >"$tmp/profile" || return 1
-    awk -F '  +' '$1 ~ /swiglu|rope/ { print $1 }' "$tmp/profile" | sort | tr '\n' ',' | grep -x "$h"
+    awk -F '  +' '$2 == "kernel" { exit } $1 ~ /swiglu|rope/ { print $1 }' "$tmp/profile" | sort | tr '\n' ',' | grep -x "$h"
 }
 
 layers_join() { # in the epilogue of the products before them: the same bits however often they are computed, and in any order
