@@ -41,7 +41,7 @@ static inline bool token_file_open(TokenFile* w, Error* e) {
     return w->f != NULL;
 }
 
-/* Begins an output: its temporary file is there, and locked until token_file_publish(). */
+/* Begins an output: makes its temporary file and locks it until token_file_publish(). */
 static inline bool token_file_begin(TokenFile* w, const char* path, Error* e) {
     if (snprintf(w->tmp, sizeof w->tmp, "%s.tmp", path) >= PATH_CAP) {
         return fail(e, "%.100s...: the path is too long", path);

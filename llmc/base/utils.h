@@ -186,7 +186,7 @@ static inline void* xrealloc(void* old, size_t bytes) {
     return p;
 }
 
-/* Makes room for `more` elements behind the `count` of a list. */
+/* Makes room for `more` elements after the first `count` of a list. */
 static inline void* xreserve(void* items, size_t count, size_t more, size_t* cap, size_t bytes) {
     if (count + more <= *cap) { return items; }
     *cap = size_max(*cap + *cap / 2 + 64, count + more);

@@ -61,7 +61,7 @@ typedef struct {
 /* Reads row `row` of a stream: inputs, targets, and the starts of the documents (rows.h). */
 typedef bool (*ReadRow)(void* ctx, uint64_t row, int32_t* out /* (3, T) */, Error* e);
 
-/* What a process reads of a stream: B rows of T tokens a batch, where num_ranks processes read as many each. */
+/* The share of a process in a stream: B rows of T tokens a batch. Each of num_ranks processes reads as many. */
 typedef struct {
     int B, T;  // above 0
     int rank, num_ranks;

@@ -31,7 +31,7 @@ typedef bool (*TensorSink)(void* ctx, const Param* p, size_t first, size_t n, co
 /* Writes n elements of p, from element `first` on, to dst. */
 typedef bool (*TensorSource)(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e);
 
-/* What has passed between a model and files. */
+/* Counts the elements that have passed between a model and files. */
 typedef struct {
     Progress progress;  // of elements
     bool not_finite;    // a value that was written is not finite

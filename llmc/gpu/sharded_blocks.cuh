@@ -105,7 +105,7 @@ static inline void sharded_take_first(const ShardedBlocks* g, const Exchange* x,
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// checkpoints: weights that no rank has whole are the exact weights of a 16-bit build and, with ZeRO 3, those of the blocks.
+// checkpoints: no rank has the exact weights of a 16-bit build whole, nor the blocks' weights with ZeRO 3.
 // The owner of each part of a piece broadcasts it. All ranks ask for the same pieces in the same order
 // (run/session/save.h), and rank 0 gets them.
 

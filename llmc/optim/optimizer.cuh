@@ -38,7 +38,7 @@ struct OptimizerTensors {
 
 enum { OPTIMIZER_VECTOR = 8 };  // elements; ranges to update begin and end at multiples of this
 
-/* Elements [first, first + count) of a matrix, for a rule that takes it whole: each pointer is that of element `first`. */
+/* Elements [first, first + count) of a matrix, for a rule that takes it whole. Each pointer points to element `first`. */
 typedef struct {
     size_t first, count;
     uint32_t tensor;  // ordinal, for the random bits

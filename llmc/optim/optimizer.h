@@ -100,7 +100,7 @@ static inline bool slot_kept(const ParamTable* t, const Param* p, const char* sl
 // ---------------------------------------------------------------------------------------------------------------------
 // the state that a rank holds
 
-/* What a range of the state has: one rule, and in each slot's arena one place. */
+/* A range of the state has one rule, and one place in each slot's arena. */
 typedef struct {
     const OptimizerRule* rule;
     size_t place[NUM_SLOTS];  // of the first element; SLOT_WEIGHTS is not used
@@ -117,7 +117,7 @@ static inline void held_free(HeldState* list) {
     free(list->items);
 }
 
-/* Lists the state of a rank that owns these ranges. Each tensor has the gap behind it. Free with held_free(). */
+/* Lists the state of a rank that owns these ranges. A tensor's range includes the gap up to the next tensor. Free with held_free(). */
 static inline HeldState held_state(const ParamTable* t, const ArenaRanges* own) {
     HeldState list;
     memset(&list, 0, sizeof list);

@@ -19,7 +19,7 @@
 #include "llmc/files/mix.h"            // defines: Mix, mix_next
 #include "llmc/quantise.h"             // defines: QuantiseCounts, NUM_QUANTISED
 
-/* What a job needs of a model. */
+/* The use that a job makes of a model. */
 typedef struct {
     int rank, ranks;  // of the run
     int B, T;         // rows of a batch, and tokens of a row; B = 0: no batches

@@ -45,7 +45,7 @@ static inline MemoryRoom memory_room(const Trainer* t, const ModelConfig* c, con
     return room;
 }
 
-/* Returns the memory of a run with the options `o`: those of the job, or others that are tried. */
+/* Returns the memory of a run with the options `o`, which the job has or the search tries. */
 static inline MemoryTable memory_measure(const MemoryRoom* room, const Options* o) {
     ModelUse use = room->use;
     MemoryTable table;

@@ -6,7 +6,7 @@
  *   flags -> lock of --out, if the run resumes and it exists -> checkpoint to resume, with its options
  *   -> model folder or preset -> tokenizer -> data files -> plan
  *
- * Training then goes on (loop/training.h): run_compare() reports changes since the checkpoint, the trainer checks its memory,
+ * Training continues in loop/train.h: run_compare() reports changes since the checkpoint, the trainer checks its memory,
  * model_create() fills the model, and out_take() locks --out. Last, run_begin() opens the log and moves aside every checkpoint
  * after the step that the run resumes.
  *
@@ -140,7 +140,7 @@ static inline void start_find(Start* start, Run* run, const Options* o, const Pr
 //   --model ADAPTERS                adapters that exist: adapter_config.json names their base; every job takes them
 //   --resume of a run with --lora   the same: the checkpoint holds the adapters
 //
-// --lora-base DIR gives the base where it has moved. load_weights() compares its checksum with that of our checkpoint.
+// --lora-base DIR gives the base where it has moved. load_weights() compares its checksum with the checkpoint's.
 
 /* Returns the folder whose tokenizer and side files belong to the model: adapters may have their own. "": a new model. */
 static inline const char* start_text_dir(const Start* s) { return folder_has_tokenizer(s->dir) ? s->dir : s->base_dir; }

@@ -111,7 +111,7 @@ static inline void run_resume(Run* run, Start* start, Options* chosen, const Pro
 }
 
 /* Returns the schedule of the checkpoint that the run resumes. One of an older version has no phases: they follow from its
- * options, `was`, and from how it was shortened. `steps`: of a run that has those of one epoch. */
+ * options, `was`, and from how it was shortened. `steps`: of one epoch, for a run whose steps the data decides. */
 static inline Schedule saved_schedule(const TrainerState* state, const Options* was, int64_t steps) {
     const Shortened* older = &state->shortened;
     Schedule saved = state->schedule;
@@ -125,8 +125,8 @@ static inline Schedule saved_schedule(const TrainerState* state, const Options* 
     return saved;
 }
 
-/* Settles the schedule: that of the checkpoint that the run resumes, or of `steps` steps, if --steps is given, the data decides
- * or another flag of the schedule differs. */
+/* Settles the schedule. A resumed run takes its checkpoint's, unless --steps is given, the data decides the steps, or another
+ * flag of the schedule differs: then it gets a new one of `steps` steps. */
 static inline void run_settle_schedule(Run* run, const Options* o, bool resumed, int64_t steps) {
     Schedule* schedule = &run->state.schedule;
     if (!resumed) {

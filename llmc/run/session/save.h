@@ -21,7 +21,7 @@
 /* Writes a trainer's own files into a checkpoint's folder and lists them with checkpoint_add(). */
 typedef bool (*AddFiles)(void* ctx, Checkpoint* k, Error* e);
 
-/* What a checkpoint holds. */
+/* The parts of a run that a checkpoint is written from. */
 typedef struct {
     const Process* process;
     const Options* options;

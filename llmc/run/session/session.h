@@ -77,8 +77,8 @@ typedef struct {
 /* The training run, which writes into --out. */
 typedef struct {
     Plan plan;
-    TrainerState state;     // which run it is, and how far; the trainer keeps it up to date. Its schedule is that of one
-                            // epoch until --minutes is measured
+    TrainerState state;     // which run it is, and how far; the trainer keeps it up to date. Until --minutes is
+                            // measured, its schedule has one epoch
     double lr_before;       // the rate of the next step by the schedule of the checkpoint that the run resumes
     char newest[PATH_CAP];  // the checkpoint saved last, or resumed from; "": none yet
     uint32_t weights;       // the checksum of all weights that were loaded, with LoRA or several ranks; 0: unknown
@@ -86,7 +86,7 @@ typedef struct {
     Logger log;
 } Run;
 
-/* What main holds. */
+/* The whole program: only main, opening and dispatch hold it. */
 typedef struct {
     Options given;   // as typed; nothing changes it after parsing
     Options chosen;  // what counts (choose.h): this is logged, saved and compared. Nothing changes it after opening
