@@ -45,8 +45,8 @@
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// memory: an arena for the weights; with --lora one for the adapters; one each for gradients, m and v, which hold the trained
-// tensors; one for activations
+// memory: an arena for the weights; with --lora one for the adapters; one for gradients, which hold the trained tensors;
+// one each for m and v, which hold what the tensors' rules keep; one for activations
 
 /* One block: its layers that hold weights, with their gradients. */
 typedef struct {

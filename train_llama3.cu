@@ -41,7 +41,7 @@
 #include "llmc/gpu/update.cuh"  // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all, matrices_update
 
 // ---------------------------------------------------------------------------------------------------------------------
-// memory: an arena for each MemoryKind. Gradients, master, m and v have a place for each trained tensor
+// memory: an arena for each MemoryKind. Master, m and v have a place for what this rank holds, by the rules (HeldState)
 
 /* One block: its layers that hold weights, with their gradients. */
 typedef struct {

@@ -45,8 +45,7 @@ typedef enum {
     CHOOSE_GATE_UP,  // the product of gate and up, and SwiGLU
     CHOOSE_DOWN_DX,  // dx of down, and SwiGLU's gradient
     CHOOSE_QKV,      // the product of q, k and v, and RoPE
-    CHOOSE_CROSSENTROPY,
-    NUM_CHOICES
+    CHOOSE_CROSSENTROPY
 } KernelChoice;
 
 /* The sizes of an operation, as far as its rows read them. */

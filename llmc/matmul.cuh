@@ -16,8 +16,8 @@
  *   backward input:  dout, W                 W  by columns (C, OC)             dout by columns (OC, N)
  *   backward weight: dout transposed, x      x  by columns (C, N)              dout by columns (OC, N), transposed
  *
- * matmul_plan() exchanges the layouts. matmul_candidates(), matmul_product() and matmul_launch() exchange alignments, scales
- * and pointers in the same way.
+ * matmul_plan() exchanges the layouts. matmul_candidates() and matmul_product() exchange alignments, scales and pointers in the
+ * same way.
  *
  * The first call of a shape makes a plan (descriptors and algorithm), which is kept. Its algorithm comes from a plan file if
  * one names it. Otherwise it is the first that cuBLAS' heuristic returns for our fixed workspace. Sums that are split over k

@@ -14,7 +14,7 @@
  * one kind. It prints one line a variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), its registers
  * at the start, and its bytes of stack. For T = 1024, 2048 and 8192 follow the time and the TFLOP/s of the operations it really
  * does: dK dV four products, dQ three, a walk five. The best line of each (kernel, part, HD) belongs into MmaTiles of
- * attention_mma.cuh, WgmmaTiles of attention_sm90.cuh or WalkTilesFor of attention_sm90_walk.cuh. Their numbers have the same
+ * attention_mma.cuh, WgmmaTiles of attention_sm90.cuh or WalkTiles of attention_sm90_walk.cuh. Their numbers have the same
  * order.
  */
 #include <algorithm>

@@ -9,11 +9,11 @@
  * model_check() validates a folder without reading a weight: the ranges in config.json; that the folder holds exactly the
  * tensors of the parameter table, with their shapes and dtypes; that index and shards agree. It ignores the `inv_freq`
  * buffers of old files and refuses any other unknown tensor: leaving out, say, a bias would compute another model. A tied
- * model may carry lm_head.weight if it equals the embedding; model_load() checks that.
+ * model may carry lm_head.weight if it equals the embedding; model_load_sums() checks that.
  *
- * model_load() reads the weights with all threads (tensor_stream.h) and refuses a value that is not finite. Writing refuses a
- * weight that is finite, but would be infinite in the file's dtype.
- * model_save_weights() and model_save_generation() write such a folder.
+ * model_load_sums() reads the weights with all threads (tensor_stream.h) and refuses a value that is not finite. Writing
+ * refuses a weight that is finite, but would be infinite in the file's dtype. model_save_weights() and
+ * model_save_generation() write such a folder.
  */
 #ifndef LLMC_MODEL_FOLDER_H
 #define LLMC_MODEL_FOLDER_H

@@ -117,7 +117,8 @@ static inline void held_free(HeldState* list) {
     free(list->items);
 }
 
-/* Lists the state of a rank that owns these ranges. A tensor's range includes the gap up to the next tensor. Free with held_free(). */
+/* Lists the state of a rank that owns these ranges. A tensor's range includes the gap up to the next tensor. Free with
+ * held_free(). */
 static inline HeldState held_state(const ParamTable* t, const ArenaRanges* own) {
     HeldState list;
     memset(&list, 0, sizeof list);

@@ -38,7 +38,7 @@ static inline Recipe training_recipe(bool scales_loss, const Options* o, Mix* da
     return p;
 }
 
-/* Prints options, machine, model and data before anything is allocated. `precision`: FP32, BF16 or FP16. */
+/* Prints options, machine, model and data before anything is allocated. */
 static inline void training_print_start(const Training* t) {
     const Options* o = t->options;
     const ModelSpec* m = t->spec;

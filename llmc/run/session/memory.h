@@ -1,7 +1,7 @@
 /* memory.h -- the memory table that a run prints before it allocates, and the search for flags that fit.
  *
  * A run that does not fit is refused. The message gives the shortfall and a change of flags that fits, found by calling the
- * trainer's own measure (MemoryNeed) for each candidate. The same search finds the blocks of --recompute auto.
+ * trainer's own measure() (trainer.h) for each candidate. The same search finds the blocks of --recompute auto.
  */
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H

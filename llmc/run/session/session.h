@@ -1,13 +1,14 @@
 /* session.h -- what a program of either trainer works with, from opening to closing: a struct for each thing.
  *
- *   choose.h   makes the options that count from those that were typed
- *   open.h     finds and checks all of it
- *   resume.h   finds the checkpoint to resume, reports changes since, and sets a run back
- *   save.h     writes a checkpoint
+ *   choose.h       makes the options that count from those that were typed
+ *   open.h         finds and checks all of it
+ *   open_model.h   makes the model of a job and gives it its weights
+ *   resume.h       finds the checkpoint to resume, reports changes since, and sets a run back
+ *   save.h         writes a checkpoint
  *
  * All functions of these files die() on an error, except where they say otherwise: this is the outermost layer. Only main,
- * opening and the dispatch of jobs see the whole Program; every other function takes the things that it needs. Ranks other
- * than 0 write no log and do not lock --out.
+ * opening and the functions that begin a job see the whole Program; every other function takes the things that it needs.
+ * Ranks other than 0 write no log and do not lock --out.
  */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -86,7 +87,7 @@ typedef struct {
     Logger log;
 } Run;
 
-/* The whole program: only main, opening and dispatch hold it. */
+/* The whole program: only main, opening and the functions that begin a job take it. */
 typedef struct {
     Options given;   // as typed; nothing changes it after parsing
     Options chosen;  // what counts (choose.h): this is logged, saved and compared. Nothing changes it after opening
@@ -97,7 +98,7 @@ typedef struct {
     Run run;
 } Program;
 
-/* Rank 0's report to the other ranks before they open their sessions (together.h): the checkpoint that it has found and read
+/* Rank 0's report to the other ranks before they open their programs (together.h): the checkpoint that it has found and read
  * whole. `known` is false on rank 0, and in a process that is alone; `resumed` is false without a checkpoint. */
 typedef struct {
     bool known, resumed;

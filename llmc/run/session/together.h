@@ -113,7 +113,7 @@ static inline bool together_is_for_one(int argc, char** argv, OptionScope traine
     return result == OPTIONS_HELP || result == OPTIONS_SHOW_VERSION || (result == OPTIONS_OK && is);
 }
 
-/* Makes the process one of several ranks, before it opens its session. Rank 0 opens its session first. So errors in flags or
+/* Makes the process one of several ranks, before it opens its program. Rank 0 opens its program first. So errors in flags or
  * files are printed once, the others find --out cleaned, and they take the checkpoint that rank 0 has read whole. Rank 0
  * alone does a job of one process: then *r says so, and the others end here. Returns the checkpoint that rank 0 has
  * reported. */
@@ -174,7 +174,7 @@ static inline int together_count(const Options* o, const Ranks* r, int (*count_d
     return count;
 }
 
-/* Finds out who this process is, before it opens its session. With --gpus N it becomes the parent of N ranks, and ends when
+/* Finds out who this process is, before it opens its program. With --gpus N it becomes the parent of N ranks, and ends when
  * they have ended. A dry run is one process, which measures as rank 0 of N. Returns what together_begin() does. */
 static inline FoundCheckpoint together_start(Team* team, Ranks* r, int argc, char** argv, OptionScope trainer,
                                              int (*count_devices)(void)) {
