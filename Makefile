@@ -103,6 +103,12 @@ QUICKSTART_FLAGS = --model d3 --batch 4 --seq 256 --lr 4e-3 --warmup 50 --final-
 quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 	./$(QUICKSTART_TRAINER) $(QUICKSTART_FLAGS)
 
+# whatever this machine can test; dev/make/tests.mk has the lists
+test: test-programs
+	@$(if $(NO_AMX),true,echo "skip test_llama3_no_amx, test_layers_no_amx: here they equal test_llama3, test_layers; FULL=1 runs them")
+	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh $(CPU_PARITY) $(UNIT_TESTS) $(NO_AMX) $(SHELL_TESTS) \
+	    dev/test/faults/test_faults.sh dev/test/crash/test_crash.sh dev/test/gpu/test_gpu.sh $(wildcard dev/test/python/test_*.py)
+
 FORMATTED = $(sort $(wildcard *.c *.cu) $(shell find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp'))
 format:
 	clang-format -i $(FORMATTED)

@@ -49,15 +49,11 @@ build/sanitize/threads_%: test_%.c $(HEADERS) | build/sanitize
 
 CPU_PARITY = ./test_llama3 build/test_llama3_plain
 test-programs: train_llama3 tokenize $(if $(filter 1,$(MICROHTTPD)),serve) $(CPU_PARITY:./%=%) $(UNIT_TESTS) $(NO_AMX) build/ranks_trainer
-test: test-programs
-	@$(if $(NO_AMX),true,echo "skip test_llama3_no_amx, test_layers_no_amx: here they equal test_llama3, test_layers; FULL=1 runs them")
-	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh $(CPU_PARITY) $(UNIT_TESTS) $(NO_AMX) $(SHELL_TESTS) \
-	    dev/test/faults/test_faults.sh dev/test/crash/test_crash.sh dev/test/gpu/test_gpu.sh $(wildcard dev/test/python/test_*.py)
 # whatever can be tested without a GPU: CI's stages, with more architectures, fuzzing and programs with sanitizers
 test-full:
 	.ci/run full
 test-kill: train_llama3 tokenize
-	dev/test/crash/walk.py --kills $(if $(KILLS),$(KILLS),12)
+	dev/test/crash/walk.py --kills $(KILLS)
 test-crash: train_llama3 tokenize
 	dev/test/crash/test_crash.sh full
 test-no-gpu: train_llama3cu train_llama3
