@@ -1,17 +1,25 @@
-"""Turns a data set of the Hugging Face hub, or a copy of one, into token files with the library `datasets`.
+"""Turns a data set of the Hugging Face hub, or a copy of one, into token files.
 
     python3 dev/data/hf.py HuggingFaceFW/fineweb --config sample-10BT --tokenizer T -o data/fineweb
     python3 dev/data/hf.py HuggingFaceFW/fineweb-edu --config sample-10BT --tokenizer T -o data/edu --jobs 4 --limit-shards 5
     python3 dev/data/hf.py my/folder --column body --tokenizer T -o data/mine
+    python3 dev/data/hf.py HuggingFaceTB/smoltalk --config all --column messages --tokenizer T -o data/talks
     python3 dev/data/hf.py --rows x.parquet | ./tokenize --field text -o x.bin -
 
-NAME is a data set on the hub, a folder, a file (parquet, arrow, jsonl, csv; gzip, zstd) or a folder of save_to_disk(). Each
-source file is read as a stream and piped into ./tokenize, which makes one shard of it: OUT_val_NNN.bin of the first
+NAME is a data set on the hub, a folder, a file (parquet, arrow, jsonl, csv, tsv; gzip, zstd) or a folder of save_to_disk().
+Each source file is read as a stream and piped into ./tokenize, which makes one shard of it: OUT_val_NNN.bin of the first
 --val-files, OUT_train_NNN.bin of the others. A single file is split by --val-fraction. OUT_manifest.json lists the finished
 shards. However a run ended, the same command continues with the next shard.
+
+Every cell of csv and tsv is text as it stands there: NA, 007 and 2024-01-01, too. A column of conversations (lists of messages)
+goes through ./tokenize --chat. A row without the column's value is left out and counted. Files of a folder that are not read
+are named; the exit status is then 1, unless they belong to another split.
 """
 import argparse
 import concurrent.futures
+import csv
+import io
+import itertools
 import json
 import os
 import re
@@ -27,6 +35,9 @@ TOKENIZE = os.path.join(ROOT, "tokenize")
 PIPE_CLOSED = 3  # exit status of --rows when nobody reads it any more
 VAL_FRACTION = 0.05
 CONTINUES = "the same command continues"  # a hint after errors that may pass
+KIND = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+SPLITS = {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|testing|eval|evaluation"}
+BESIDE = re.compile(r"(readme|license|licence|notice|citation)\b.*|dataset_infos?\.json|.*\.(md|py)", re.IGNORECASE)  # no data
 
 
 def first_line(error):
@@ -36,12 +47,19 @@ def first_line(error):
 # --- the source files and their rows -------------------------------------------------------------------------------------
 
 
-def load_library():
+def library_files(name, config, split):
+    """Returns the files of a data set on the hub, or of a folder with a configuration: paths, or addresses on the hub."""
     os.environ.update(USE_TORCH="0", USE_TF="0", USE_JAX="0")  # their import takes seconds, and no tensors are wanted
     import datasets
-    datasets.disable_progress_bars()
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)  # its errors are exceptions, too
-    return datasets
+    try:
+        splits = datasets.load_dataset_builder(name, config).config.data_files or {}
+    except Exception as e:  # the library raises many kinds
+        fail(f"{name}: cannot be read: {first_line(e)}",
+             "wanted OWNER/NAME on the hub, or a folder or file of parquet, arrow, jsonl, csv or tsv")
+    if split not in splits:
+        fail(f"{name}: has no files of a split {split}", f"--split takes {', '.join(map(str, splits))}" if splits else None)
+    return list(splits[split])
 
 
 def saved_files(folder, split):
@@ -55,64 +73,153 @@ def saved_files(folder, split):
         return [os.path.abspath(os.path.join(folder, file["filename"])) for file in json.load(f)["_data_files"]]
 
 
+def split_of(path):
+    """Returns the split that a word of a path names, as `datasets` reads paths; without such a word, train."""
+    words = set(re.split(r"[^a-z]+", path.lower()))
+    return next((split for split, names in SPLITS.items() if words & set(names.split("|"))), "train")
+
+
+def folder_files(folder, config, split):
+    """Returns the files of a split that a folder holds, and the names of files of unknown kinds. Names those of other splits."""
+    card = os.path.join(folder, "README.md")
+    with open(card if os.path.exists(card) else os.devnull, encoding="utf-8", errors="replace") as f:
+        described = config or re.search(r"^configs:", f.read(), re.MULTILINE)
+    listed = {os.path.realpath(file) for file in library_files(folder, config, split)} if described else set()
+    files, others, unknown = [], [], []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]  # os.walk() goes into none
+        for name in sorted(name for name in names if not name.startswith(".") and not BESIDE.fullmatch(name)) + links:
+            path = os.path.join(parent, name)
+            taken = os.path.realpath(path) in listed if described else split_of(os.path.relpath(path, folder)) == split
+            known = name not in links and KIND.search(name)
+            (unknown if not known else files if taken else others).append(os.path.relpath(path, folder))
+    if not files and not others:
+        fail(f"{folder}: holds no file of parquet, arrow, jsonl, csv or tsv",
+             "./tokenize reads plain text: ./tokenize --tokenizer T -o OUT.bin FILE..." if unknown else None)
+    if not files:
+        fail(f"{folder}: has no files of a split {split}", f"--split takes {', '.join(sorted(set(map(split_of, others))))}")
+    if others:
+        print(f"not read, since of another split than {split}: {', '.join(others)}", file=sys.stderr)
+    return [os.path.abspath(os.path.join(folder, path)) for path in files], unknown
+
+
 def source_files(name, config, split):
-    """Returns the format of a data set, as `datasets` calls it, and its files: paths, or addresses on the hub."""
-    datasets = load_library()
-    files = saved_files(name, split)
-    if files:
-        return "arrow", files
-    if not os.path.exists(name) and re.search(r"\.(parquet|arrow|jsonl?|csv)(\.(gz|zst))?$", name):
-        fail(f"{name}: no such file")  # the hub would be asked for a minute
+    """Returns the files of a data set, paths or addresses on the hub, and the names of files that are not read."""
+    if os.path.isdir(name):
+        saved = saved_files(name, split)
+        return (saved, []) if saved else folder_files(name, config, split)
+    if os.path.exists(name) or "://" in name or KIND.search(name):
+        if "://" not in name and not os.path.exists(name):
+            fail(f"{name}: no such file")
+        if not KIND.search(name):
+            fail(f"{name}: is of no kind that is read, wanted parquet, arrow, jsonl, csv or tsv")
+        return [name if "://" in name else os.path.abspath(name)], []
+    files = library_files(name, config, split)
+    return [f for f in files if KIND.search(f)], [shown_source(f) for f in files if not KIND.search(f)]
+
+
+def table_values(f, column):
+    """Returns the columns of an open parquet or arrow file, and the values of one."""
+    import pyarrow
+    import pyarrow.parquet
+    if f.read(4) == b"PAR1":
+        table = pyarrow.parquet.ParquetFile(f)
+        names = table.schema_arrow.names
+        batches = table.iter_batches(1000, columns=[column]) if column in names else []
+    else:
+        f.seek(0)
+        try:
+            batches, names = (table := pyarrow.ipc.open_stream(f)), table.schema.names
+        except pyarrow.ArrowInvalid:
+            table = pyarrow.ipc.open_file(f)
+            batches, names = map(table.get_batch, range(table.num_record_batches)), table.schema.names
+    return names, (value for batch in batches if column in names for value in batch.column(column).to_pylist())
+
+
+def json_values(f, column):
+    """Returns the members of the first object of an open file, and a member of all. Objects are a line each, or in a list."""
+    text = io.TextIOWrapper(f, encoding="utf-8-sig")
+    first = next((line for line in text if line.strip()), "")
+    rows = iter(json.loads(first + text.read())) if first.lstrip().startswith("[") else (
+        json.loads(line) for line in itertools.chain([first], text) if line.strip())
+    ahead = list(itertools.islice(rows, 1000))  # a member may be missing in the first
+    return list(dict.fromkeys(k for row in ahead for k in row)), (row.get(column) for row in itertools.chain(ahead, rows))
+
+
+def csv_values(f, column, delimiter):
+    """Returns the columns of an open file, and the cells of one. Each is text."""
+    csv.field_size_limit(2**31 - 1)
+    rows = csv.DictReader(io.TextIOWrapper(f, encoding="utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+
+    def cells():
+        for row in rows:
+            if None in row:
+                raise ValueError(f"line {rows.line_num} has more cells than the first line")
+            yield row[column]
+    return list(rows.fieldnames or []), cells()
+
+
+def values(file, column):
+    """Yields the value of each row of a file: a text, a list of messages, or None where it is missing."""
+    import fsspec
+    kind = KIND.search(file)[1].lower()
     try:
-        if os.path.isfile(name):
-            folder, only = os.path.split(os.path.abspath(name))
-            builder = datasets.load_dataset_builder(folder, config, data_files={split: only})
-        else:
-            builder = datasets.load_dataset_builder(name, config)
-    except Exception as e:  # the library raises many kinds
-        fail(f"{name}: cannot be read: {first_line(e)}",
-             "wanted OWNER/NAME on the hub, or a folder or file of parquet, arrow, jsonl or csv")
-    splits = builder.config.data_files or {}
-    if split not in splits:
-        fail(f"{name}: has no files of a split {split}", f"--split takes {', '.join(map(str, splits))}" if splits else None)
-    if builder.name == "text":
-        fail(f"{name}: holds plain text", "./tokenize reads it: ./tokenize --tokenizer T -o OUT.bin FILE...")
-    return builder.name, list(splits[split])
+        with fsspec.open(file, "rb", compression="infer") as f:
+            names, found = (csv_values(f, column, "\t" if kind == "tsv" else ",") if kind in ("csv", "tsv") else
+                            table_values(f, column) if kind in ("parquet", "arrow") else json_values(f, column))
+            if names and column not in names:
+                talks = next((name for name in ("messages", "conversations") if name in names), None)
+                fail(f"{typed(file)}: has no column {column}", f"it holds conversations: --column {talks}" if talks else
+                     f"--column takes {', '.join(names)}")
+            for value in found:
+                if not (value is None or isinstance(value, str) or is_talk(value)):
+                    fail(f"{typed(file)}: column {column} holds values of type {type(value).__name__}, wanted text or lists "
+                         "of messages")
+                yield value
+    except (ImportError, GeneratorExit, BrokenPipeError):
+        raise
+    except Exception as e:  # the libraries raise many kinds
+        fail(f"{typed(file)}: cannot be read: {first_line(e)}", None if os.path.exists(file) else CONTINUES)
 
 
-def texts(file_format, file, column):
-    """Yields the texts of a file's rows, without missing ones."""
-    data = load_library().load_dataset(file_format, data_files=[file], split="train", streaming=True)
-    for table in data.with_format("arrow").iter(batch_size=1000):
-        if column not in table.column_names:
-            fail(f"{typed(file)}: has no column {column}", f"--column takes {', '.join(table.column_names)}")
-        for text in table.column(column).to_pylist():
-            if text is not None and not isinstance(text, str):
-                fail(f"{typed(file)}: column {column} holds values of type {type(text).__name__}, wanted text")
-            if text is not None:
-                yield text
+def is_talk(value):
+    return isinstance(value, list) and all(isinstance(message, dict) for message in value)
 
 
-def print_rows(file_format, files, column):
+def line_of(value):
+    """Returns a row as ./tokenize reads it. In a table every message has the members of all, null where it has none itself."""
+    if isinstance(value, str):
+        return {"text": value}
+    talk = [{k: v for k, v in message.items() if v is not None or k in ("content", "value")} for message in value]
+    return {"conversations" if talk and "from" in talk[0] else "messages": talk}
+
+
+def print_rows(files, column):
     """Prints a JSON object a line on stdout, then their number on stderr. Ends early when its parent has ended."""
-    parent, count = os.getppid(), 0
+    parent, count, missing = os.getppid(), 0, 0
     try:
-        for file in files:
-            for text in texts(file_format, file, column):
-                line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
-                sys.stdout.buffer.write(line.encode("utf-8", "replace"))
-                count += 1
-                if count % 1000 == 0 and os.getppid() != parent:
-                    sys.exit("error: the program that reads the rows has gone")
+        for value in itertools.chain.from_iterable(values(file, column) for file in files):
+            missing += value is None
+            if value is None:
+                continue
+            line = json.dumps(line_of(value), ensure_ascii=False, default=str) + "\n"
+            sys.stdout.buffer.write(line.encode("utf-8", "replace"))
+            count += 1
+            if count % 1000 == 0 and os.getppid() != parent:
+                sys.exit("error: the program that reads the rows has gone")
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os._exit(PIPE_CLOSED)  # without a second attempt to flush
-    except ImportError:  # dev/errors.py names the package
-        raise
-    except Exception as e:  # the library raises many kinds
-        fail(f"{typed(file)}: cannot be read: {first_line(e)}", None if os.path.exists(file) else CONTINUES)
-    print(f"rows {count}", file=sys.stderr, flush=True)
-    os._exit(0)  # the library's threads may abort a usual exit
+    print(f"rows {count}" + (f", and {missing} without a value in the column {column}" if missing else ""), file=sys.stderr)
+
+
+def holds_talks(files, column):
+    """Returns whether the first value of a column is a conversation."""
+    value = next((v for file in files for v in values(file, column) if v is not None), None)
+    if value is None:
+        fail(f"column {column} holds no value in {', '.join(map(typed, files[:3]))}{' ...' if files[3:] else ''}")
+    return not isinstance(value, str)
 
 
 def shown_source(file):
@@ -160,20 +267,22 @@ class Manifest:
         try:
             for target in shard["targets"]:
                 old = self.shards[os.path.basename(target)]
-                if ((old["source"], old["size"]) != (shown_source(shard["file"]), shard["size"])
-                        or (old["tokens"], old["bytes"]) != (token_count(target)[0], os.path.getsize(target))):
+                made = (token_count(target)[0], os.path.getsize(target)) if old["rows"] else (0, 0)
+                if (old["source"], old["size"], old["tokens"], old["bytes"]) != (
+                        shown_source(shard["file"]), shard["size"], *made):
                     return False
             return True
         except (OSError, KeyError):
             return False
 
     def add(self, shard, rows):
-        """Notes a finished shard and returns its tokens. `rows` counts those of its source file."""
+        """Notes a finished shard and returns its tokens. `rows` counts those of its source file; without any, it has no file."""
         with self.lock:
             for target in shard["targets"]:
                 name = os.path.basename(target)
                 self.shards[name] = {"file": name, "source": shown_source(shard["file"]), "size": shard["size"], "rows": rows,
-                                     "tokens": token_count(target)[0], "bytes": os.path.getsize(target)}
+                                     "tokens": token_count(target)[0] if rows else 0,
+                                     "bytes": os.path.getsize(target) if rows else 0}
             with open(self.path + ".tmp", "w", encoding="utf-8") as f:
                 json.dump({**self.made_of, "shards": [self.shards[k] for k in sorted(self.shards)]}, f, indent=1)
                 f.write("\n")
@@ -201,33 +310,35 @@ def fingerprint_of(tokenizer):
             return f"{HEADER.unpack(f.read(HEADER.size))[5]:016x}"
 
 
-def convert(shard, file_format, column, tokenize):
-    """Makes one shard: a process that prints the rows, piped into ./tokenize. Returns the number of rows. Files get their names
-    only when both processes have succeeded: rows may stop early."""
+def convert(shard, column, tokenize):
+    """Makes one shard: a process that prints the rows, piped into ./tokenize. Returns the number of rows, and what is to be said
+    of them. Files get their names only when both processes have succeeded: rows may stop early."""
     with tempfile.TemporaryFile("w+") as rows_said, tempfile.TemporaryFile("w+") as tokenize_said:
-        print_it = [sys.executable, os.path.abspath(__file__), "--rows", shard["file"], "--format", file_format,
-                    "--column", column]
-        read_it = [*tokenize, *shard["flags"], "--field", "text", "-o", shard["out"], "-"]
+        print_it = [sys.executable, os.path.abspath(__file__), "--rows", shard["file"], "--column", column]
+        read_it = [*tokenize, *shard["flags"], "-o", shard["out"], "-"]
         with subprocess.Popen(print_it, stdout=subprocess.PIPE, stderr=rows_said) as rows:
             done = subprocess.run(read_it, stdin=rows.stdout, stdout=subprocess.DEVNULL, stderr=tokenize_said, check=False)
             rows.stdout.close()
+        rows_said.seek(0)
+        lines = rows_said.read().splitlines() or ["killed"]
+        counted = re.match(r"rows (\d+)(.*)", lines[-1])
+        if rows.returncode == 0 and counted[1] == "0":
+            return 0, counted[2]  # ./tokenize refuses a text without a byte
         rows_failed = rows.returncode not in (0, PIPE_CLOSED)
         if rows_failed or done.returncode:
             for part in filter(os.path.exists, shard["parts"]):
                 os.remove(part)
-            said = rows_said if rows_failed else tokenize_said
-            said.seek(0)
-            lines = said.read().splitlines() or ["killed"]
+            if not rows_failed:
+                tokenize_said.seek(0)
+                lines = tokenize_said.read().splitlines() or ["killed"]
             error = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             hint = next((line for line in lines if line.startswith("  hint: ")), "").removeprefix("  hint: ")
             if not rows_failed or lines == ["killed"]:  # the rows name their file, and know whether the error may pass
                 error, hint = f"{typed(shard['file'])}: {error}", hint or CONTINUES
             raise ShardError(error, hint)
-        rows_said.seek(0)
-        count = int(rows_said.read().split()[-1])
     for part, target in zip(shard["parts"], shard["targets"]):
         os.replace(part, target)
-    return count
+    return int(counted[1]), counted[2]
 
 
 def clock(seconds):
@@ -246,10 +357,10 @@ def convert_all(todo, total, manifest, jobs, work):
             seconds = time.monotonic() - start
             for future in done:
                 shard = running.pop(future)
-                rows = future.result()
+                rows, note = future.result()
                 made = manifest.add(shard, rows)
                 tokens, size, left, finished = tokens + made, size + shard["size"], left - shard["size"], finished + 1
-                print(f"[{finished}/{total}] {', '.join(map(shown, shard['targets']))}: {made:,} tokens of {rows:,} rows; "
+                print(f"[{finished}/{total}] {', '.join(map(shown, shard['targets']))}: {made:,} tokens of {rows:,} rows{note}; "
                       f"{tokens / seconds / 1e6:.2f} M tokens/s, eta {clock(left * seconds / max(size, 1))}", flush=True)
             if sys.stderr.isatty():
                 parts = [part + ".tmp" for shard in running.values() for part in shard["parts"]]
@@ -274,7 +385,6 @@ def split_file(args, file):
 def plan(args, files):
     """Returns the shards: source file, its size, token files, and how ./tokenize makes them (-o, the names that it then gives,
     flags). The first --val-files are for validation."""
-    files = files[:args.limit_shards]
     if len(files) == args.val_files == 1:
         return [split_file(args, files[0])]
     if args.val_fraction:
@@ -298,7 +408,7 @@ def parse_args():
     parser.add_argument("name", metavar="NAME", help="data set on the hub, a folder or a file")
     parser.add_argument("--config", help="configuration of the data set, such as sample-10BT")
     parser.add_argument("--split", default="train", help="default: %(default)s")
-    parser.add_argument("--column", default="text", help="column that holds the text (default: %(default)s)")
+    parser.add_argument("--column", default="text", help="column of texts or of conversations (default: %(default)s)")
     parser.add_argument("--tokenizer", metavar="T",
                         help="tokenizer.json, tokenizer.model or a folder with one (default: bytes)")
     parser.add_argument("-o", "--out", metavar="OUT", help="start of the names of the token files")
@@ -309,8 +419,6 @@ def parse_args():
                         help=f"of a single source file: fraction of its tokens to validate on (default: {VAL_FRACTION})")
     parser.add_argument("--limit-shards", type=int, metavar="N", help="only the first N source files")
     parser.add_argument("--rows", action="store_true", help="print the texts as lines of JSON instead")
-    parser.add_argument("--format",
-                        help="with --rows: NAME is one file of this format of `datasets` (default: as its name says)")
     args = parser.parse_args()
     if bool(args.out) == args.rows:
         parser.error("wanted -o OUT, or --rows")
@@ -323,12 +431,23 @@ def parse_args():
 
 def main():
     args = parse_args()
-    file_format, files = (args.format, [args.name]) if args.format else source_files(args.name, args.config, args.split)
+    files, unread = source_files(args.name, args.config, args.split)
+    files = files[:args.limit_shards]
     if args.rows:
-        return print_rows(file_format, files[:args.limit_shards], args.column)
+        print_rows(files, args.column)
+    else:
+        make_shards(args, files)
+    if unread:
+        fail(f"{args.name}: all else is done, but these files were not read: {', '.join(unread)}",
+             "wanted parquet, arrow, jsonl, csv or tsv")
+    sys.stdout.flush()
+    os._exit(0)  # the libraries' threads may abort a usual exit
+
+
+def make_shards(args, files):
     if not os.path.exists(TOKENIZE):
         fail(f"{shown(TOKENIZE)}: is missing", "build it with `make tokenize`")
-    shards = plan(args, files)
+    shards, talks = plan(args, files), holds_talks(files, args.column)
     tokenizer = ["--tokenizer", args.tokenizer] if args.tokenizer else []
     if not tokenizer:
         print("no --tokenizer given: every byte is a token")
@@ -342,13 +461,13 @@ def main():
     if len(todo) < len(shards):
         print(f"{len(shards) - len(todo)} of {len(shards)} shards exist already")
     threads = max(1, len(os.sched_getaffinity(0)) // args.jobs)
+    how = ["--chat"] if talks else ["--field", "text"]
     convert_all(todo, len(shards), manifest, args.jobs,
-                (file_format, args.column, [TOKENIZE, *tokenizer, "--threads", str(threads)]))
+                (args.column, [TOKENIZE, *tokenizer, "--threads", str(threads), *how]))
     val = f" --val '{shown(args.out)}_val_*.bin'" if args.val_files else ""
     print(f"train on it:\n  ./train_llama3 --model d6{' ' if tokenizer else ''}{' '.join(tokenizer)} "
           f"--train '{shown(args.out)}_train_*.bin'{val} --out out")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

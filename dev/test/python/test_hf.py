@@ -1,4 +1,4 @@
-"""Tests dev/data/hf.py on local copies, without a network, through the calls of `datasets` that read the hub, too."""
+"""Tests dev/data/hf.py on local copies, without a network."""
 
 import json
 import os
@@ -173,3 +173,78 @@ def test_a_damaged_file_leaves_no_shard(tmp_path):
                          (["set", "--split", "test"], "no files of a split test\n  hint: --split takes train")):
         done = run(tmp_path, *flags, "-o", "out/bad")
         assert done.returncode == 1 and done.stderr.startswith("error: ") and words in done.stderr, done.stderr
+
+
+def printed(done):
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name, cells", [("a.csv", ","), ("A.TSV", "\t")])
+def test_a_cell_is_text_whatever_it_looks_like(tmp_path, name, cells):
+    # huggingface/datasets#4467: pandas reads NA and null as missing, 007 as 7
+    words = ["NA", "null", "None", "nan", "", "007", "1e5", "2024-01-01", "True", f'"one{cells} two\nthree ""four"""']
+    (tmp_path / name).write_text(f"id{cells}text\n" + "".join(f"{i}{cells}{w}\n" for i, w in enumerate(words)) + "short\n")
+    done = run(tmp_path, "--rows", name)
+    assert printed(done) == [{"text": t} for t in [*words[:-1], f'one{cells} two\nthree "four"']]
+    assert done.returncode == 0 and "rows 10, and 1 without a value in the column text" in done.stderr
+    (tmp_path / name).write_text(f"id{cells}text\n0{cells}a{cells}b\n")
+    done = run(tmp_path, "--rows", name)
+    assert done.returncode == 1 and "line 2 has more cells than the first line" in done.stderr, "no text is cut short"
+
+
+def test_lines_of_json_are_read_as_python_reads_them(tmp_path):
+    (tmp_path / "a.jsonl").write_text('\n{"n": NaN, "text": "2024-01-01"}\n{"text": null}\n{"n": 1}\n{"text": "12:30:00"}\n')
+    (tmp_path / "b.json").write_text('[{"text": "of"},\n {"text": "a list"}]\n')
+    for name, wanted, note in (("a.jsonl", ["2024-01-01", "12:30:00"], "rows 2, and 2 without"),
+                               ("b.json", ["of", "a list"], "rows 2")):
+        done = run(tmp_path, "--rows", name)
+        assert done.returncode == 0 and printed(done) == [{"text": t} for t in wanted] and note in done.stderr, done.stderr
+
+
+def test_every_file_of_a_folder_is_read_or_named(tmp_path):
+    # huggingface/datasets#6410, #7650: the library takes the files of the commonest format alone
+    write_parquet(tmp_path / "set/A.PARQUET", ["parquet"])
+    for name, text in (("b.jsonl", '{"text": "jsonl"}'), ("deep/train-c.csv", "text\ncsv"), ("deep/README.md", "# card"),
+                       ("data/test-0.csv", "text\nof another split"), ("contest.tsv", "text\ntsv")):
+        (tmp_path / "set" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "set" / name).write_text(text + "\n")
+    done = run(tmp_path, "--rows", "set")
+    assert done.returncode == 0 and sorted(r["text"] for r in printed(done)) == ["csv", "jsonl", "parquet", "tsv"]
+    assert "not read, since of another split than train: data/test-0.csv" in done.stderr and "README" not in done.stderr
+    assert printed(run(tmp_path, "--rows", "set", "--split", "test")) == [{"text": "of another split"}]
+    (tmp_path / "set/deep/notes.xlsx").write_text("no table")
+    done = run(tmp_path, "--rows", "set")
+    assert done.returncode == 1 and len(printed(done)) == 4, "the others are read all the same"
+    assert done.stderr.splitlines()[-2].endswith("these files were not read: deep/notes.xlsx")
+
+
+def test_a_source_file_without_rows_makes_no_shard(tmp_path):
+    # huggingface/datasets#8397
+    for file, rows in enumerate((texts(0), [], texts(2), [None])):
+        write_parquet(tmp_path / f"set/{file}.parquet", rows)
+    (tmp_path / "set/4.jsonl").write_text("")
+    for again in ("", "5 of 5 shards exist already"):
+        done = run(tmp_path, "set", "--tokenizer", TALES, "-o", "out/x")
+        assert done.returncode == 0 and again in done.stdout, done.stderr
+        assert sorted(p.name for p in (tmp_path / "out").glob("*.bin")) == ["x_train_001.bin", "x_val_000.bin"]
+    done = run(tmp_path, "set/3.parquet", "-o", "out/none")
+    assert done.returncode == 1 and "column text holds no value in set/3.parquet" in done.stderr
+
+
+@pytest.mark.parametrize("key, role, content", [("messages", "role", "content"), ("conversations", "from", "value")])
+def test_a_column_of_conversations_becomes_a_token_file_in_one_command(tmp_path, key, role, content):
+    # a table gives every message all members: null where it has none
+    names = ("user", "assistant") if role == "role" else ("human", "gpt")
+    talks = [[{role: names[0], content: f"How many is {i}?", "weight": None}, {role: names[1], content: f"{i}.", "weight": 1}]
+             for i in range(30)]
+    write_parquet(tmp_path / "it.parquet", ["x"] * 30, **{key: talks})
+    done = run(tmp_path, "--rows", "it.parquet", "--column", key)
+    assert printed(done)[7] == {key: [{role: names[0], content: "How many is 7?"}, talks[7][1]]}, done.stderr
+    done = run(tmp_path, "it.parquet", "--column", key, "--tokenizer", TALES, "-o", "out/talks", "--val-files", 0)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps({key: t}) + "\n" for t in talks))
+    subprocess.run([TOKENIZE, "--chat", "--tokenizer", TALES, "-o", "direct.bin", "talks.jsonl"], cwd=tmp_path, check=True,
+                   capture_output=True)
+    assert (tmp_path / "out/talks_train_000.bin").read_bytes() == (tmp_path / "direct.bin").read_bytes()
+    (tmp_path / "no.jsonl").write_text(json.dumps({key: talks[0]}) + "\n")
+    assert f"hint: it holds conversations: --column {key}" in run(tmp_path, "--rows", "no.jsonl").stderr
