@@ -99,7 +99,7 @@ static inline void token_file_mask(TokenFile* w, const uint8_t* trained /* (n) 0
 /* Writes mask and header, flushes the file, and reads it back to check every id and the checksum. */
 static inline bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
     int32_t words[TOKENFILE_WORDS];
-    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint, true, 0, w->masked};
+    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint, true, 0, w->masked, 0, false};
     const uint64_t mask_at = tokenfile_mask_at(&h), mask_bytes = tokenfile_bytes(&h) - mask_at;
     bool ok = fseeko(w->f, (off_t)mask_at, SEEK_SET) == 0 && (mask_bytes == 0 || fwrite(w->mask, mask_bytes, 1, w->f) == 1);
     crc_add(&w->crc, w->mask, mask_bytes);

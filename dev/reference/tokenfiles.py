@@ -25,14 +25,18 @@ class TokenFile:
         kind, self.masked = kinds.get((int(head[0]), int(head[1])) if len(head) == 256 else None, (None, False))
         if kind is None:
             die(f"{path}: is no token file\n  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE")
-        if head[10 if head[8] == 1 else 8:].any():  # word 9 is a checksum; --dry-run of the C trainers checks it
-            die(f"{path}: words 8 to 255 of the header are not zero, nor a 1 and a checksum")
+        self.starts = head[12] == 1  # a bit for each token follows the mask: 1 for the first token of a document
+        # word 9 is a checksum (--dry-run of the C trainers checks it), words 10 and 11 are the hash of a chat template
+        if (head[8:10].any() and head[8] != 1) or head[12] not in (0, 1) or self.starts > self.masked or head[13:].any():
+            die(f"{path}: words 8 to 255 of the header hold what this program does not know")
         count, self.vocab_size, self.path = int(head[4:6].view("<u8")[0]) or int(head[2]), int(head[3]), path
         size, end = os.path.getsize(path), 1024 + count * np.dtype(kind).itemsize
-        if size != end + (count + 7) // 8 * self.masked:
+        bits = (count + 7) // 8
+        if size != end + bits * (self.masked + self.starts):
             die(f"{path}: token count is {count}, but the file of {size} bytes holds another number of tokens")
         self.tokens = np.memmap(path, dtype=kind, mode="r", offset=1024, shape=(count,))
         self.mask = np.memmap(path, dtype="u1", mode="r", offset=end) if self.masked else None  # one bit a token
+        self.starts = np.memmap(path, dtype="u1", mode="r", offset=end + bits) if self.starts else None
 
     def trained(self, first, last):
         """Returns for each token first ... last - 1 whether it is trained as a target."""
@@ -53,7 +57,8 @@ class TokenFile:
         if cross:
             pieces = [(i * T, T) for i in range(self.rows)]
         else:
-            starts = np.flatnonzero(self.tokens == bos)
+            marks = self.tokens == bos if self.starts is None else np.unpackbits(self.starts, bitorder="little")
+            starts = np.flatnonzero(marks)
             if len(starts) == 0:
                 die(f"{self.path}: holds no BOS token (id {bos}), so the starts of its documents are not known")
             edges = sorted({0, *starts.tolist(), count})
@@ -112,7 +117,7 @@ class DataLoader:
         self.documents = documents if documents != "auto" else "mask" if masked else "cross"
         if any(f.masked != masked for f in self.files):
             die(f"{pattern}: some files have a mask, others have none")
-        if self.documents != "cross" and bos is None:
+        if self.documents != "cross" and bos is None and any(f.starts is None for f in self.files):
             die(f"{pattern}: the tokenizer that made it is not known\n  hint: give it as --tokenizer, or --documents cross")
         for f in self.files:
             f.make_rows(T, self.documents, bos)

@@ -379,7 +379,9 @@ static bool dataloader_choose_rule(DataLoader* d, const char* pattern, const Row
     d->indexed = d->masked || d->documents != DOCUMENTS_CROSS;
     const bool named = rule->fingerprint && d->fingerprint;
     const bool known = rule->bos >= 0 && (named ? rule->fingerprint == d->fingerprint : rule->certain || !rule->fingerprint);
-    if (d->documents == DOCUMENTS_CROSS || known) { return true; }
+    int marked = 0;  // shards that say themselves where their documents begin
+    while (marked < d->num_shards && d->shards[marked].header.starts) { marked++; }
+    if (d->documents == DOCUMENTS_CROSS || known || marked == d->num_shards) { return true; }
     return fail(e,
                 "%s: the tokenizer that made it is not known, and so not what its documents begin with%s\n"
                 "  hint: give it as --tokenizer, or read across documents with --documents cross",

@@ -1,7 +1,7 @@
 /* rows.h -- which tokens of a token file make up a row of T tokens, for data with documents or a mask. dataloader.h asks for
  * row r; a plain file read across its documents needs none of this.
  *
- * A document begins at a BOS token, and at the first token of the file. A piece is what a row takes of a document: the whole
+ * A document begins where the file marks a start, or, without marks, at a BOS token; and at the first token of the file. A piece is what a row takes of a document: the whole
  * document, or of a document longer than T its tokens 0 ... T-1, T ... 2T-1 and so on. The target of a token is the file's next
  * token, even if that is the BOS of the next document, which says "end". It is -1 if the mask says that it is not trained, or
  * if there is no next token. A piece without a trained target is dropped.
@@ -198,10 +198,14 @@ static bool rows_add_document(RowMaker* m, uint64_t start, uint64_t end, Error* 
     return ok;
 }
 
-/* Returns the first place from i on of the id `bos` among n tokens as the file stores them; n: there is none. */
-static uint64_t rows_find_bos(const unsigned char* raw, uint64_t i, uint64_t n, size_t width, uint32_t bos) {
+/* Returns the first place from i on of the id `bos` among n tokens as the file stores them, or of a 1 among n bits (width 0);
+ * n: there is none. */
+static uint64_t rows_find_start(const unsigned char* raw, uint64_t i, uint64_t n, size_t width, uint32_t bos) {
     uint16_t narrow;
     uint32_t wide;
+    for (; width == 0 && i < n; i++) {
+        if (tokenfile_bit(raw, i)) { return i; }
+    }
     for (; width == 2 && i < n; i++) {
         memcpy(&narrow, raw + 2 * i, 2);
         if (narrow == bos) { return i; }
@@ -216,14 +220,15 @@ static uint64_t rows_find_bos(const unsigned char* raw, uint64_t i, uint64_t n, 
 /* Finds the documents of the file and adds each. */
 static bool rows_pack(RowMaker* m, const RowRule* rule, Error* e) {
     const TokenFileHeader* h = &m->file->h;
-    const size_t width = (size_t)h->token_bytes, most = 1 << 18;  // tokens at a time
-    unsigned char* raw = (unsigned char*)xmalloc(most * width);
+    const size_t width = h->starts ? 0 : (size_t)h->token_bytes, most = 1 << 18;  // tokens at a time
+    unsigned char* raw = (unsigned char*)xmalloc(most * size_max(width, 1));
     uint64_t start = 0, found = 0;
     bool ok = true;
     for (uint64_t at = 0, n; ok && at < h->num_tokens; at += n) {
         n = size_min(h->num_tokens - at, most);
-        ok = tokenfile_read(m->file, at, n, raw, "the file", e);
-        for (uint64_t i = 0; ok && (i = rows_find_bos(raw, i, n, width, (uint32_t)rule->bos)) < n; i++) {
+        ok = width ? tokenfile_read(m->file, at, n, raw, "the file", e)
+                   : read_at(fileno(m->file->f), tokenfile_starts_at(h) + at / 8, raw, (n + 7) / 8, m->file->path, "the starts", e);
+        for (uint64_t i = 0; ok && (i = rows_find_start(raw, i, n, width, (uint32_t)rule->bos)) < n; i++) {
             found++;
             if (at + i > start) { ok = rows_add_document(m, start, at + i, e); }
             start = at + i;

@@ -10,15 +10,20 @@
  *   word 6-7  fingerprint of the tokenizer, 64 bits       }
  *   word 8    1: word 9 is a checksum; 0: word 9 is 0
  *   word 9    CRC-32C of all bytes behind the header (crc.h); only tokenfile_scan() reads the whole file to check it
+ *   word 10-11  hash of the chat template that made the conversations, tokenfile_template_hash(); 0: unknown, or no template
+ *   word 12   1: the starts of documents are marked behind the mask; 0: a document begins at each BOS
  *   the rest  zero
  * A mask follows the tokens: one bit for each, the lowest bit of a byte first, the last byte filled up with zeros. A token
- * whose bit is 1 is trained as a target: the loss counts how well it was predicted. Without a mask every token is. Invariant:
- * the file is exactly 1024 + tokens * width bytes long; with a mask, tokens / 8 more, rounded up.
+ * whose bit is 1 is trained as a target: the loss counts how well it was predicted. Without a mask every token is. The starts
+ * are as many bits behind the mask, 1 for the first token of a document: in some chat templates BOS begins every message, and
+ * others write no BOS. Invariant: the file is exactly 1024 + tokens * width bytes long; with a mask, tokens / 8 more, rounded
+ * up, and with starts the same again.
  */
 #ifndef LLMC_TOKENFILE_H
 #define LLMC_TOKENFILE_H
 
 #include "llmc/base/crc.h"        // defines: Crc, crc_begin, crc_add, crc_end
+#include "llmc/base/hash.h"       // defines: siphash
 #include "llmc/base/progress.h"   // defines: Progress, progress_add
 #include "llmc/base/utils.h"      // defines: fail, open_input, read_exact, read_at
 #include "llmc/files/filekind.h"  // defines: FileKind, text_kind_of
@@ -43,16 +48,31 @@ typedef struct {
     bool has_crc;
     uint32_t crc;  // checksum of the tokens and the mask as stored; 0 without has_crc
     bool masked;
+    uint64_t template_hash;  // of the chat template; 0: unknown
+    bool starts;             // with a mask: the starts of documents are marked
 } TokenFileHeader;
+
+/* Returns the hash of a chat template (Jinja), which a token file names; never 0. */
+static inline uint64_t tokenfile_template_hash(const char* text) {
+    const SipKey fixed = {0, 0};  // no secret: the hash lasts as long as the file
+    const uint64_t hash = siphash(fixed, text, strlen(text));
+    return hash ? hash : 1;
+}
 
 /* Returns the number of the mask's first byte in the file. */
 static inline uint64_t tokenfile_mask_at(const TokenFileHeader* h) {
     return TOKENFILE_HEADER_BYTES + h->num_tokens * (uint64_t)h->token_bytes;
 }
 
+/* Returns the number of the first byte of the starts. */
+static inline uint64_t tokenfile_starts_at(const TokenFileHeader* h) {
+    return tokenfile_mask_at(h) + (h->masked ? h->num_tokens / 8 + (h->num_tokens % 8 != 0) : 0);
+}
+
 /* Returns the size of the file. */
 static inline uint64_t tokenfile_bytes(const TokenFileHeader* h) {
-    return tokenfile_mask_at(h) + (h->masked ? h->num_tokens / 8 + (h->num_tokens % 8 != 0) : 0);
+    const uint64_t end = tokenfile_starts_at(h);
+    return h->starts ? end + (end - tokenfile_mask_at(h)) : end;
 }
 
 /* Returns bit i of a mask. */
@@ -69,11 +89,13 @@ static inline void tokenfile_header(int32_t* words /* (256) */, const TokenFileH
     memcpy(words + 6, &h->fingerprint, 8);
     words[8] = h->has_crc;
     memcpy(words + 9, &h->crc, 4);
+    memcpy(words + 10, &h->template_hash, 8);
+    words[12] = h->starts;
 }
 
 /* Checks that the header's number of tokens matches the size of the file. */
 static inline bool tokenfile_check_size(const TokenFileHeader* h, uint64_t file_bytes, const char* path, Error* e) {
-    const uint64_t bytes = file_bytes - TOKENFILE_HEADER_BYTES, bits = 8 * (uint64_t)h->token_bytes + h->masked;  // of a token
+    const uint64_t bytes = file_bytes - TOKENFILE_HEADER_BYTES, bits = 8 * (uint64_t)h->token_bytes + h->masked + h->starts;
     const uint64_t have = bytes / bits * 8 + bytes % bits * 8 / bits;
     if (h->num_tokens == have && tokenfile_bytes(h) == file_bytes) { return true; }
     return fail(e, "%s: token count is %llu of %d bytes each%s, but the file of %llu bytes holds %llu: it was cut or extended",
@@ -110,7 +132,10 @@ static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uin
     if (words[8] != 0 && words[8] != 1) {
         return fail(e, "%s: word 8 of the header is %d, wanted 1 (a checksum follows) or 0", path, words[8]);
     }
-    for (int i = words[8] ? 10 : 9; i < TOKENFILE_WORDS; i++) {
+    if (words[12] != 0 && (words[12] != 1 || version == want)) {
+        return fail(e, "%s: word 12 of the header is %d, wanted 0, or with a mask 1 (starts follow it)", path, words[12]);
+    }
+    for (int i = words[8] ? 13 : 9; i < TOKENFILE_WORDS; i = i == 9 ? 13 : i + 1) {
         if (words[i] != 0) { return fail(e, "%s: word %d of the header is %d, wanted 0", path, i, words[i]); }
     }
     h->token_bytes = magic == TOKENFILE_MAGIC16 ? 2 : 4;
@@ -120,6 +145,8 @@ static inline bool tokenfile_check(TokenFileHeader* h, const int32_t* words, uin
     h->has_crc = words[8] == 1;
     memcpy(&h->crc, words + 9, 4);
     h->masked = version != want;
+    memcpy(&h->template_hash, words + 10, 8);
+    h->starts = words[12] == 1;
     return tokenfile_check_size(h, file_bytes, path, e);
 }
 

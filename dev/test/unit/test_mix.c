@@ -15,7 +15,7 @@ static const char* in_folder(const char* name) { return test_path(folder, name);
 
 /* Writes a token file of `rows` rows. Token i is `base` + i. */
 static void write_tokens(const char* name, int base, uint64_t rows, int vocab, uint64_t fingerprint) {
-    const TokenFileHeader h = {4, vocab, rows * T + 1, fingerprint, false, 0, false};
+    const TokenFileHeader h = {4, vocab, rows * T + 1, fingerprint, false, 0, false, 0, false};
     int32_t words[TOKENFILE_WORDS];
     tokenfile_header(words, &h);
     FILE* f = fopen(in_folder(name), "wb");

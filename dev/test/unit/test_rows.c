@@ -21,14 +21,16 @@ typedef struct {
     bool masked;
     int32_t ids[MOST];
     bool bits[MOST];
+    bool marked, starts[MOST];  // the file marks the starts of its documents
 } Text;
 
 static void write_text(const char* name, const Text* t, int width) {
-    const TokenFileHeader h = {width, 1000, t->n, 77, false, 0, t->masked};
+    const TokenFileHeader h = {width, 1000, t->n, 77, false, 0, t->masked, 0, t->marked};
     unsigned char* data = (unsigned char*)xcalloc((size_t)tokenfile_bytes(&h), 1);
     for (uint64_t i = 0; i < t->n; i++) {
         memcpy(data + TOKENFILE_HEADER_BYTES + i * (uint64_t)width, &t->ids[i], (size_t)width);  // little-endian
         if (t->masked) { data[tokenfile_mask_at(&h) + i / 8] |= (unsigned char)(t->bits[i] << i % 8); }
+        if (t->marked) { data[tokenfile_starts_at(&h) + i / 8] |= (unsigned char)(t->starts[i] << i % 8); }
     }
     int32_t words[TOKENFILE_WORDS];
     tokenfile_header(words, &h);
@@ -129,7 +131,7 @@ static NaiveRows* naive_rows(const Text* t, int T, Documents documents) {
         naive_piece(r, t, i, T, false, T);
     }
     for (uint64_t i = 0, end; documents != DOCUMENTS_CROSS && i < t->n; i = end) {
-        for (end = i + 1; end < t->n && t->ids[end] != BOS;) { end++; }
+        for (end = i + 1; end < t->n && !(t->marked ? t->starts[end] : t->ids[end] == BOS);) { end++; }
         r->documents++;
         for (uint64_t k = i; k < end; k += (uint64_t)T) {
             const bool last = k + (uint64_t)T >= end;
@@ -234,6 +236,23 @@ static void rows_equal_the_model(void) {
         }
         free(t);
     }
+}
+
+/* BOS may begin every message, and other templates write none: then the file says where its documents begin. */
+static void documents_begin_where_the_file_marks_them(void) {
+    Text* t = random_text(MOST, 90, true, 11);
+    t->marked = true;
+    for (uint64_t i = 0; i < t->n; i++) {
+        t->starts[i] = t->ids[i] == BOS;
+        t->ids[i] = t->starts[i] ? 7 : i % 11 == 0 ? BOS : t->ids[i];
+    }
+    for (int width = 2; width <= 4; width += 2) { check_rows(t, 64, DOCUMENTS_MASK, width); }
+    const RowRule unknown = {DOCUMENTS_AUTO, -1, 0, false, NULL};
+    DataLoader d;
+    Error e = NO_ERROR;
+    CHECK(dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, 64, 0, 1}, SEED, true, &unknown, &e), "%s", e.msg);
+    dataloader_close(&d);
+    free(t);
 }
 
 static void every_trained_token_is_a_target_once(void) {
@@ -398,6 +417,7 @@ static void what_has_no_documents_is_refused(void) {
 int main(void) {
     test_folder(folder);
     RUN(rows_equal_the_model);
+    RUN(documents_begin_where_the_file_marks_them);
     RUN(every_trained_token_is_a_target_once);
     RUN(a_mask_packs_best_and_is_read_by_documents);
     RUN(ranks_and_resumed_runs_share_the_rows);

@@ -14,7 +14,7 @@ enum { BOS = 5, TOKENS = 3000 };
 
 /* Writes a token file of documents of about 20 tokens and returns its path. */
 static const char* write_tokens(const char* folder) {
-    const TokenFileHeader h = {2, 1000, TOKENS, 0, false, 0, false};
+    const TokenFileHeader h = {2, 1000, TOKENS, 0, false, 0, false, 0, false};
     const char* path = test_path(folder, "data.bin");
     int32_t words[TOKENFILE_WORDS];
     uint16_t ids[TOKENS];
