@@ -121,18 +121,19 @@ static inline const char* other_field_hint(char* out, size_t cap, const Json* j)
 
 static inline bool line_member(Json* j, const JsonNode** member, const char* key, JsonType type, const Unit* u,
                                const char* path, Error* e) {
-    *member = json_get(j, json_root(j), key);
+    *member = json_get_any(j, json_root(j), key);
     if (*member && (*member)->type == (uint32_t)type) { return true; }
     char found[64];
     const bool is_object = json_root(j)->type == JSON_OBJECT;
     char space[128];
-    const char* hint = is_object && !*member && type == JSON_STRING ? other_field_hint(space, sizeof space, j) : "";
-    if (*hint) {
-        return fail(e, "%s:%llu: %s is missing, wanted a string\n  hint: %s", path, (unsigned long long)u->line, key, hint);
-    }
-    return fail(e, "%s:%llu: %s is %s, wanted %s", path, (unsigned long long)u->line, key,
-                is_object ? json_show(found, sizeof found, j, *member) : "missing: the line is not an object",
-                type == JSON_STRING ? "a string" : "an array");
+    const bool text = is_object && type == JSON_STRING, null = *member && (*member)->type == JSON_NULL;
+    const char* hint = text && !*member ? other_field_hint(space, sizeof space, j)
+                       : text && null   ? "dev/data/hf.py --rows FILE leaves such lines out, and counts them"
+                                        : "";
+    const char* is = is_object ? json_show(found, sizeof found, j, *member) : "missing: the line is not an object";
+    const char* wanted = type == JSON_STRING ? "a string" : "an array";
+    if (!*hint) { return fail(e, "%s:%llu: %s is %s, wanted %s", path, (unsigned long long)u->line, key, is, wanted); }
+    return fail(e, "%s:%llu: %s is %s, wanted %s\n  hint: %s", path, (unsigned long long)u->line, key, is, wanted, hint);
 }
 
 /* Encodes a text; for --train-bpe, counts its pieces. */

@@ -80,7 +80,7 @@ def split_of(path):
 
 
 def folder_files(folder, config, split):
-    """Returns the files of a split that a folder holds, and the names of files of unknown kinds. Names those of other splits."""
+    """Returns a folder's files of a split, and the names of its files of unknown kinds. Names the files of other splits."""
     card = os.path.join(folder, "README.md")
     with open(card if os.path.exists(card) else os.devnull, encoding="utf-8", errors="replace") as f:
         described = config or re.search(r"^configs:", f.read(), re.MULTILINE)
@@ -98,7 +98,8 @@ def folder_files(folder, config, split):
         fail(f"{folder}: holds no file of parquet, arrow, jsonl, csv or tsv",
              "./tokenize reads plain text: ./tokenize --tokenizer T -o OUT.bin FILE..." if unknown else None)
     if not files:
-        fail(f"{folder}: has no files of a split {split}", f"--split takes {', '.join(sorted(set(map(split_of, others))))}")
+        fail(f"{folder}: has no files of a split {split}",
+             f"--split takes {', '.join(sorted(set(map(split_of, others))))}")
     if others:
         print(f"not read, since of another split than {split}: {', '.join(others)}", file=sys.stderr)
     return [os.path.abspath(os.path.join(folder, path)) for path in files], unknown
@@ -276,7 +277,7 @@ class Manifest:
             return False
 
     def add(self, shard, rows):
-        """Notes a finished shard and returns its tokens. `rows` counts those of its source file; without any, it has no file."""
+        """Notes a finished shard and returns its tokens. `rows`: of its source file; without any, it has no token file."""
         with self.lock:
             for target in shard["targets"]:
                 name = os.path.basename(target)
@@ -311,8 +312,8 @@ def fingerprint_of(tokenizer):
 
 
 def convert(shard, column, tokenize):
-    """Makes one shard: a process that prints the rows, piped into ./tokenize. Returns the number of rows, and what is to be said
-    of them. Files get their names only when both processes have succeeded: rows may stop early."""
+    """Makes one shard: a process that prints the rows, piped into ./tokenize. Returns the number of rows, and a note on missing
+    ones. Files get their names only when both processes have succeeded: rows may stop early."""
     with tempfile.TemporaryFile("w+") as rows_said, tempfile.TemporaryFile("w+") as tokenize_said:
         print_it = [sys.executable, os.path.abspath(__file__), "--rows", shard["file"], "--column", column]
         read_it = [*tokenize, *shard["flags"], "-o", shard["out"], "-"]
@@ -360,8 +361,8 @@ def convert_all(todo, total, manifest, jobs, work):
                 rows, note = future.result()
                 made = manifest.add(shard, rows)
                 tokens, size, left, finished = tokens + made, size + shard["size"], left - shard["size"], finished + 1
-                print(f"[{finished}/{total}] {', '.join(map(shown, shard['targets']))}: {made:,} tokens of {rows:,} rows{note}; "
-                      f"{tokens / seconds / 1e6:.2f} M tokens/s, eta {clock(left * seconds / max(size, 1))}", flush=True)
+                print(f"[{finished}/{total}] {', '.join(map(shown, shard['targets']))}: {made:,} tokens of "
+                      f"{rows:,} rows{note}; {tokens / seconds / 1e6:.2f} M tokens/s, eta {clock(left * seconds / max(size, 1))}", flush=True)
             if sys.stderr.isatty():
                 parts = [part + ".tmp" for shard in running.values() for part in shard["parts"]]
                 written = sum(os.path.getsize(part) for part in parts if os.path.exists(part))

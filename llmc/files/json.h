@@ -1,5 +1,5 @@
-/* json.h -- reads strict JSON (RFC 8259); writes the two values that need care, strings and floating-point numbers; changes a
- * member of a text.
+/* json.h -- reads strict JSON (RFC 8259), and the numbers NaN, Infinity and -Infinity, which Python writes; writes the two
+ * values that need care, strings and floating-point numbers; changes a member of a text.
  *
  * The parser turns a text into one flat array of nodes in document order. A container is followed by its whole subtree, so
  * its first child is the next node; each node holds the index of its next sibling. Strings are decoded in place (an escape
@@ -171,9 +171,21 @@ static inline bool json_digits(JsonParser* s) {
     return true;
 }
 
+static inline bool json_word(JsonParser* s, const char* word) {
+    size_t len = strlen(word);
+    if (strncmp(s->p, word, len) != 0) { return json_unexpected(s, "a value"); }
+    s->p += len;
+    return true;
+}
+
 static inline bool json_parse_number(JsonParser* s, JsonNode* n) {
     n->at = (uint32_t)(s->p - s->text);
     if (*s->p == '-') { s->p++; }
+    if (*s->p == 'N' || *s->p == 'I') {  // Python writes these three, and reads no -NaN
+        if (!json_word(s, *s->p == 'I' || s->p[-1] == '-' ? "Infinity" : "NaN")) { return false; }
+        n->length = (uint32_t)(s->p - s->text) - n->at;
+        return true;
+    }
     if (*s->p == '0') {
         s->p++;  // no digit may follow: the caller finds it where it wants a comma
     } else if (!json_digits(s)) {
@@ -237,13 +249,6 @@ static inline bool json_check_keys(JsonParser* s, uint32_t object) {
     return ok;
 }
 
-static inline bool json_word(JsonParser* s, const char* word) {
-    size_t len = strlen(word);
-    if (strncmp(s->p, word, len) != 0) { return json_unexpected(s, "a value"); }
-    s->p += len;
-    return true;
-}
-
 /* Parses the value at s->p; *index is its node. Recurses at most JSON_MAX_DEPTH deep. */
 static inline bool json_parse_value(JsonParser* s, int depth, uint32_t* index) {
     const char c = *s->p;
@@ -254,7 +259,7 @@ static inline bool json_parse_value(JsonParser* s, int depth, uint32_t* index) {
                           : c == 'f' ? JSON_FALSE
                           : c == 'n' ? JSON_NULL
                                      : JSON_NUMBER;
-    if (type == JSON_NUMBER && c != '-' && (c < '0' || c > '9')) { return json_unexpected(s, "a value"); }
+    if (type == JSON_NUMBER && !(c && strchr("-0123456789NI", c))) { return json_unexpected(s, "a value"); }
     if (!json_new_node(s, type, index)) { return false; }
     JsonNode* n = &s->j->nodes[*index];
     switch (type) {

@@ -684,6 +684,9 @@ refuses k.mark "holds no text" ""
 refuses k.tokens "is a token file" ""
 refuses k.pdf "is a PDF document" "pdftotext - - < k.pdf | ./tokenize -o bad.bin -"
 refuses k.blank "holds no text: it is blank" ""
+printf '{"score": NaN, "text": "a"}\n{"text": "b", "n": [-Infinity]}\n' >k.nan.jsonl && printf '{"text": null}\n' >k.null.jsonl
+expect "tokenize: numbers that are not finite beside the text" 0 "2 documents" $tokens -o nan.bin k.nan.jsonl
+expect "tokenize: a null is called null" 1 "k.null.jsonl:1: text is null, wanted a string" $tokens -o bad.bin k.null.jsonl
 expect "tokenize: an empty file among others" 1 "k.empty: holds no text" $tokens -o bad.bin text.txt k.empty
 check "tokenize: nothing is written for what is refused" sh -c '! ls | grep "^bad[.]"'
 expect "tokenize: --bytes takes any bytes" 0 "1 document" $tokens --bytes -o any.bin k.latin1

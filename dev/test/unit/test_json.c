@@ -96,9 +96,12 @@ static void what_rfc_8259_does_not_have_is_refused(void) {
         "tru",
         "truex",
         "nul",
-        "NaN",
-        "Infinity",
-        "-Infinity",
+        "-NaN",
+        "NaNs",
+        "nan",
+        "Inf",
+        "+Infinity",
+        "-infinity",
         "\"\x80\"",
         "\"\xC0\x80\"",
         "\"\xC3\"",
@@ -124,6 +127,24 @@ static void what_rfc_8259_does_not_have_is_refused(void) {
     }
     Json j;
     CHECK(!parse_bytes(&j, "[1]\0", 4) && !parse_bytes(&j, "\"a\0b\"", 5) && !parse_bytes(&j, "\0", 1), "a NUL was accepted");
+}
+
+// VowpalWabbit/vowpal_wabbit#3738: Python's json writes and reads these words
+static void numbers_that_are_not_finite_are_read_but_no_field_takes_them(void) {
+    Json j;
+    double value[3];
+    CHECK(parse(&j, "{\"a\": NaN, \"b\": Infinity, \"c\":-Infinity}"), "%s", error.msg);
+    for (int i = 0; i < 3; i++) {
+        const char key[] = {"abc"[i], 0};
+        int64_t number;
+        CHECK(json_node_double(&j, json_get(&j, json_root(&j), key), &value[i]), "%s is no number", key);
+        Error e = NO_ERROR;
+        CHECK(!json_double(&j, json_root(&j), key, -INFINITY, INFINITY, &value[i], &e) && contains(e.msg, ", wanted a number"),
+              "%s", e.msg);
+        CHECK(!json_int(&j, json_root(&j), key, 0, 9, &number, &e), "a field took %s as an integer", key);
+    }
+    CHECK(isnan(value[0]) && value[1] == INFINITY && value[2] == -INFINITY, "%g %g %g", value[0], value[1], value[2]);
+    json_free(&j);
 }
 
 static void what_rfc_8259_has_is_accepted(void) {
@@ -391,6 +412,7 @@ int main(void) {
     RUN(values_of_every_kind_are_read);
     RUN(null_is_absent_but_can_be_asked_for);
     RUN(what_rfc_8259_does_not_have_is_refused);
+    RUN(numbers_that_are_not_finite_are_read_but_no_field_takes_them);
     RUN(what_rfc_8259_has_is_accepted);
     RUN(an_error_names_line_and_column);
     RUN(nesting_is_limited);
