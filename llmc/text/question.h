@@ -10,20 +10,19 @@
 #define LLMC_QUESTION_H
 
 #include "llmc/base/utils.h"         // first, since it asks for the functions beyond C11
-#include "llmc/config.h"             // defines: ModelConfig
 #include "llmc/files/json.h"         // defines: json_get, json_text, json_double_or, json_int_or, json_wanted
 #include "llmc/text/conversation.h"  // defines: ChatMessages, chat_read_list, chat_write
-#include "llmc/text/tokenizer.h"     // defines: Tokenizer, TokenList, tokenizer_encode
+#include "llmc/text/text_rules.h"    // defines: TextRules
+#include "llmc/text/tokenizer.h"     // defines: TokenList, tokenizer_encode
 #include <limits.h>
 
-/* Appends the tokens of a prompt to *l: BOS (from the configuration, otherwise from the tokenizer) and the text. Without a
- * tokenizer the text is a list of ids. Without BOS and text, *l gets token 0. Fails on an id outside the vocabulary. */
-static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConfig* c, const Tokenizer* t, Error* e) {
-    const int V = c->vocab_size;
-    const int bos = c->bos_id >= 0 && c->bos_id < V ? c->bos_id : t ? t->bos_id : -1;
-    if (bos >= 0 && bos < V) { token_list_add(l, bos); }
-    if (t) {
-        tokenizer_encode(t, text, strlen(text), false, l);
+/* Appends the tokens of a prompt to *l: those that stand before a text, and the text. Without a tokenizer the text is a list of
+ * ids. If there is none of them, *l gets BOS, or token 0. Fails on an id outside the vocabulary. */
+static inline bool prompt_tokens(TokenList* l, const char* text, const TextRules* r, Error* e) {
+    const int V = r->vocab_size;
+    for (int i = 0; i < r->num_start; i++) { token_list_add(l, r->start_ids[i]); }
+    if (r->tokenizer) {
+        tokenizer_encode(r->tokenizer, text, strlen(text), false, l);
     } else {
         for (const char* p = text + strspn(text, " "); *p; p += strspn(p, " ")) {
             char* end = NULL;
@@ -38,7 +37,7 @@ static inline bool prompt_tokens(TokenList* l, const char* text, const ModelConf
             p = end;
         }
     }
-    if (l->count == 0) { token_list_add(l, 0); }
+    if (l->count == 0) { token_list_add(l, r->bos_id >= 0 ? r->bos_id : 0); }
     for (size_t i = 0; i < l->count; i++) {
         if (l->ids[i] >= V) {
             return fail(e,
@@ -62,16 +61,16 @@ typedef struct {
 
 /* The model that is asked. */
 typedef struct {
-    const ModelConfig* config;
-    const Tokenizer* tokenizer;  // NULL: none
+    const TextRules* rules;
     ChatFormat format;
     Error no_chat;  // why it takes no messages; empty: it does
 } Asked;
 
 /* Finds the form of the model's messages; `date`: see chat_read_date(). */
-static inline Asked question_asks(const ModelConfig* c, const Tokenizer* t, const char* date) {
-    Asked a = {c, t, {0}, NO_ERROR};
-    if (chat_tokens(&a.format, t, c->vocab_size, &a.no_chat)) { chat_read_date(t, date, &a.format.date, &a.no_chat); }
+static inline Asked question_asks(const TextRules* r, const char* date) {
+    Asked a = {r, {0}, NO_ERROR};
+    const bool ok = chat_tokens(&a.format, r->tokenizer, r->vocab_size, &a.no_chat);
+    if (ok) { chat_read_date(r->tokenizer, date, &a.format.date, &a.no_chat); }
     return a;
 }
 
@@ -90,8 +89,8 @@ static inline bool question_read_messages(Question* q, const Json* j, const Aske
     const bool ok = chat_read_list(&m, j, chat_spellings, e) &&
                     (m.count > 0 || json_wanted(j, json_root(j), "messages", e, "a message in it"));
     if (ok) {
-        chat_write(&q->tokens, NULL, &m, &a->format, a->tokenizer);
-        chat_header(&q->tokens, &a->format, a->tokenizer, "assistant");
+        chat_write(&q->tokens, NULL, &m, &a->format, a->rules->tokenizer);
+        chat_header(&q->tokens, &a->format, a->rules->tokenizer, "assistant");
     }
     chat_messages_free(&m);
     return ok;
@@ -107,9 +106,7 @@ static inline bool question_read(Question* q, const Json* j, const Asked* a, Err
         return fail(e, "%s: has %s, wanted one of them", j->path, q->chats ? "prompt and messages" : "no prompt or messages");
     }
     if (!question_read_sampling(q, j, e)) { return false; }
-    if (!q->chats) {
-        return json_text(j, root, "prompt", &prompt, e) && prompt_tokens(&q->tokens, prompt, a->config, a->tokenizer, e);
-    }
+    if (!q->chats) { return json_text(j, root, "prompt", &prompt, e) && prompt_tokens(&q->tokens, prompt, a->rules, e); }
     if (a->no_chat.msg[0]) {
         return fail(e, "%s: messages: %.*s", j->path, (int)strcspn(a->no_chat.msg, "\n"), a->no_chat.msg);
     }

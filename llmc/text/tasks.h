@@ -18,11 +18,11 @@
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "llmc/base/crc.h"              // defines: Crc, crc_begin, crc_add, crc_end
-#include "llmc/files/json.h"            // defines: Json, json_parse_line, json_wanted
-#include "llmc/text/tokenizer.h"        // defines: Tokenizer, TokenEncoder, encoder_text
-#include "llmc/text/tokenizer_write.h"  // defines: source_adds_bos
-#include "llmc/text/unicode.h"          // defines: unicode_is_stripped
+#include "llmc/base/crc.h"         // defines: Crc, crc_begin, crc_add, crc_end
+#include "llmc/files/json.h"       // defines: Json, json_parse_line, json_wanted
+#include "llmc/text/text_rules.h"  // defines: TextRules, text_rules_begins_with_bos
+#include "llmc/text/tokenizer.h"   // defines: Tokenizer, TokenEncoder, encoder_text
+#include "llmc/text/unicode.h"     // defines: unicode_is_stripped
 
 #include <glob.h>
 #include <math.h>
@@ -85,12 +85,13 @@ typedef struct {
     bool adds_bos;  // whether BOS is put in front of every text
 } TaskEncoder;
 
-/* Sets up an encoder. It adds BOS if `always_bos`, or unless the tokenizer.json says that it does not. */
-static inline bool task_encoder_init(TaskEncoder* c, const Tokenizer* t, bool always_bos, Error* e) {
+/* Sets up an encoder for the rules' tokenizer. */
+static inline bool task_encoder_init(TaskEncoder* c, const TextRules* r, Error* e) {
+    const Tokenizer* t = r->tokenizer;
     encoder_init(&c->context, t);
     encoder_init(&c->whole, t);
     c->bos = t->bos_id >= 0 ? t->bos_id : t->eos_id;
-    c->adds_bos = t->bos_id >= 0 && (always_bos || !t->source || source_adds_bos(t));
+    c->adds_bos = text_rules_begins_with_bos(r);
     return c->bos >= 0 || fail(e, "--tasks: the tokenizer has neither BOS nor EOS, wanted one to put before a text");
 }
 
@@ -223,14 +224,13 @@ static inline bool tasks_read_file(Tasks* t, TaskEncoder* c, const char* path, E
     return ok && (file.count > 0 || fail(e, "%s: holds no question, wanted one a line", path));
 }
 
-/* Reads every file that `pattern` names, in the order of their names. With `always_bos` the tokenizer counts as one that
- * adds BOS, like the tokenizer in checkpoints. Free with tasks_free(), also after a failure. */
-static inline bool tasks_open(Tasks* t, const char* pattern, const Tokenizer* tokenizer, bool always_bos, Error* e) {
+/* Reads every file that `pattern` names, in the order of their names. Free with tasks_free(), also after a failure. */
+static inline bool tasks_open(Tasks* t, const char* pattern, const TextRules* r, Error* e) {
     TaskEncoder c;
     glob_t found;
     memset(t, 0, sizeof *t);
     memset(&found, 0, sizeof found);
-    bool ok = task_encoder_init(&c, tokenizer, always_bos, e);
+    bool ok = task_encoder_init(&c, r, e);
     if (!ok || file_exists(pattern) || glob(pattern, 0, NULL, &found) != 0) { ok = ok && tasks_read_file(t, &c, pattern, e); }
     for (size_t i = 0; ok && i < found.gl_pathc; i++) { ok = tasks_read_file(t, &c, found.gl_pathv[i], e); }
     globfree(&found);

@@ -59,10 +59,12 @@ static size_t count_answers(const char* text, size_t length) {
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static Tokenizer t;
-    static ModelConfig c;
+    static TextRules rules[2];  // without and with the tokenizer
     if (!t.vocab_size) {
+        ModelConfig c;
         byte_tokens(&t, "");
         config_preset(&c, "d1", VOCAB);
+        for (int i = 0; i < 2; i++) { text_rules_init(&rules[i], i ? &t : NULL, &c); }
     }
     if (size < 2 || size > MOST_BYTES) { return 0; }
     size_t lines = 0, questions = 0;
@@ -80,9 +82,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     size_t length = 0;
     FILE* out = open_memstream(&written, &length);
     sampler_init(&sampler, VOCAB, 1, 0, 1, 1);
-    generator_init(&g, stub_next, &stub, &c, data[0] & 1 ? &t : NULL, &sampler, CONTEXT, out);
+    generator_init(&g, stub_next, &stub, &rules[data[0] & 1], &sampler, CONTEXT, out);
     const Question silent = {1, 1, 0, 1, 8, {NULL, 0, 0}, false};
-    const Asked asked = question_asks(&c, g.tokenizer, NULL);
+    const Asked asked = question_asks(g.rules, NULL);
     const int fd = input_pipe(data + 1, size - 1);
     answer(&g, &asked, &silent, fd);
     close(fd);

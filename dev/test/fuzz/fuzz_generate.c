@@ -30,10 +30,12 @@ static const float* stub_next(void* model, const int32_t* tokens, int count, int
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static Tokenizer t;
-    static ModelConfig c;
+    static TextRules rules[2];  // without and with the tokenizer
     if (!t.vocab_size) {
+        ModelConfig c;
         byte_tokens(&t, "");
         config_preset(&c, "d1", MODEL_VOCAB);
+        for (int i = 0; i < 2; i++) { text_rules_init(&rules[i], i ? &t : NULL, &c); }
     }
     size_t lines = 0;
     for (size_t i = 0; i < size; i++) { lines += data[i] == '\n'; }
@@ -49,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     size_t length = 0;
     FILE* out = open_memstream(&written, &length);
     sampler_init(&sampler, MODEL_VOCAB, 1, 0, 1, 1);
-    generator_init(&g, stub_next, &stub, &c, kind == IDS ? NULL : &t, &sampler, CONTEXT, out);
+    generator_init(&g, stub_next, &stub, &rules[kind != IDS], &sampler, CONTEXT, out);
     bool ok;
     if (kind == CHAT) {
         FILE* in = fmemopen(input, size - 1, "r");

@@ -69,6 +69,7 @@ static void talk(void) {
     static Echo m;
     Tokenizer t;
     ModelConfig c;
+    TextRules rules;
     Sampler sampler;
     Generator g;
     Error e = NO_ERROR;
@@ -77,7 +78,8 @@ static void talk(void) {
     config_preset(&c, "d1", VOCAB);
     must(chat_tokens(&m.format, &t, VOCAB, &e), &e);
     sampler_init(&sampler, VOCAB, 0, 0, 1, 1);
-    generator_init(&g, echo_next, &m, &c, &t, &sampler, CONTEXT, stdout);
+    text_rules_init(&rules, &t, &c);
+    generator_init(&g, echo_next, &m, &rules, &sampler, CONTEXT, stdout);
     must(chat(&g, &options, stdin, &e), &e);
     generator_free(&g);
     sampler_free(&sampler);

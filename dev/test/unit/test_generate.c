@@ -45,6 +45,7 @@ static const float* scripted_next(void* model, const int32_t* tokens, int count,
 typedef struct {
     Tokenizer tokenizer;
     ModelConfig config;
+    TextRules rules;
     Sampler sampler;
     Scripted model;
     Generator g;
@@ -70,8 +71,8 @@ static void bench_open(Bench* b, const char* tokenizer_json, bool with_tokenizer
     b->model.script_len = script_len;
     sampler_init(&b->sampler, b->config.vocab_size, 0, 0, 1, 1);
     b->stream = open_memstream(&b->out, &b->out_size);
-    generator_init(&b->g, scripted_next, &b->model, &b->config, with_tokenizer ? &b->tokenizer : NULL, &b->sampler, context,
-                   b->stream);
+    text_rules_init(&b->rules, with_tokenizer ? &b->tokenizer : NULL, &b->config);
+    generator_init(&b->g, scripted_next, &b->model, &b->rules, &b->sampler, context, b->stream);
 }
 
 static void bench_close(Bench* b) {
@@ -125,11 +126,9 @@ static void each_of_several_eos_ids_ends_a_text(void) {
             Bench b;
             Error e = NO_ERROR;
             bench_open(&b, NULL, with_tokenizer, script, 4, 64);
-            generator_free(&b.g);
             memcpy(b.config.eos_ids, eos, sizeof eos);
             b.config.num_eos = 3;
-            generator_init(&b.g, scripted_next, &b.model, &b.config, with_tokenizer ? &b.tokenizer : NULL, &b.sampler, 64,
-                           b.stream);
+            text_rules_init(&b.rules, with_tokenizer ? &b.tokenizer : NULL, &b.config);
             CHECK(generate(&b.g, with_tokenizer ? "hel" : "104", 20, &e), "%s", e.msg);
             CHECK(strcmp(b.g.text, with_tokenizer ? "hello" : "104 108 111") == 0, "id %d: %s", eos[i], b.g.text);
             bench_close(&b);
@@ -144,7 +143,7 @@ static const char* generated(FILE* out, int from, const char* prompt, const int*
     Error e = NO_ERROR;
     bench_open(&b, NULL, true, script, script_len, 64);
     generator_free(&b.g);
-    generator_init(&b.g, scripted_next, &b.model, &b.config, &b.tokenizer, &b.sampler, 64, out);
+    generator_init(&b.g, scripted_next, &b.model, &b.rules, &b.sampler, 64, out);
     CHECK(generate(&b.g, prompt, 20, &e), "%s", e.msg);
     size_t have = 0;  // a read of a terminal may return a part: read up to the newline that ends the text
     for (ssize_t n = 1; n > 0 && have < sizeof text - 1 && (have == 0 || text[have - 1] != '\n');
@@ -393,7 +392,7 @@ static void chat_refuses_a_tokenizer_without_its_tokens_by_name(void) {
 /* Answers the questions, and checks what is written. At step `end_at` of the model the input ends. */
 static void check_answers(Bench* b, const char* questions, int end_at, const char* want) {
     const Question silent = {0, 1, 0, 1, 50, {NULL, 0, 0}, false};
-    const Asked asked = question_asks(&b->config, b->g.tokenizer, NULL);
+    const Asked asked = question_asks(&b->rules, NULL);
     int ends[2];
     CHECK(pipe(ends) == 0 && write(ends[1], questions, strlen(questions)) > 0, "no pipe");
     b->model.to_pipe = ends[1];
@@ -457,7 +456,7 @@ static void a_line_that_has_no_answer_gets_an_error(void) {
         {"{\"prompt\": \"a\", \"seed\": \"x\"}",
          "question: seed is \\\"x\\\", wanted an integer from 0 to 9223372036854775807"},
         {"{\"prompt\": \"a\", \"max_tokens\": 0}", "question: max_tokens is 0, wanted an integer from 1 to 2147483647"},
-        {"{\"prompt\": \"hello\"}", "6 tokens at position 0 do not fit into the context of 5"},
+        {"{\"prompt\": \"hello!\"}", "6 tokens at position 0 do not fit into the context of 5"},
         {"{\"messages\": []}", "question: messages is an array, wanted a message in it"},
         {"{\"messages\": [{\"role\": \"x\"}]}",
          "question: messages.0.role is \\\"x\\\", wanted \\\"system\\\", \\\"user\\\" or \\\"assistant\\\""},
@@ -466,7 +465,7 @@ static void a_line_that_has_no_answer_gets_an_error(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Bench b;
         char lines[256], want[512];
-        snprintf(lines, sizeof lines, "%s\n{\"prompt\": \"a\", \"max_tokens\": 9}\n", cases[i].line);
+        snprintf(lines, sizeof lines, "%s\n{\"prompt\": \"ab\", \"max_tokens\": 9}\n", cases[i].line);
         snprintf(want, sizeof want, "{\"error\": \"%s\"}\n%s%s", cases[i].error,
                  "{\"text\": \"z\"}\n{\"text\": \"z\"}\n{\"text\": \"z\"}\n",
                  "{\"text\": \"z\"}\n{\"tokens\": 4, \"reason\": \"context\"}\n");

@@ -120,7 +120,9 @@ static uint8_t* gguf_of(const ModelConfig* c, const ParamTable* table, ExportDty
     size_t size = 0;
     Error e = NO_ERROR;
     tokenizer_bytes(&tokenizer);
-    const GgufModel m = {"odd", c, table, &tokenizer, NULL, type, give, NULL};
+    TextRules rules;
+    text_rules_init(&rules, &tokenizer, c);
+    const GgufModel m = {"odd", c, table, &rules, type, give, NULL};
     FILE* f = xopen_memory(&file, &size);
     CHECK(gguf_check(&m, &e) && gguf_write(f, &m, &e), "%s", e.msg);
     xclose_memory(f, &file);
@@ -348,7 +350,9 @@ static void the_first_of_equal_choices_is_the_answer(void) {
     Tasks t;
     Error e = NO_ERROR;
     tokenizer_bytes(&tokenizer);
-    CHECK(tasks_open(&t, path, &tokenizer, true, &e) && t.num_choices == 5, "%s", e.msg);
+    TextRules rules;
+    text_rules_init(&rules, &tokenizer, NULL);
+    CHECK(tasks_open(&t, path, &rules, &e) && t.num_choices == 5, "%s", e.msg);
     const TaskScore score = tasks_score(&t, &t.files[0], likelihoods);
     CHECK(score.acc == 0.5, "acc %g: the first is the answer to the second question alone", score.acc);
     CHECK(score.acc_norm == 1, "acc_norm %g: the first is the answer to both", score.acc_norm);

@@ -38,7 +38,6 @@ static inline const float* answers_next(void* answers, const int32_t* tokens, in
 /* Answers a question. */
 static inline bool answers_write(const Answers* a, Generator* g, const Question* q, Error* e) {
     int pos = 0, last = -1;
-    const int stops = g->num_stops;
     g->sampler->temperature = q->temperature, g->sampler->top_k = (int)q->top_k;
     g->sampler->top_p = q->top_p, g->sampler->seed = (uint64_t)q->seed;
     g->draws = g->text_len = g->decoder.num_in = 0;
@@ -47,7 +46,7 @@ static inline bool answers_write(const Answers* a, Generator* g, const Question*
     const bool ends = last >= 0 && generator_stops(g, last);
     const int64_t count = (int64_t)g->draws - ends;
     const char* reason = ends ? "end" : a->stopped ? "stop" : count == q->max_tokens ? "length" : "context";
-    g->num_stops = stops;
+    g->num_turn_ends = 0;
     return ok && fprintf(g->out, "{\"tokens\": %" PRId64 ", \"reason\": \"%s\"}\n", count, reason) > 0;
 }
 

@@ -364,7 +364,7 @@ static inline bool chat(Generator* g, const ChatOptions* options, FILE* file, Er
     c.g = g;
     c.options = *options;
     c.last = -1;
-    if (!chat_tokens(&c.format, g->tokenizer, g->config->vocab_size, e)) { return false; }
+    if (!chat_tokens(&c.format, g->tokenizer, g->rules->vocab_size, e)) { return false; }
     c.format.date = options->date;
     generator_stop_at_turn(g);
     line_open(&in, file, g->out);

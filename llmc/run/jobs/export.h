@@ -70,10 +70,9 @@ typedef struct {
     const char* name;  // of the model
     const ModelConfig* config;
     const ParamTable* table;
-    const Tokenizer* tokenizer;
-    const char* chat_template;  // Jinja; NULL: none
-    ExportDtype type;           // of the matrices
-    TensorSource source;        // of the weights
+    const TextRules* rules;
+    ExportDtype type;     // of the matrices
+    TensorSource source;  // of the weights
     void* ctx;
 } GgufModel;
 
@@ -193,7 +192,8 @@ static inline void gguf_merges(FILE* f, uint64_t* count, const Tokenizer* t, con
 }
 
 static inline void gguf_tokenizer(FILE* f, uint64_t* count, const GgufModel* m) {
-    const Tokenizer* t = m->tokenizer;
+    const TextRules* r = m->rules;
+    const Tokenizer* t = r->tokenizer;
     const int vocab = m->config->vocab_size;
     uint16_t code[256];
     int16_t byte_of[512];
@@ -206,11 +206,11 @@ static inline void gguf_tokenizer(FILE* f, uint64_t* count, const GgufModel* m) 
     gguf_key_array(f, count, "tokenizer.ggml.token_type", GGUF_KEY_I32, (uint64_t)vocab);
     for (int id = 0; id < vocab; id++) { gguf_u32(f, (uint32_t)gguf_token_type(t, id)); }
     gguf_merges(f, count, t, code, scratch);
-    if (t->bos_id >= 0) { gguf_key_u32(f, count, "tokenizer.ggml.bos_token_id", (uint32_t)t->bos_id); }
+    if (r->bos_id >= 0) { gguf_key_u32(f, count, "tokenizer.ggml.bos_token_id", (uint32_t)r->bos_id); }
     const int eos = m->config->num_eos > 0 ? m->config->eos_ids[0] : t->eos_id;
     if (eos >= 0) { gguf_key_u32(f, count, "tokenizer.ggml.eos_token_id", (uint32_t)eos); }
-    gguf_key_bool(f, count, "tokenizer.ggml.add_bos_token", t->bos_id >= 0);
-    if (m->chat_template) { gguf_key_string(f, count, "tokenizer.chat_template", m->chat_template); }
+    gguf_key_bool(f, count, "tokenizer.ggml.add_bos_token", text_rules_begins_with_bos(r));
+    if (r->chat_template) { gguf_key_string(f, count, "tokenizer.chat_template", r->chat_template); }
     free(scratch);
 }
 
@@ -357,10 +357,10 @@ static inline bool gguf_tensor(FILE* f, const GgufModel* m, const Param* p, Erro
 
 /* Fails if GGUF cannot express the model. Cheap; call it before anything is written. */
 static inline bool gguf_check(const GgufModel* m, Error* e) {
-    if (!m->tokenizer) {
+    if (!m->rules->tokenizer) {
         return fail(e, "--export: the model has no tokenizer, and a GGUF file needs one\n  hint: give it with --tokenizer");
     }
-    if (gguf_pre_tokenizer(m->tokenizer)) { return true; }
+    if (gguf_pre_tokenizer(m->rules->tokenizer)) { return true; }
     return fail(
         e,
         "--export: llama.cpp has no name for the split pattern of this tokenizer, wanted Llama 3's, GPT-2's or SmolLM's\n"
@@ -444,31 +444,14 @@ static inline ExportDtype export_type(const Export* x) {
     return export_dtype_of(model_find(&x->files, x->program->spec.table.items[0].name, &file)->dtype);
 }
 
-/* Returns the chat template of the model: its folder's, or Llama 3's if the tokenizer has its tokens; NULL if neither
- * exists. The caller frees it. */
-static inline char* export_chat_template(const Export* x) {
-    for (size_t i = 0; i < x->program->start.side_files.count; i++) {
-        const SideFile* file = &x->program->start.side_files.items[i];
-        if (strcmp(file->name, "chat_template.jinja") == 0) { return xcopy_text(file->data, file->size); }
-    }
-    char* config = tokenizer_config_text(x->tokenizer, x->program->spec.config.max_positions);
-    char* found = chat_template_of_config(config);
-    free(config);
-    return found;
-}
-
 /* Writes a GGUF file. */
 static inline bool export_gguf(Export* x, ExportDtype type, FILE* f, Error* e) {
     char name[PATH_CAP];
     snprintf(name, sizeof name, "%s", file_name(x->program->chosen.export_));
     name[strlen(name) - strlen(".gguf")] = 0;
-    GgufModel m = {name, &x->program->spec.config, &x->program->spec.table, x->tokenizer, NULL, type, export_source, x};
-    if (!gguf_check(&m, e)) { return false; }
-    char* chat = export_chat_template(x);
-    m.chat_template = chat;
-    const bool ok = gguf_write(f, &m, e);
-    free(chat);
-    return ok;
+    const Program* p = x->program;
+    const GgufModel m = {name, &p->spec.config, &p->spec.table, &p->data.rules, type, export_source, x};
+    return gguf_check(&m, e) && gguf_write(f, &m, e);
 }
 
 /* Writes a model folder. */

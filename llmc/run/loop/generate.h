@@ -14,21 +14,21 @@
 #define LLMC_GENERATE_H
 
 #include "llmc/base/utils.h"           // defines: fail, xreserve
-#include "llmc/config.h"               // defines: ModelConfig, MAX_EOS
 #include "llmc/files/json.h"           // defines: json_write_string
 #include "llmc/text/question.h"        // defines: prompt_tokens
 #include "llmc/run/loop/sampler.h"     // defines: Sampler, sampler_next
 #include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/base/text.h"            // defines: print_escaped
+#include "llmc/text/text_rules.h"      // defines: TextRules, text_rules_ends
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, TokenList, TokenDecoder, decoder_push
 #include "llmc/train/step.h"           // defines: NextLogits, DECODE_ROWS
 
 typedef struct {
     NextLogits next;
     void* model;
-    const ModelConfig* config;
-    const Tokenizer* tokenizer;  // NULL: texts are ids
+    const TextRules* rules;
+    const Tokenizer* tokenizer;  // of the rules; NULL: texts are ids
     Sampler* sampler;
     uint32_t stream;  // random stream: the step while training, otherwise 0
     uint64_t draws;   // index of the next draw
@@ -41,39 +41,31 @@ typedef struct {
     char* text;       // the whole text, NUL-terminated, for the log
     size_t text_len, text_cap;
     TokenDecoder decoder;
-    int32_t stops[MAX_EOS + 8];
-    int num_stops;
+    int32_t turn_ends[2];  // tokens that end a text besides those of the rules
+    int num_turn_ends;
 } Generator;
-
-static inline void generator_stop_at(Generator* g, int id) {
-    if (id >= 0 && g->num_stops < (int)(sizeof g->stops / sizeof *g->stops)) { g->stops[g->num_stops++] = id; }
-}
 
 /* Ends texts where Llama 3 ends its turn in a conversation. */
 static inline void generator_stop_at_turn(Generator* g) {
-    generator_stop_at(g, tokenizer_find(g->tokenizer, "<|eot_id|>"));
-    generator_stop_at(g, tokenizer_find(g->tokenizer, "<|eom_id|>"));
+    const int ids[] = {tokenizer_find(g->tokenizer, "<|eot_id|>"), tokenizer_find(g->tokenizer, "<|eom_id|>")};
+    for (int i = 0; i < 2; i++) {
+        if (ids[i] >= 0) { g->turn_ends[g->num_turn_ends++] = ids[i]; }
+    }
 }
 
-/* Sets up a generator. `tokenizer` may be NULL. The caller owns the sampler, whose V must equal the model's vocabulary. */
-static inline void generator_init(Generator* g, NextLogits next, void* model, const ModelConfig* c, const Tokenizer* tokenizer,
-                                  Sampler* sampler, int context, FILE* out) {
+/* Sets up a generator. The caller owns the sampler, whose V must equal the model's vocabulary. */
+static inline void generator_init(Generator* g, NextLogits next, void* model, const TextRules* rules, Sampler* sampler,
+                                  int context, FILE* out) {
     memset(g, 0, sizeof *g);
     g->next = next;
     g->model = model;
-    g->config = c;
-    g->tokenizer = tokenizer;
+    g->rules = rules;
+    g->tokenizer = rules->tokenizer;
     g->sampler = sampler;
     g->context = context;
     g->out = out;
     g->terminal = out && isatty(fileno(out));
-    if (tokenizer) {
-        decoder_init(&g->decoder, tokenizer);
-        generator_stop_at(g, tokenizer->bos_id);
-        generator_stop_at(g, tokenizer->eos_id);
-    }
-    generator_stop_at(g, c->bos_id);
-    for (int i = 0; i < c->num_eos; i++) { generator_stop_at(g, c->eos_ids[i]); }
+    if (g->tokenizer) { decoder_init(&g->decoder, g->tokenizer); }
 }
 
 static inline void generator_free(Generator* g) {
@@ -83,10 +75,10 @@ static inline void generator_free(Generator* g) {
 }
 
 static inline bool generator_stops(const Generator* g, int id) {
-    for (int i = 0; i < g->num_stops; i++) {
-        if (g->stops[i] == id) { return true; }
+    for (int i = 0; i < g->num_turn_ends; i++) {
+        if (g->turn_ends[i] == id) { return true; }
     }
-    return false;
+    return text_rules_ends(g->rules, id);
 }
 
 /* Prints `len` bytes of text and appends them to g->text. */
@@ -182,7 +174,7 @@ static inline bool generate(Generator* g, const char* prompt, int max_tokens, Er
     g->text_len = 0;
     g->draws = 0;
     generator_emit(g, "", 0);
-    bool ok = prompt_tokens(&tokens, prompt, g->config, g->tokenizer, e);
+    bool ok = prompt_tokens(&tokens, prompt, g->rules, e);
     if (ok && tokens.count >= (size_t)g->context) {
         ok = fail(e, "the prompt has %zu tokens, but the context holds %d, and at least one must be generated", tokens.count,
                   g->context);

@@ -243,7 +243,7 @@ static inline void training_open_output(Training* t, int context) {
     const ModelConfig* c = &t->spec->config;
     const int ranks = t->process->ranks;
     sampler_init(&t->sampler, c->vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
-    generator_init(&t->generator, t->trainer->next_logits, t->model, c, data_tokenizer(t->data), &t->sampler, context, stdout);
+    generator_init(&t->generator, t->trainer->next_logits, t->model, &t->data->rules, &t->sampler, context, stdout);
     t->generator.ellipsis = true;
     step_lines_init(&t->lines, t->run->state.schedule.steps, t->run->plan.tokens_per_step, (int64_t)t->run->state.step,
                     flops_per_token(c, &t->spec->table, o->seq), t->trainer->peak_flops * ranks);

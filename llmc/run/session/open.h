@@ -314,6 +314,14 @@ static inline void check_tokenizer(const Data* d, const Start* start, const Mode
     }
 }
 
+/* Reads the rules of texts. The texts of a new model begin with BOS, as documents do in training. */
+static inline void data_read_rules(Data* d, const Start* start, const ModelConfig* c) {
+    TextRules* r = &d->rules;
+    Error e = NO_ERROR;
+    must(text_rules_read(r, data_tokenizer(d), c, start->base_dir, &e), &e);
+    if (!start->dir[0]) { text_rules_begin_with_bos(r); }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // data
 
@@ -371,7 +379,7 @@ static inline void data_open_tasks(Data* d, Options* chosen, const Process* p, i
     Error e = NO_ERROR;
     if (!chosen->tasks || (!job_trains(p->job) && p->job != JOB_EVAL)) { return; }
     if (!d->has_tokenizer) { die("--tasks: there is no tokenizer to encode the questions\n  hint: give one with --tokenizer"); }
-    must(tasks_open(t, chosen->tasks, &d->tokenizer, job_trains(p->job), &e), &e);
+    must(tasks_open(t, chosen->tasks, &d->rules, &e), &e);
     d->has_tasks = true;
     if (p->job == JOB_EVAL) { choose_rows(chosen, t, max_positions); }
     must(tasks_set_length(t, chosen->seq, &e), &e);
@@ -547,6 +555,7 @@ static inline void program_open(Program* p, int argc, char** argv, OptionScope t
     check_share(chosen, process, config);
     check_recompute(chosen, config->num_layers);
     check_tokenizer(data, &p->start, config, chosen, process);
+    data_read_rules(data, &p->start, config);
     check_data(data, config->vocab_size);
     data_open_tasks(data, chosen, process, config->max_positions);
     config->optimizer = RULE_OF_RUN;

@@ -16,7 +16,7 @@
 
 /* Returns the positions that the job's KV cache needs: the prompt and the generated text, with --generate at most the model's
  * context. 0: the job generates nothing. */
-static inline int job_context(Job job, const Options* o, const ModelConfig* c, const Tokenizer* tokenizer) {
+static inline int job_context(Job job, const Options* o, const ModelConfig* c, const TextRules* rules) {
     enum { CHAT_CONTEXT = 8192 };
     const bool samples = job_trains(job);
     const size_t most = (size_t)c->max_positions;
@@ -25,7 +25,7 @@ static inline int job_context(Job job, const Options* o, const ModelConfig* c, c
     TokenList prompt;
     Error e = NO_ERROR;
     memset(&prompt, 0, sizeof prompt);
-    must(prompt_tokens(&prompt, samples ? o->prompt : o->generate, c, tokenizer, &e), &e);
+    must(prompt_tokens(&prompt, samples ? o->prompt : o->generate, rules, &e), &e);
     if (!samples && prompt.count >= most) {
         die("--generate: the prompt has %zu tokens, but the model's context holds %zu, and at least one must be generated",
             prompt.count, most);
@@ -40,7 +40,7 @@ static inline int job_context(Job job, const Options* o, const ModelConfig* c, c
 /* Returns what the job needs of a model. */
 static inline ModelUse model_use(const Process* p, const Options* o, const ModelConfig* c, const Data* d) {
     const bool trains = job_trains(p->job), batches = trains || p->job == JOB_EVAL;
-    const int context = job_context(p->job, o, c, data_tokenizer(d));
+    const int context = job_context(p->job, o, c, &d->rules);
     const ModelUse use = {p->rank, p->ranks, batches ? o->batch : 0, o->seq, trains, data_has_documents(d), context};
     return use;
 }

@@ -25,6 +25,7 @@
 #include "llmc/run/cli/options.h"
 #include "llmc/run/session/plan.h"
 #include "llmc/text/tasks.h"
+#include "llmc/text/text_rules.h"
 #include "llmc/text/tokenizer.h"
 
 typedef enum { JOB_TRAIN, JOB_DRY_RUN, JOB_EVAL, JOB_GENERATE, JOB_CHAT, JOB_ANSWER, JOB_EXPORT, JOB_VERIFY } Job;
@@ -69,6 +70,7 @@ typedef struct {
 /* Text and data. */
 typedef struct {
     Tokenizer tokenizer;
+    TextRules rules;  // of the tokenizer and the model
     DataLoader train, val;
     Mix mix;  // the sources of `train`
     Tasks tasks;
@@ -171,6 +173,7 @@ static inline void program_close(Program* p) {
     if (p->data.has_train) { mix_close(&p->data.mix); }
     if (p->data.has_val) { dataloader_close(&p->data.val); }
     if (p->data.has_tasks) { tasks_free(&p->data.tasks); }
+    text_rules_free(&p->data.rules);
     if (p->data.has_tokenizer) { tokenizer_free(&p->data.tokenizer); }
     if (p->start.resumed) { trainer_state_free(&p->run.state); }
     logger_close(&p->run.log);
