@@ -362,7 +362,8 @@ def convert_all(todo, total, manifest, jobs, work):
                 made = manifest.add(shard, rows)
                 tokens, size, left, finished = tokens + made, size + shard["size"], left - shard["size"], finished + 1
                 print(f"[{finished}/{total}] {', '.join(map(shown, shard['targets']))}: {made:,} tokens of "
-                      f"{rows:,} rows{note}; {tokens / seconds / 1e6:.2f} M tokens/s, eta {clock(left * seconds / max(size, 1))}", flush=True)
+                      f"{rows:,} rows{note}; {tokens / seconds / 1e6:.2f} M tokens/s, "
+                      f"eta {clock(left * seconds / max(size, 1))}", flush=True)
             if sys.stderr.isatty():
                 parts = [part + ".tmp" for shard in running.values() for part in shard["parts"]]
                 written = sum(os.path.getsize(part) for part in parts if os.path.exists(part))

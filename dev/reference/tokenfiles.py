@@ -5,6 +5,7 @@ several sources by weight in mix.h."""
 import bisect
 import glob
 import os
+import sys
 
 import numpy as np
 import torch
@@ -48,25 +49,33 @@ class TokenFile:
     def make_rows(self, T, documents, bos):
         """Finds the rows of T tokens, as llmc/files/rows.h does. `pieces` has a list of (first, length) for each row. None: row
         i is the T tokens from i * T."""
-        count, cross = len(self.tokens), documents == "cross"
+        count, cross, self.cross = len(self.tokens), documents == "cross", False
         if count < (T + 1 if cross else 2):
             die(f"{self.path}: holds {count} tokens, wanted at least {T + 1}, one row of --seq {T} and its last target")
         self.rows, self.pieces, self.documents = (count - 1) // T, None, documents
         if cross and not self.masked:
             return
-        if cross:
-            pieces = [(i * T, T) for i in range(self.rows)]
+        marks = self.tokens == bos if self.starts is None else np.unpackbits(self.starts, bitorder="little")
+        starts = np.flatnonzero(marks)
+        if len(starts) == 0 and not cross:
+            die(f"{self.path}: holds no BOS token (id {bos}), so the starts of its documents are not known")
+        edges = sorted({0, *starts.tolist(), count})
+        if cross:  # a piece begins at the first start in its row: an answer is never trained without its question
+            self.cross = True
+            begin = [i if len(starts) == 0 else edges[bisect.bisect_left(edges, i)] for i in range(0, self.rows * T, T)]
+            pieces = [(start, end - start) for start, end in zip(begin, range(T, count, T)) if start < end]
         else:
-            marks = self.tokens == bos if self.starts is None else np.unpackbits(self.starts, bitorder="little")
-            starts = np.flatnonzero(marks)
-            if len(starts) == 0:
-                die(f"{self.path}: holds no BOS token (id {bos}), so the starts of its documents are not known")
-            edges = sorted({0, *starts.tolist(), count})
-            pieces = [(i, min(T, end - i)) for start, end in zip(edges, edges[1:]) for i in range(start, end, T)]
-        self.pieces, window = [], []
+            pieces = [(i, min(T, end - i)) for start, end in zip(edges, edges[1:])
+                      for i in range(start, start + 1 if self.masked else end, T)]
+        self.pieces, window, trained = [], [], 0
         for first, length in pieces:
-            if self.trained(first + 1, min(first + length + 1, count)).any():
+            if (n := self.trained(first + 1, min(first + length + 1, count)).sum()) > 0:
                 self.place(window, first, length, T)
+            trained += n
+        left = self.trained(1, count).sum() - trained
+        if self.masked and left and len(starts) > 0:
+            print(f"warning: {self.path}: {left:,} trained tokens have lost the start of their conversation to an earlier row; "
+                  "they are left out", file=sys.stderr)
         self.pieces += [row for _, row in window]
         self.rows = len(self.pieces)
         if not self.pieces:
@@ -81,7 +90,7 @@ class TokenFile:
         if not fits:
             window.append([T, []])
         row = min(fits, key=lambda w: w[0]) if fits else window[-1]
-        row[0] -= length
+        row[0] -= row[0] if self.cross else length
         row[1].append((first, length))
         if row[0] == 0:
             self.close(window, row)
@@ -95,10 +104,10 @@ class TokenFile:
         out, at = np.zeros((3, T), dtype=np.int64), 0
         out[1] = -1
         for first, length in [(row * T, T)] if self.pieces is None else self.pieces[row]:
-            end = min(first + length + 1, len(self.tokens))
+            end, skip = min(first + length + 1, len(self.tokens)), T - length if self.cross else 0
             targets = np.where(self.trained(first + 1, end), self.tokens[first + 1:end].astype(np.int64), -1)
-            out[0, at:at + length] = self.tokens[first:first + length]
-            out[1, at:at + len(targets)] = targets
+            out[0, at:at + skip + length] = self.tokens[first - skip:first + length]
+            out[1, at + skip:at + skip + len(targets)] = targets
             out[2, at:at + length] = at
             at += length
         out[2, at:] = at

@@ -325,6 +325,13 @@ static inline bool mix_check_vocab(Mix* m, int model_vocab, uint64_t tokenizer_f
     return true;
 }
 
+/* Returns whether rows.h leaves answers out. */
+static inline bool mix_leaves_out(const Mix* m) {
+    uint64_t left = 0;
+    for (int s = 0; s < m->count; s++) { left += m->sources[s].data->counts.lost + m->sources[s].data->counts.cut; }
+    return left > 0;
+}
+
 static inline int mix_num_files(const Mix* m) {
     int files = 0;
     for (int s = 0; s < m->count; s++) { files += m->sources[s].data->num_shards; }

@@ -1,10 +1,13 @@
 /* rows.h -- which tokens of a token file make up a row of T tokens, for data with documents or a mask. dataloader.h asks for
  * row r; a plain file read across its documents needs none of this.
  *
- * A document begins where the file marks a start, or, without marks, at a BOS token; and at the first token of the file. A piece is what a row takes of a document: the whole
- * document, or of a document longer than T its tokens 0 ... T-1, T ... 2T-1 and so on. The target of a token is the file's next
- * token, even if that is the BOS of the next document, which says "end". It is -1 if the mask says that it is not trained, or
- * if there is no next token. A piece without a trained target is dropped.
+ * A document begins where the file marks a start, or, without marks, at a BOS token; and at the first token of the file. A
+ * piece is what a row takes of a document: the whole document, or of a document longer than T its tokens 0 ... T-1, T ... 2T-1
+ * and so on. The target of a token is the file's next token, even if that is the BOS of the next document, which says "end". It
+ * is -1 if the mask says that it is not trained, or if there is no next token. A piece without a trained target is dropped.
+ *
+ * A mask marks answers. None is trained without its question: of a document with a mask only the first piece is taken. With
+ * `cross`, the targets of a row before the first start of a document are -1, if the starts are known.
  *
  *   cross   rows begin at the multiples of T, whatever the documents; the row is its only piece
  *   pack    pieces are packed into rows; what is left of a row is padding: token 0, target -1
@@ -18,7 +21,7 @@
  * row that was closed first.
  *
  * The index has 8 bytes a piece, and a number for every 64th row. It is made when the loader opens, in one pass over the file's
- * tokens (with `cross`, over its mask).
+ * tokens, or over its marks of starts.
  */
 #ifndef LLMC_ROWS_H
 #define LLMC_ROWS_H
@@ -48,12 +51,16 @@ typedef struct {
     uint64_t rows, documents;
     uint64_t trained;  // targets
     uint64_t padding;  // tokens
-    uint64_t cut;      // answers (trained targets in a row) that a row's end cuts off
+    uint64_t answers;  // runs of tokens that the mask trains
+    uint64_t cut;      // answers that a row's end cuts off; their rest is left out
+    uint64_t lost;     // answers that are left out, since their document began in an earlier row
+    uint64_t longest;  // tokens of the longest document of which something is left out; 0: there is none
     uint64_t bytes;    // of the index
     double seconds;    // time that it took to make the index
 } RowCounts;
 
 enum {
+    ROWS_TEXT = 160,  // bytes
     ROWS_WINDOW = 256,
     ROWS_STEP = 64,
     PIECE_LENGTH_BITS = 24,  // T <= 2^24, as --seq says
@@ -64,6 +71,7 @@ typedef struct {
     uint64_t* pieces;  // (num_pieces) pieces, row by row: start << 25 | (length - 1) << 1 | whether it begins its row
     uint64_t* steps;   // (ceil(rows / ROWS_STEP)) the first piece of each ROWS_STEP-th row
     size_t num_pieces;
+    bool cross;  // a row is a piece and the tokens before it that fill the row
     RowCounts counts;
 } RowIndex;
 
@@ -82,9 +90,25 @@ static inline void rows_add_counts(RowCounts* all, const RowCounts* c) {
     all->documents += c->documents;
     all->trained += c->trained;
     all->padding += c->padding;
+    all->answers += c->answers;
     all->cut += c->cut;
+    all->lost += c->lost;
+    if (c->longest > all->longest) { all->longest = c->longest; }
     all->bytes += c->bytes;
     all->seconds += c->seconds;
+}
+
+/* Writes how many answers are left out, and how to keep them. */
+static inline const char* rows_lost_text(const RowCounts* c, char out[ROWS_TEXT]) {
+    const int n = snprintf(out, ROWS_TEXT,
+                           "%llu of %llu answers have lost the start of their conversation: ", (unsigned long long)c->lost,
+                           (unsigned long long)c->answers);
+    if (c->longest > 0) {
+        snprintf(out + n, ROWS_TEXT - (size_t)n, "--seq %llu holds all", (unsigned long long)c->longest);
+    } else {
+        snprintf(out + n, ROWS_TEXT - (size_t)n, "--documents mask keeps conversations whole");
+    }
+    return out;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -96,15 +120,23 @@ typedef struct {
     size_t count, cap;
 } OpenRow;
 
-enum { MASK_BLOCK = 1 << 16 };  // bytes
+enum {
+    MASK_BLOCK = 1 << 16,    // bytes
+    STARTS_BLOCK = 1 << 18,  // tokens
+};
 
 typedef struct {
     RowIndex* index;
     size_t cap;  // of index->pieces
     size_t T;
     const TokenReader* file;
-    unsigned char* block;       // (MASK_BLOCK) of the mask
-    uint64_t block_at;          // number of its first byte in the mask
+    unsigned char* block;  // (MASK_BLOCK) of the mask
+    uint64_t block_at;     // number of its first byte in the mask
+    bool in_answer;        // the token counted last is trained
+    int32_t bos;           // without marks of starts
+    unsigned char* raw;    // tokens raw_at ... raw_end - 1 as the file stores them, or their marks
+    uint64_t raw_at, raw_end;
+    Progress* progress;         // of the tokens that are read
     OpenRow open[ROWS_WINDOW];  // the oldest first
     int num_open, window;
 } RowMaker;
@@ -149,14 +181,15 @@ static void rows_place(RowMaker* m, uint64_t start, size_t length) {
     OpenRow* row = &m->open[i];
     row->pieces = (uint64_t*)xgrow(row->pieces, row->count, &row->cap, sizeof *row->pieces);
     row->pieces[row->count++] = (start << PIECE_LENGTH_BITS | (length - 1)) << 1;
-    row->room -= length;
+    row->room -= m->index->cross ? row->room : length;
     if (row->room == 0) { rows_close(m, i); }
 }
 
-/* Counts the trained tokens in [from, to). */
-static bool rows_count_trained(RowMaker* m, uint64_t from, uint64_t to, uint64_t* count, Error* e) {
+/* Counts the trained tokens in [from, to), and the answers that begin there. */
+static bool rows_count_trained(RowMaker* m, uint64_t from, uint64_t to, uint64_t* count, uint64_t* answers, Error* e) {
     const TokenFileHeader* h = &m->file->h;
-    const uint64_t mask = tokenfile_mask_at(h), end = tokenfile_bytes(h) - mask;
+    const uint64_t mask = tokenfile_mask_at(h), end = tokenfile_starts_at(h) - mask;
+    *answers = 0;
     *count = h->masked || from >= to ? 0 : to - from;
     while (h->masked && from < to) {
         const uint64_t byte = from / 8;
@@ -166,34 +199,53 @@ static bool rows_count_trained(RowMaker* m, uint64_t from, uint64_t to, uint64_t
             if (!read_at(fileno(m->file->f), mask + m->block_at, m->block, n, m->file->path, "the mask", e)) { return false; }
         }
         const unsigned skip = from % 8, n = (unsigned)size_min(8 - skip, to - from);
-        *count += (uint64_t)__builtin_popcount(m->block[byte - m->block_at] >> skip & ((1u << n) - 1));
+        const unsigned bits = m->block[byte - m->block_at] >> skip & ((1u << n) - 1);
+        *count += (uint64_t)__builtin_popcount(bits);
+        *answers += (uint64_t)__builtin_popcount(bits & ~(bits << 1 | m->in_answer));
+        m->in_answer = bits >> (n - 1) & 1;
         from += n;
     }
     return true;
 }
 
-/* Adds a piece; `goes_on`: its document has more tokens. */
-static bool rows_add_piece(RowMaker* m, uint64_t start, size_t length, bool goes_on, Error* e) {
-    const TokenFileHeader* h = &m->file->h;
-    const uint64_t last = start + length;  // its last target
-    uint64_t trained, around;
-    if (!rows_count_trained(m, start + 1, size_min(last + 1, h->num_tokens), &trained, e)) { return false; }
-    if (trained == 0) { return true; }
-    m->index->counts.trained += trained;
-    rows_place(m, start, length);
-    if (!h->masked || !goes_on || last + 1 >= h->num_tokens) { return true; }
-    if (!rows_count_trained(m, last, last + 2, &around, e)) { return false; }
-    m->index->counts.cut += around == 2;
+/* Adds a piece, if it has targets. */
+static bool rows_add_piece(RowMaker* m, uint64_t start, size_t length, Error* e) {
+    RowCounts* c = &m->index->counts;
+    uint64_t trained, answers;
+    m->in_answer = false;
+    if (!rows_count_trained(m, start + 1, size_min(start + length + 1, m->file->h.num_tokens), &trained, &answers, e)) {
+        return false;
+    }
+    c->trained += trained;
+    c->answers += answers;
+    if (trained > 0) { rows_place(m, start, length); }
+    return true;
+}
+
+/* Counts what is left out of a document of `length` tokens: the targets [from, to), which follow the one counted last. */
+static bool rows_leave_out(RowMaker* m, uint64_t from, uint64_t to, uint64_t length, Error* e) {
+    RowCounts* c = &m->index->counts;
+    const bool in_answer = m->in_answer;
+    uint64_t first, lost, left, more;
+    if (from >= to) { return true; }
+    if (!rows_count_trained(m, from, from + 1, &first, &lost, e)) { return false; }
+    if (!rows_count_trained(m, from + 1, to, &left, &more, e)) { return false; }
+    c->cut += in_answer && first;
+    c->lost += lost + more;
+    c->answers += lost + more;
+    if (first + left > 0 && length > c->longest) { c->longest = length; }
     return true;
 }
 
 /* Adds the pieces of the document of tokens [start, end). */
 static bool rows_add_document(RowMaker* m, uint64_t start, uint64_t end, Error* e) {
-    bool ok = true;
+    const uint64_t first = start + size_min(m->T, end - start);
+    bool ok = rows_add_piece(m, start, (size_t)(first - start), e);
     m->index->counts.documents++;
-    for (size_t n; ok && start < end; start += n) {
-        n = size_min(m->T, end - start);
-        ok = rows_add_piece(m, start, n, start + n < end, e);
+    if (m->file->h.masked) { return ok && rows_leave_out(m, first + 1, end, end - start, e); }
+    for (uint64_t at = first, n; ok && at < end; at += n) {
+        n = size_min(m->T, end - at);
+        ok = rows_add_piece(m, at, (size_t)n, e);
     }
     return ok;
 }
@@ -217,39 +269,60 @@ static uint64_t rows_find_start(const unsigned char* raw, uint64_t i, uint64_t n
     return n;
 }
 
-/* Finds the documents of the file and adds each. */
-static bool rows_pack(RowMaker* m, const RowRule* rule, Error* e) {
-    const TokenFileHeader* h = &m->file->h;
-    const size_t width = h->starts ? 0 : (size_t)h->token_bytes, most = 1 << 18;  // tokens at a time
-    unsigned char* raw = (unsigned char*)xmalloc(most * size_max(width, 1));
-    uint64_t start = 0, found = 0;
-    bool ok = true;
-    for (uint64_t at = 0, n; ok && at < h->num_tokens; at += n) {
-        n = size_min(h->num_tokens - at, most);
-        ok = width ? tokenfile_read(m->file, at, n, raw, "the file", e)
-                   : read_at(fileno(m->file->f), tokenfile_starts_at(h) + at / 8, raw, (n + 7) / 8, m->file->path, "the starts", e);
-        for (uint64_t i = 0; ok && (i = rows_find_start(raw, i, n, width, (uint32_t)rule->bos)) < n; i++) {
-            found++;
-            if (at + i > start) { ok = rows_add_document(m, start, at + i, e); }
-            start = at + i;
+/* Returns in *start the first token from `from` on that begins a document; if there is none, the number of tokens. `from` never
+ * falls from call to call. */
+static bool rows_next_start(RowMaker* m, uint64_t from, uint64_t* start, Error* e) {
+    const TokenReader* file = m->file;
+    const TokenFileHeader* h = &file->h;
+    const size_t width = h->starts ? 0 : (size_t)h->token_bytes;
+    for (; from < h->num_tokens; from = m->raw_end) {
+        if (from >= m->raw_end) {
+            m->raw_at = from / 8 * 8;
+            const size_t n = size_min(h->num_tokens - m->raw_at, STARTS_BLOCK);
+            const uint64_t marks = tokenfile_starts_at(h) + m->raw_at / 8;
+            m->raw_end = m->raw_at + n;
+            if (!(width ? tokenfile_read(file, m->raw_at, n, m->raw, "the file", e)
+                        : read_at(fileno(file->f), marks, m->raw, (n + 7) / 8, file->path, "the starts", e))) {
+                return false;
+            }
+            progress_add(m->progress, n * width);
         }
-        if (ok) { progress_add(rule->progress, n * width); }
+        *start = m->raw_at + rows_find_start(m->raw, from - m->raw_at, m->raw_end - m->raw_at, width, (uint32_t)m->bos);
+        if (*start < m->raw_end) { return true; }
     }
-    free(raw);
-    if (ok && found == 0) {
-        ok = fail(e,
-                  "%s: holds no BOS token (id %d), so nothing tells where its documents begin\n"
-                  "  hint: tokenize the text again, or read across documents with --documents cross",
-                  m->file->path, rule->bos);
-    }
-    return ok && rows_add_document(m, start, h->num_tokens, e);
+    *start = h->num_tokens;
+    return true;
 }
 
-/* Adds the rows at the multiples of T. */
+/* Finds the documents of the file and adds each. */
+static bool rows_pack(RowMaker* m, Error* e) {
+    const uint64_t end = m->file->h.num_tokens;
+    uint64_t start = 0, next;
+    if (!rows_next_start(m, 0, &next, e)) { return false; }
+    if (next == end) {
+        return fail(e,
+                    "%s: holds no BOS token (id %d), so nothing tells where its documents begin\n"
+                    "  hint: tokenize the text again, or read across documents with --documents cross",
+                    m->file->path, m->bos);
+    }
+    for (bool ok = true; ok && start < end; start = next) {
+        ok = rows_next_start(m, start + 1, &next, e) && rows_add_document(m, start, next, e);
+        if (!ok) { return false; }
+    }
+    return true;
+}
+
+/* Adds the rows at the multiples of T, of a file with a mask. Without a known start each row counts as one. */
 static bool rows_cross(RowMaker* m, Error* e) {
-    bool ok = true;
-    for (uint64_t start = 0; ok && start + m->T < m->file->h.num_tokens; start += m->T) {
-        ok = rows_add_piece(m, start, m->T, true, e);
+    const uint64_t end = m->file->h.num_tokens, T = m->T;
+    uint64_t next = end;
+    bool ok = (!m->file->h.starts && m->bos < 0) || rows_next_start(m, 0, &next, e);
+    const bool known = next < end;
+    for (uint64_t row = 0; ok && row + T < end; row += T) {
+        ok = !known || next >= row || rows_next_start(m, row, &next, e);
+        const uint64_t start = known && row > 0 ? size_min(next, row + T) : row;
+        ok = ok && rows_leave_out(m, row + 1, start + 1, 0, e);
+        ok = ok && (start == row + T || rows_add_piece(m, start, (size_t)(row + T - start), e));
     }
     return ok;
 }
@@ -268,14 +341,23 @@ static inline bool rows_open(RowIndex* x, const TokenReader* file, size_t T, Doc
     m->index = x;
     m->T = T;
     m->file = file;
+    m->bos = rule->bos;
+    m->progress = rule->progress;
+    m->raw = (unsigned char*)xmalloc(STARTS_BLOCK * (size_t)h->token_bytes);
     m->block = (unsigned char*)xmalloc(MASK_BLOCK);
     m->block_at = UINT64_MAX - MASK_BLOCK;  // none
     m->window = h->masked ? ROWS_WINDOW : 1;
-    const bool ok = documents == DOCUMENTS_CROSS ? rows_cross(m, e) : rows_pack(m, rule, e);
+    x->cross = documents == DOCUMENTS_CROSS;
+    const bool ok = x->cross ? rows_cross(m, e) : rows_pack(m, e);
     while (ok && m->num_open > 0) { rows_close(m, 0); }
     for (int i = 0; i < ROWS_WINDOW; i++) { free(m->open[i].pieces); }
     free(m->block);
+    free(m->raw);
     free(m);
+    if (ok && x->counts.rows == 0 && x->counts.lost > 0) {
+        char lost[ROWS_TEXT];
+        return fail(e, "%s: holds no trained token in rows of --seq %zu: %s", file->path, T, rows_lost_text(&x->counts, lost));
+    }
     if (ok && x->counts.rows == 0) {
         return fail(e, "%s: holds no trained token in rows of --seq %zu\n  hint: %s", file->path, T,
                     h->masked ? "a mask of zeros trains nothing: make the file again" : "the file has no text in it");
@@ -325,8 +407,10 @@ static inline bool rows_read(const RowIndex* index, const TokenReader* file, uin
     }
     size_t t = 0;
     do {
-        const size_t n = piece_length(index->pieces[k]);
-        if (!rows_read_piece(file, piece_start(index->pieces[k]), n, x + t, y + t, scratch, e)) { return false; }
+        const size_t length = piece_length(index->pieces[k]), n = index->cross ? T : length;
+        const uint64_t first = piece_start(index->pieces[k]) + length - n;
+        if (!rows_read_piece(file, first, n, x + t, y + t, scratch, e)) { return false; }
+        for (size_t i = 0; i < n - length; i++) { y[t + i] = -1; }
         for (size_t i = 0; mask && i < n; i++) { starts[t + i] = (int32_t)t; }
         t += n;
         k++;

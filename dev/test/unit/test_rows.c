@@ -70,7 +70,7 @@ static Text* random_text(uint64_t n, uint64_t longest, bool masked, uint64_t see
 enum { MOST_ROWS = MOST };
 typedef struct {
     uint64_t first;
-    int length;
+    int length, skip;
 } NaivePiece;
 typedef struct {
     int room, pieces, age;
@@ -82,7 +82,7 @@ typedef struct {
     int opened;
     NaiveRow* order[MOST_ROWS];  // as they close
     int closed;
-    uint64_t documents, trained, cut;
+    uint64_t documents, trained, cut, lost;
 } NaiveRows;
 
 static int32_t naive_target(const Text* t, uint64_t i) {
@@ -114,28 +114,41 @@ static void naive_place(NaiveRows* r, NaivePiece p, int T, int window) {
     if (best->room == 0) { naive_close(r, best); }
 }
 
-static void naive_piece(NaiveRows* r, const Text* t, uint64_t first, int length, bool last, int T) {
-    const NaivePiece p = {first, length};
+static bool naive_start(const Text* t, uint64_t i) { return i == 0 || (t->marked ? t->starts[i] : t->ids[i] == BOS); }
+
+/* Of a row across documents with a mask, `skip` targets continue a conversation of an earlier row. */
+static void naive_piece(NaiveRows* r, const Text* t, uint64_t first, int length, int skip, int T) {
+    const NaivePiece p = {first, length, skip};
     int trained = 0;
-    for (int i = 0; i < length; i++) { trained += naive_target(t, first + (uint64_t)i) >= 0; }
+    for (int i = skip; i < length; i++) { trained += naive_target(t, first + (uint64_t)i) >= 0; }
     if (trained == 0) { return; }
     r->trained += (uint64_t)trained;
-    const uint64_t end = first + (uint64_t)length;
-    r->cut += !last && t->masked && end + 1 < t->n && t->bits[end] && t->bits[end + 1];
     naive_place(r, p, T, t->masked ? 256 : 1);
+}
+
+/* Counts the answers of which the end of a piece before token `end` leaves out a part, and those after it in the document. */
+static void naive_left(NaiveRows* r, const Text* t, uint64_t end, uint64_t document_end) {
+    for (uint64_t i = end + 1; i < document_end; i++) {
+        r->cut += i == end + 1 && t->bits[i - 1] && t->bits[i];
+        r->lost += !t->bits[i - 1] && t->bits[i];
+    }
 }
 
 static NaiveRows* naive_rows(const Text* t, int T, Documents documents) {
     NaiveRows* r = (NaiveRows*)xcalloc(1, sizeof *r);
     for (uint64_t i = 0; documents == DOCUMENTS_CROSS && i + (uint64_t)T < t->n; i += (uint64_t)T) {
-        naive_piece(r, t, i, T, false, T);
+        int skip = 0;
+        while (t->masked && skip < T && !naive_start(t, i + (uint64_t)skip)) { skip++; }
+        naive_piece(r, t, i, T, skip, T);
     }
     for (uint64_t i = 0, end; documents != DOCUMENTS_CROSS && i < t->n; i = end) {
-        for (end = i + 1; end < t->n && !(t->marked ? t->starts[end] : t->ids[end] == BOS);) { end++; }
+        for (end = i + 1; end < t->n && !naive_start(t, end);) { end++; }
         r->documents++;
         for (uint64_t k = i; k < end; k += (uint64_t)T) {
             const bool last = k + (uint64_t)T >= end;
-            naive_piece(r, t, k, last ? (int)(end - k) : T, last, T);
+            if (k > i && t->masked) { continue; }  // an answer is never trained without its question
+            naive_piece(r, t, k, last ? (int)(end - k) : T, 0, T);
+            if (t->masked && !last) { naive_left(r, t, k + (uint64_t)T, end); }
         }
     }
     for (int i = 0; i < r->opened; i++) {
@@ -155,7 +168,7 @@ static void naive_read(const Text* t, const NaiveRow* row, int T, bool mask, int
         const int start = at;
         for (int i = 0; i < row->piece[k].length; i++, at++) {
             x[at] = t->ids[row->piece[k].first + (uint64_t)i];
-            y[at] = naive_target(t, row->piece[k].first + (uint64_t)i);
+            y[at] = i < row->piece[k].skip ? -1 : naive_target(t, row->piece[k].first + (uint64_t)i);
             starts[at] = mask ? start : 0;
         }
     }
@@ -207,11 +220,12 @@ static void check_rows(const Text* t, int T, Documents documents, int width) {
         CHECK(wrong == 0, "%d of %d rows differ", wrong, want->closed);
         CHECK(untrained == 0, "%d rows have no trained target", untrained);
         if (d.indexed) {
-            CHECK(d.counts.trained == want->trained && d.counts.padding == padding && d.counts.cut == want->cut &&
-                      d.counts.documents == want->documents,
-                  "counts: %llu trained, %llu padding, %llu cut, %llu documents", (unsigned long long)d.counts.trained,
-                  (unsigned long long)d.counts.padding, (unsigned long long)d.counts.cut,
-                  (unsigned long long)d.counts.documents);
+            const RowCounts c = d.counts;
+            const bool counted = documents == DOCUMENTS_CROSS || (c.cut == want->cut && c.lost == want->lost);
+            CHECK(c.trained == want->trained && c.padding == padding && counted && c.documents == want->documents,
+                  "counts: %llu trained, %llu padding, %llu cut, %llu lost, %llu documents", (unsigned long long)c.trained,
+                  (unsigned long long)c.padding, (unsigned long long)c.cut, (unsigned long long)c.lost,
+                  (unsigned long long)c.documents);
         }
         dataloader_close(&d);
     }
@@ -226,13 +240,10 @@ static void rows_equal_the_model(void) {
         const bool masked = k % 2;
         const int T = rows[k / 2 % 5];
         Text* t = random_text(lengths[k / 10 % 5], longest[k / 50], masked, k);
-        bool trained = !masked;
-        for (uint64_t i = 1; i < t->n && !trained; i++) { trained = t->bits[i]; }
-        for (int documents = DOCUMENTS_CROSS; trained && documents <= DOCUMENTS_MASK; documents++) {
-            const bool fits = documents != DOCUMENTS_CROSS || t->n > (uint64_t)T;
-            bool some = fits && !masked;  // rows of cross have a trained target
-            for (uint64_t i = 1; fits && !some && i <= (t->n - 1) / (uint64_t)T * (uint64_t)T; i++) { some = t->bits[i]; }
-            if (some || documents != DOCUMENTS_CROSS) { check_rows(t, T, (Documents)documents, k % 4 < 2 ? 2 : 4); }
+        for (int documents = DOCUMENTS_CROSS; documents <= DOCUMENTS_MASK; documents++) {
+            NaiveRows* r = naive_rows(t, T, (Documents)documents);
+            if (r->closed > 0) { check_rows(t, T, (Documents)documents, k % 4 < 2 ? 2 : 4); }
+            naive_free(r);
         }
         free(t);
     }
@@ -262,7 +273,7 @@ static void every_trained_token_is_a_target_once(void) {
             enum { T = 50 };
             int32_t x[T], y[T];
             int64_t want[1000] = {0}, got[1000] = {0};
-            Text* t = random_text(MOST, 120, masked, 3);
+            Text* t = random_text(MOST, masked ? T : 120, masked, 3);  // a mask leaves out what a row cuts off
             for (uint64_t i = 1; i < t->n; i++) { want[t->ids[i]] += !masked || t->bits[i]; }
             write_text("text.bin", t, 2);
             DataLoader d;
@@ -300,6 +311,60 @@ static void a_mask_packs_best_and_is_read_by_documents(void) {
     if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, true, &automatic, &e)) { die("%s", e.msg); }
     CHECK(d.documents == DOCUMENTS_CROSS && !d.indexed, "a plain file is not read as ever");
     dataloader_close(&d);
+    free(t);
+}
+
+/* huggingface/trl#6668, karpathy/nanochat#590: questions longer than a row. */
+static void an_answer_is_never_trained_without_its_question(void) {
+    enum { T = 20, LONG = 37, DOCUMENTS = 6 };
+    Text* t = (Text*)xcalloc(1, sizeof *t);
+    t->masked = true;
+    for (int k = 0; k < DOCUMENTS; k++) {  // every other one is a long question; one answer ends in the next row
+        const int length = k % 2 ? LONG : 12, answer = k == 0 ? 7 : length - 3;
+        for (int i = 0; i < length; i++, t->n++) {
+            t->ids[t->n] = i == 0 ? BOS : 100 * (k + 1) + i;
+            t->bits[t->n] = i >= answer;
+        }
+        for (int i = 0; k == 4 && i < 15; i++, t->n++) {
+            t->ids[t->n] = 600 + i;
+            t->bits[t->n] = true;
+        }
+    }
+    write_text("text.bin", t, 2);
+    for (int documents = DOCUMENTS_CROSS; documents <= DOCUMENTS_MASK; documents++) {
+        const RowRule rule = rule_of((Documents)documents);
+        int32_t x[T], y[T];
+        char text[ROWS_TEXT];
+        DataLoader d;
+        Error e = NO_ERROR;
+        if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, false, &rule, &e)) { die("%s", e.msg); }
+        for (uint64_t r = 0; r < d.rows_per_epoch; r++) {
+            CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);
+            for (int i = 0, begun = -1; i < T; i++) {
+                begun = x[i] == BOS ? i : begun;
+                CHECK(y[i] < 0 || begun >= 0, "token %d is trained in a row without the start of its conversation", y[i]);
+            }
+        }
+        rows_lost_text(&d.counts, text);
+        if (documents != DOCUMENTS_CROSS) {
+            CHECK(d.counts.cut == 1 && strcmp(text,
+                                              "3 of 6 answers have lost the start of their conversation: "
+                                              "--seq 37 holds all") == 0,
+                  "%s; cut %llu", text, (unsigned long long)d.counts.cut);
+        }
+        CHECK(documents != DOCUMENTS_CROSS || strstr(text, "--documents mask"), "%s", text);
+        dataloader_close(&d);
+    }
+    memmove(t->ids, t->ids + 12, LONG * sizeof *t->ids);
+    memmove(t->bits, t->bits + 12, LONG * sizeof *t->bits);
+    t->n = LONG;
+    write_text("text.bin", t, 2);
+    DataLoader d;
+    Error e = NO_ERROR;
+    const RowRule rule = rule_of(DOCUMENTS_AUTO);
+    CHECK(!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, false, &rule, &e) &&
+              strstr(e.msg, "1 of 1 answers have lost the start of their conversation: --seq 37 holds all"),
+          "%s", e.msg);
     free(t);
 }
 
@@ -420,6 +485,7 @@ int main(void) {
     RUN(documents_begin_where_the_file_marks_them);
     RUN(every_trained_token_is_a_target_once);
     RUN(a_mask_packs_best_and_is_read_by_documents);
+    RUN(an_answer_is_never_trained_without_its_question);
     RUN(ranks_and_resumed_runs_share_the_rows);
     RUN(a_mix_of_data_with_and_without_a_mask_knows_all_starts);
     RUN(what_has_no_documents_is_refused);

@@ -345,6 +345,12 @@ static inline RowRule row_rule(const Data* d, Documents documents, bool new_mode
     return r;
 }
 
+/* Warns of answers that are left out since their question lies in another row. */
+static inline void warn_of_lost(const char* name, const DataLoader* d) {
+    char text[ROWS_TEXT];
+    if (d->counts.lost > 0) { warn("%s: %s; they are not trained", name, rows_lost_text(&d->counts, text)); }
+}
+
 /* Opens the token files of the job. Each group of ranks that share rows reads its own rows of the training data. Every rank
  * reads all validation data, row by row, so that a file shorter than a batch is used whole. */
 static inline void data_open(Data* d, const Process* p, const Options* o, RowRule rule) {
@@ -363,6 +369,9 @@ static inline void data_open(Data* d, const Process* p, const Options* o, RowRul
         d->has_val = true;
     }
     progress_end(&scan);
+    if (p->rank != 0) { return; }
+    for (int i = 0; d->has_train && i < d->mix.count; i++) { warn_of_lost(d->mix.sources[i].pattern, d->mix.sources[i].data); }
+    if (d->has_val) { warn_of_lost(o->val, &d->val); }
 }
 
 /* Checks all data against the model and the tokenizer. */

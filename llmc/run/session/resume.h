@@ -210,7 +210,7 @@ static inline void run_compare(Run* run, const Start* start, const Data* d, cons
     uint64_t data = 0;
     Error e = NO_ERROR;
     if (p->rank != 0) { return; }
-    const uint64_t tokenizer = data_tokenizer_print(d);
+    const uint64_t tokenizer = data_tokenizer_print(d), order = mix_leaves_out(&d->mix) ? ROW_ORDER_LEFT : ROW_ORDER;
     must(mix_fingerprint(&d->mix, &data, &e), &e);
     if (start->resumed) {
         resume_compare_options(run, o, d, dir);
@@ -226,14 +226,16 @@ static inline void run_compare(Run* run, const Start* start, const Data* d, cons
             resume_differs(strict, "this build is (%s), that of %s was (%s): it may round elsewhere", p->build, dir,
                            was->build);
         }
-        if (was->row_order != ROW_ORDER) {
-            resume_differs(strict, "the order of rows is %d, in %s it was %d: rows of this epoch may come twice or not at all",
-                           ROW_ORDER, dir, (int)was->row_order);
+        if (was->row_order != order) {
+            resume_differs(strict,
+                           "the order of rows is %d%s, in %s it was %d: rows of this epoch may come twice or not at all",
+                           (int)order, order == ROW_ORDER_LEFT ? " (answers without their questions are left out)" : "", dir,
+                           (int)was->row_order);
         }
     }
     was->data = data;
     was->fingerprint = tokenizer;
-    was->row_order = ROW_ORDER;
+    was->row_order = order;
     memcpy(was->build, p->build, sizeof was->build);
 }
 
