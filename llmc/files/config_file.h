@@ -236,7 +236,7 @@ static inline bool config_check_kind(const Json* j, Error* e) {
     if (kinds) {
         const JsonNode* first = json_first(j, kinds);
         text = first ? json_string(j, first, NULL) : NULL;
-        if (!text || strcmp(text, "LlamaForCausalLM") != 0) {
+        if (!text || (strcmp(text, "LlamaForCausalLM") != 0 && strcmp(text, "LlamaModel") != 0)) {
             char shown[100];
             return fail(e, "%s: architectures holds %s, wanted \"LlamaForCausalLM\"", j->path,
                         json_show(shown, sizeof shown, j, first));

@@ -7,9 +7,10 @@
  * optimizer state included.
  *
  * model_check() validates a folder without reading a weight: the ranges in config.json; that the folder holds exactly the
- * tensors of the parameter table, with their shapes and dtypes; that index and shards agree. It ignores the `inv_freq`
- * buffers of old files and refuses any other unknown tensor: leaving out, say, a bias would compute another model. A tied
- * model may carry lm_head.weight if it equals the embedding; model_load_sums() checks that.
+ * tensors of the parameter table, with their shapes and dtypes. It ignores the `inv_freq` buffers of old files and refuses any
+ * other unknown tensor: leaving out, say, a bias would compute another model. A tied model may carry lm_head.weight if it
+ * equals the embedding; model_load_sums() checks that. The index only says which files there are: as in transformers, it may
+ * list a tensor that no file has, or leave one out.
  *
  * model_load_sums() reads the weights with all threads (tensor_stream.h) and refuses a value that is not finite. Writing
  * refuses a weight that is finite, but would be infinite in the file's dtype. model_save_weights() and
@@ -53,47 +54,38 @@ static inline bool model_open_shard(ModelFiles* m, const char* dir, const char* 
     return path_join(path, dir, name, e) && safetensors_open(&m->shards[m->count - 1], path, e);
 }
 
-/* Opens the shards that an index names; checks that index and shards list the same tensors. */
+/* Opens the files that an index names. Which of them holds a tensor does not matter: model_match() looks into all. */
 static inline bool model_open_index(ModelFiles* m, const char* dir, const Json* j, Error* e) {
     const JsonNode* map = json_get(j, json_root(j), "weight_map");
     if (!map || map->type != JSON_OBJECT || json_length(map) == 0) {
         return json_wanted(j, json_root(j), "weight_map", e, "an object that names each tensor's file");
     }
-    size_t listed = 0, last = 0;
+    size_t last = 0;
     char shown[100];
     for (const JsonNode* n = json_first(j, map); n; n = json_next(j, n)) {
         size_t len = 0;
-        const char* tensor = json_key(j, n, NULL);
         const char* name = json_string(j, n, &len);
         // a name with a slash could leave the folder
         if (!name || len == 0 || strlen(name) != len || strchr(name, '/') || name[0] == '.') {
-            return json_wanted(j, map, tensor, e, "the name of a file in this folder");
+            return json_wanted(j, map, json_key(j, n, NULL), e, "the name of a file in this folder");
         }
         if (m->count == 0 || strcmp(file_name(m->shards[last].path), name) != 0) {
             for (last = 0; last < m->count && strcmp(file_name(m->shards[last].path), name) != 0;) { last++; }
         }
+        if (last < m->count) { continue; }
         if (last == MODEL_MAX_SHARDS) { return fail(e, "%s: weight_map names more than %d files", j->path, MODEL_MAX_SHARDS); }
-        if (last == m->count && !folder_has(dir, name)) {
+        if (!folder_has(dir, name)) {
             return fail(e, "%s: weight_map names %s, which is not in the folder", j->path,
                         show_text(shown, sizeof shown, name, len));
         }
-        if (last == m->count && !model_open_shard(m, dir, name, e)) { return false; }
-        if (!safetensors_find(&m->shards[last], tensor)) {
-            return fail(e, "%s: tensor \"%s\" is missing, but %s places it here", m->shards[last].path,
-                        show_text(shown, sizeof shown, tensor, strlen(tensor)), file_name(j->path));
-        }
-        listed++;
-    }
-    // every listed tensor is in its shard, and no name is listed twice: equal counts mean equal sets
-    for (size_t i = 0; i < m->count; i++) {
-        const SafeTensors* st = &m->shards[i];
-        if (st->count <= listed) {
-            listed -= st->count;
-            continue;
-        }
-        return fail(e, "%s: the files it names hold tensors that it does not list, wanted each listed once", j->path);
+        if (!model_open_shard(m, dir, name, e)) { return false; }
     }
     return true;
+}
+
+/* Returns whether a folder holds a model's weights, as model_open() finds them. */
+static inline bool model_has_weights(const char* dir) {
+    return folder_has(dir, "model.safetensors") || folder_has(dir, "model.safetensors.index.json");
 }
 
 /* Opens model.safetensors, or the shards of model.safetensors.index.json. Close with model_close(), also after a failure. */
@@ -122,8 +114,8 @@ static inline bool model_open(ModelFiles* m, const char* dir, Error* e) {
     return ok;
 }
 
-/* Returns the tensor of this name and sets *file to the file that holds it; NULL if there is none. */
-static inline const SafeTensor* model_find(const ModelFiles* m, const char* name, const SafeTensors** file) {
+/* Returns the tensor of exactly this name and sets *file to the file that holds it; NULL if there is none. */
+static inline const SafeTensor* model_find_exactly(const ModelFiles* m, const char* name, const SafeTensors** file) {
     for (size_t i = 0; i < m->count; i++) {
         const SafeTensor* t = safetensors_find(&m->shards[i], name);
         if (t) {
@@ -132,6 +124,33 @@ static inline const SafeTensor* model_find(const ModelFiles* m, const char* name
         }
     }
     return NULL;
+}
+
+/* Returns the tensor of a parameter under any name that transformers or PEFT takes for `name`, and sets *file to the file that
+ * holds it; NULL if there is none. A model without its head has names without "model." or with two of them. Adapters lack
+ * PEFT's "base_model.model.", or have the name of the adapter behind "lora_A". */
+static inline const SafeTensor* model_find(const ModelFiles* m, const char* name, const SafeTensors** file) {
+    static const char* const prefixes[] = {"base_model.model.", "model."};
+    char other[128];
+    const SafeTensor* t = model_find_exactly(m, name, file);
+    const char* rest = name;
+    for (int i = 0; !t && i < 2; i++) {
+        if (strncmp(rest, prefixes[i], strlen(prefixes[i])) != 0) { continue; }
+        rest += strlen(prefixes[i]);
+        t = model_find_exactly(m, rest, file);
+    }
+    const size_t stem = strlen(name) - strlen(strrchr(name, '.'));
+    snprintf(other, sizeof other, strstr(name, ".lora_") ? "%.*s.default%s" : "model.%.*s%s", (int)stem, name, name + stem);
+    return t ? t : model_find_exactly(m, other, file);
+}
+
+/* Returns whether a tensor of the files is a parameter of the table. */
+static inline bool model_uses(const ModelFiles* m, const ParamTable* t, const SafeTensor* tensor) {
+    const SafeTensors* file = NULL;
+    for (int i = 0; i < t->count; i++) {
+        if (model_find(m, t->items[i].name, &file) == tensor) { return true; }
+    }
+    return false;
 }
 
 /* Checks that a tensor of a file has the shape of a parameter; `says`: what says so. */
@@ -151,20 +170,23 @@ static inline bool model_match_tensor(const SafeTensors* file, const SafeTensor*
     return fail(e, "%s: %s.shape is %s, wanted [%zu] as %s", file->path, t->name, found, p->cols, says);
 }
 
-/* Returns whether the files may hold a tensor of this name that is not a parameter. */
-static inline bool model_ignores(const char* name) {
-    static const char end[] = ".inv_freq";
-    const size_t n = strlen(name), m = sizeof end - 1;
+/* Returns whether a name ends with `end`. */
+static inline bool name_ends(const char* name, const char* end) {
+    const size_t n = strlen(name), m = strlen(end);
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-/* Checks that the open files hold exactly the parameters of the table. */
+/* Returns whether the files may hold a tensor of this name that is not a parameter. */
+static inline bool model_ignores(const ModelConfig* c, const char* name) {
+    return name_ends(name, ".inv_freq") || (c->tied && name_ends(name, "lm_head.weight"));
+}
+
+/* Checks that the open files hold exactly the parameters of the table, each once. */
 static inline bool model_match(const ModelFiles* m, const char* dir, const ModelConfig* c, const ParamTable* t, Error* e) {
     const SafeTensors* file = NULL;
-    size_t total = 0, known = (size_t)t->count;
+    size_t total = 0;
     for (size_t i = 0; i < m->count; i++) {
-        total += m->shards[i].count;
-        for (size_t k = 0; k < m->shards[i].count; k++) { known += model_ignores(m->shards[i].tensors[k].name); }
+        for (size_t k = 0; k < m->shards[i].count; k++) { total += !model_ignores(c, m->shards[i].tensors[k].name); }
     }
     for (int i = 0; i < t->count; i++) {
         const Param* p = &t->items[i];
@@ -181,20 +203,18 @@ static inline bool model_match(const ModelFiles* m, const char* dir, const Model
         }
         if (!model_match_tensor(file, s, p, "config.json says", e)) { return false; }
     }
-    if (c->tied) {
-        const SafeTensor* head = model_find(m, "lm_head.weight", &file);
-        if (head && !model_match_tensor(file, head, &t->items[0], "config.json says", e)) { return false; }
-        known += head != NULL;
-    }
-    if (total == known) { return true; }
-    for (size_t i = 0; i < m->count; i++) {
+    const SafeTensor* head = c->tied ? model_find(m, "lm_head.weight", &file) : NULL;
+    if (head && !model_match_tensor(file, head, &t->items[0], "config.json says", e)) { return false; }
+    for (size_t i = 0; total > (size_t)t->count && i < m->count; i++) {
         for (size_t k = 0; k < m->shards[i].count; k++) {
-            const char* name = m->shards[i].tensors[k].name;
+            const SafeTensor* s = &m->shards[i].tensors[k];
             char shown[100];
-            if (!model_ignores(name) && !(c->tied && strcmp(name, "lm_head.weight") == 0) && !param_find(t, name)) {
-                return fail(e, "%s: tensor \"%s\" is not part of a Llama with this config.json, wanted only its %d tensors",
-                            m->shards[i].path, show_text(shown, sizeof shown, name, strlen(name)), t->count);
-            }
+            if (model_ignores(c, s->name) || model_uses(m, t, s)) { continue; }
+            show_text(shown, sizeof shown, s->name, strlen(s->name));
+            const bool twice = model_find_exactly(m, s->name, &file) != s;
+            if (twice) { return fail(e, "%s: tensor \"%s\" is in %s, too", m->shards[i].path, shown, file_name(file->path)); }
+            return fail(e, "%s: tensor \"%s\" is not part of a Llama with this config.json, wanted only its %d tensors",
+                        m->shards[i].path, shown, t->count);
         }
     }
     return true;
@@ -267,7 +287,7 @@ static inline TensorPieces model_pieces(const ModelFiles* m, const ParamTable* t
         tensor_pieces_add(&list, piece);
         for (size_t k = 0; k < file->count; k++) {
             const SafeTensor* tensor = &file->tensors[k];
-            if (param_find(t, tensor->name)) { continue; }
+            if (model_uses(m, t, tensor)) { continue; }
             piece.at = tensor->begin;
             piece.n = safe_bytes(tensor);
             tensor_pieces_add(&list, piece);

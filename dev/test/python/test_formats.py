@@ -172,6 +172,54 @@ def test_mixed_dtypes_inv_freq_and_an_equal_head_are_read(model_copy, tmp_path):
     assert done.returncode == 1 and "lm_head.weight[3, 5]" in done.stderr
 
 
+HEAD, INV_FREQ = "lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_names_and_indexes_are_read_as_transformers_reads_them(model_copy, tmp_path, tied):
+    """Old indexes list inv_freq or a tied head that no shard has, or shards have one that no index lists (Blaizzy/mlx-vlm#1827,
+    vllm-project/vllm#54230)."""
+    model = make(tied=tied)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="16KB")
+    weight_map = json.loads((tmp_path / "hf/model.safetensors.index.json").read_text())["weight_map"]
+    files = sorted(set(weight_map.values()))
+    norm, ours = "model.norm.weight", iter(range(99))
+
+    def opens(index=lambda names: names, tensors=lambda names: names, oracle=True):
+        """Changes the index, and the tensors of every file; returns what our reader says, or asserts that it read the model."""
+        folder, copy = tmp_path / f"in{next(ours)}", tmp_path / f"out{next(ours)}"
+        shutil.copytree(tmp_path / "hf", folder)
+        changed = {"metadata": {}, "weight_map": index(dict(weight_map))}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(changed))
+        for file in files:
+            held = safetensors.torch.load_file(folder / file)
+            safetensors.torch.save_file(tensors(held), folder / file, {"format": "pt"})
+        done = model_copy(folder, copy)
+        if done.returncode == 0:
+            same_tensors(model, load(copy))
+            assert not oracle or torch.equal(logits(load(folder)), logits(model))
+        return done.stderr
+    assert not opens(lambda names: names | {INV_FREQ: files[0]}) and not opens(lambda names: names | {norm: files[0]})
+    assert not opens(tensors=lambda held: held | ({INV_FREQ: torch.ones(4)} if norm in held else {}))
+    assert not opens(lambda names: {name: file for name, file in names.items() if name != norm})
+    assert not opens(lambda names: names | {"a": files[0]})
+    # a model without its head has other names, and its config.json another architecture
+    assert not opens(tensors=lambda held: {name.removeprefix("model."): w for name, w in held.items()})
+    assert not opens(tensors=lambda held: {"model." + name: w for name, w in held.items()})
+    if tied:
+        assert not opens(lambda names: names | {HEAD: files[0]})
+        assert not opens(tensors=lambda held: held | {HEAD: w.clone() for name, w in held.items() if "embed" in name})
+        transformers.LlamaModel.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "inner")
+        assert model_copy(tmp_path / "inner", tmp_path / "whole").returncode == 0
+        same_tensors(model, load(tmp_path / "whole"))
+    # what we do not compute, or cannot know, is refused
+    assert '"x.bias" is not part of' in opens(tensors=lambda held: held | ({"x.bias": torch.ones(2)} if norm in held else {}))
+    assert f'"{norm}" is in ' in opens(tensors=lambda held: held | {norm: torch.ones(32)})
+    assert f'"{norm}" is missing' in opens(tensors=lambda held: {name: w for name, w in held.items() if name != norm} or
+                                           {INV_FREQ: torch.ones(4)}, oracle=False)
+    assert "which is not in the folder" in opens(lambda names: names | {INV_FREQ: "gone.safetensors"})
+
+
 @pytest.mark.parametrize("more, part", [
     (dict(attention_bias=True), "attention_bias is true"),
     (dict(mlp_bias=True), "mlp_bias is true"),
