@@ -36,12 +36,16 @@ def model_of(name):
 
 
 def adapter_config(folder):
-    """Returns the adapter_config.json of a folder of adapters, or None."""
+    """Returns the adapter_config.json of a folder of adapters, or None. target_modules are the matrices that have tensors."""
     path = os.path.join(folder, "adapter_config.json")
     if not os.path.exists(path):
         return None
     with open(path, encoding="utf-8") as f:
-        return json.load(f)
+        config = json.load(f)
+    with safe_open(os.path.join(folder, "adapter_model.safetensors"), framework="pt") as f:
+        names = {name.split(".lora_")[0].split(".")[-1]: True for name in f.keys()}  # a set that keeps its order
+    alpha = config["lora_alpha"] * (config["r"] ** 0.5 if config.get("use_rslora") else 1)
+    return config | {"target_modules": list(names), "lora_alpha": alpha}
 
 
 def base_folder(folder):

@@ -1,10 +1,11 @@
-/* adapter.h -- reads and writes LoRA's adapters in PEFT's layout. adapter_config.json says which matrices have adapters, of
- * which rank and scale, and names the base model's folder. adapter_model.safetensors holds A and B of each.
+/* adapter.h -- reads and writes LoRA's adapters in PEFT's layout. adapter_config.json says their scale and names the folder of
+ * the base model. adapter_model.safetensors holds A and B of each matrix that has adapters.
  *
  *   {"peft_type": "LORA", "base_model_name_or_path": DIR, "r": R, "lora_alpha": ALPHA, "target_modules": ["q_proj", ...], ...}
  *
- * The reader refuses by name whatever we would compute wrongly: another method, biases, DoRA, rsLoRA, ranks that differ, other
- * modules, and starts that change the base's weights. The tensors must be exactly the table of adapters (trained_table()).
+ * Which matrices have adapters, the tensors say: target_modules may be names, ends of names, a regular expression. The reader
+ * refuses by name whatever we would compute wrongly: another method, DoRA, ranks that differ, layers without adapters, whole
+ * matrices beside them, and starts that change the base's weights. It ignores members that do not change the computation.
  */
 #ifndef LLMC_ADAPTER_H
 #define LLMC_ADAPTER_H
@@ -13,7 +14,9 @@
 
 #include "llmc/config.h"              // defines: LoraConfig, lora_pairs, ParamTable
 #include "llmc/files/json.h"          // defines: json_read_file, json_wanted
-#include "llmc/files/model_folder.h"  // defines: ModelFiles, model_open_shard, model_match_tensor, model_read, model_save_shard
+#include "llmc/files/model_folder.h"  // defines: ModelFiles, model_find, model_read, model_save_shard
+
+#include <strings.h>
 
 #define ADAPTER_CONFIG "adapter_config.json"
 #define ADAPTER_WEIGHTS "adapter_model.safetensors"
@@ -25,103 +28,145 @@ static const double LORA_LEAST_ALPHA = 1e-6;
 typedef struct {
     LoraConfig lora;
     double dropout;       // used in its training; we apply none
-    char base[PATH_CAP];  // the base model's folder, or its name on the hub
+    char base[PATH_CAP];  // the base model's folder, or its name on the hub; "": not named
 } AdapterConfig;
 
-/* Returns whether a folder holds adapters instead of a model. */
-static inline bool folder_is_adapter(const char* dir) {
-    return folder_has(dir, ADAPTER_CONFIG) && !folder_has(dir, "config.json");
-}
+/* Returns whether a folder holds adapters instead of a model. The base's config.json may lie beside them. */
+static inline bool folder_is_adapter(const char* dir) { return folder_has(dir, ADAPTER_CONFIG) && !model_has_weights(dir); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // adapter_config.json
 
+#define ADAPTER_HINT "\n  hint: PEFT merges such adapters into their base: merge_and_unload(), then save_pretrained()"
+
 /* Returns whether a member is absent, or a value that means off, also [] and {}. */
 static inline bool adapter_is_off(const Json* j, const char* key) {
     const JsonNode* n = json_get(j, json_root(j), key);
-    const bool container = n && (n->type == JSON_ARRAY || n->type == JSON_OBJECT);
-    return container ? json_length(n) == 0 : json_is_off(j, json_root(j), key);
+    return n && json_is_container(n) ? json_length(n) == 0 : json_is_off(j, json_root(j), key);
+}
+
+/* Returns whether a member, if it is on, changes the computation in a way that we do not do. Variants that this list does not
+ * know have members such as use_NAME or NAME_config. */
+static inline bool adapter_is_variant(const char* key) {
+    static const char* const variants[] = {
+        "lora_bias",         "modules_to_save", "layer_replication",       "alpha_pattern",
+        "target_parameters", "megatron_config", "trainable_token_indices", "alora_invocation_tokens"};
+    static const char* const plain[] = {"use_rslora",   "eva_config",     "loftq_config",  // heeded, or how training starts
+                                        "corda_config", "lora_ga_config", "velora_config", "runtime_config"};
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+        if (strcmp(key, variants[i]) == 0) { return true; }
+    }
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
+        if (strcmp(key, plain[i]) == 0) { return false; }
+    }
+    return strncmp(key, "use_", 4) == 0 || name_ends(key, "_config");
 }
 
 /* Refuses what changes the computation in a way that we do not do. */
 static inline bool adapter_check_plain(const Json* j, Error* e) {
-    static const char* const off[] = {"use_dora",
-                                      "use_rslora",
-                                      "fan_in_fan_out",
-                                      "lora_bias",
-                                      "use_qalora",
-                                      "modules_to_save",
-                                      "layers_to_transform",
-                                      "layer_replication",
-                                      "rank_pattern",
-                                      "alpha_pattern",
-                                      "exclude_modules",
-                                      "target_parameters",
-                                      "megatron_config",
-                                      "trainable_token_indices",
-                                      "alora_invocation_tokens"};
+    static const char* const starts[] = {"gaussian", "eva", "orthogonal", "mica"};  // they leave the base's weights as they are
     const JsonNode* root = json_root(j);
     if (!json_is_string(j, json_get(j, root, "peft_type"), "LORA")) { return json_wanted(j, root, "peft_type", e, "\"LORA\""); }
-    for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
-        if (!adapter_is_off(j, off[i])) { return json_wanted(j, root, off[i], e, "none: plain LoRA alone is known here"); }
-    }
-    if (json_get(j, root, "bias") && !json_is_string(j, json_get(j, root, "bias"), "none")) {
-        return json_wanted(j, root, "bias", e, "\"none\"");
+    for (const JsonNode* n = json_first(j, root); n; n = json_next(j, n)) {
+        const char* key = json_key(j, n, NULL);
+        if (adapter_is_variant(key) && !adapter_is_off(j, key)) {
+            return json_wanted(j, root, key, e, "none: plain LoRA alone is known here" ADAPTER_HINT);
+        }
     }
     const JsonNode* start = json_get(j, root, "init_lora_weights");
-    if (start && start->type == JSON_STRING && !json_is_string(j, start, "gaussian") && !json_is_string(j, start, "eva")) {
-        return json_wanted(j, root, "init_lora_weights", e, "true: others change the base's weights");
+    const char* word = start ? json_string(j, start, NULL) : NULL;
+    if (!word) { return true; }
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+        if (strcasecmp(word, starts[i]) == 0) { return true; }
     }
-    return true;
+    return json_wanted(j, root, "init_lora_weights", e, "true: this start changes the base's weights" ADAPTER_HINT);
 }
 
-/* Reads target_modules, a list of names, into the bits of LoraConfig.on. */
-static inline bool adapter_read_targets(const Json* j, unsigned* on, Error* e) {
-    const JsonNode* root = json_root(j);
-    const JsonNode* list = json_get(j, root, "target_modules");
-    if (!list || list->type != JSON_ARRAY || json_length(list) == 0) {
-        return json_wanted(j, root, "target_modules", e, "a list of names such as \"q_proj\"");
-    }
-    *on = 0;
-    for (const JsonNode* n = json_first(j, list); n; n = json_next(j, n)) {
-        char shown[128];
-        int i = 0;
-        while (i < NUM_LORA_PAIRS && !json_is_string(j, n, lora_pairs[i].name)) { i++; }
-        if (i == NUM_LORA_PAIRS) {
-            return fail(e,
-                        "%s: target_modules holds %s, wanted some of \"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\", "
-                        "\"gate_proj\", \"up_proj\", \"down_proj\"",
-                        j->path, json_show(shown, sizeof shown, j, n));
+/* Refuses tensors beside a matrix that a list of names in target_modules leaves out: PEFT ignores them. */
+static inline bool adapter_check_targets(const Json* j, unsigned on, Error* e) {
+    const JsonNode* list = json_get(j, json_root(j), "target_modules");
+    for (int i = 0; list && list->type == JSON_ARRAY && i < NUM_LORA_PAIRS; i++) {
+        const JsonNode* n = json_first(j, list);
+        while (n && !name_ends(json_string(j, n, NULL) ? json_string(j, n, NULL) : "", lora_pairs[i].name)) {
+            n = json_next(j, n);
         }
-        *on |= 1u << i;
+        if (n || !(on >> i & 1)) { continue; }
+        return fail(e, "%s: target_modules does not name %s, but " ADAPTER_WEIGHTS " has adapters beside it", j->path,
+                    lora_pairs[i].name);
     }
     return true;
 }
 
-static inline bool adapter_parse_config(const Json* j, AdapterConfig* a, Error* e) {
+/* Takes the matrices from the names of the tensors, and the rank, too, if rank_pattern gives some matrices another one. */
+static inline bool adapter_read_tensors(const Json* j, const SafeTensors* file, LoraConfig* l, Error* e) {
+    const bool own_rank = !adapter_is_off(j, "rank_pattern");
+    const JsonNode* some = json_get(j, json_root(j), "layers_to_transform");
+    size_t tensors = 0;
+    for (int i = 0; i < NUM_LORA_PAIRS; i++) {
+        char part[32];
+        snprintf(part, sizeof part, "%s.lora_A.", lora_pairs[i].name);
+        for (size_t k = 0; k < file->count; k++) {
+            const SafeTensor* t = &file->tensors[k];
+            if (!strstr(t->name, part) || t->ndim != 2) { continue; }
+            if (l->on == 0 && own_rank && t->shape[0] <= LORA_MOST_RANK) { l->rank = (int)t->shape[0]; }
+            l->on |= 1u << i;
+            tensors += i == __builtin_ctz(l->on);  // one a layer
+        }
+    }
+    if (l->on == 0) {
+        return fail(e, "%s: holds no adapter of a Llama's matrix, such as layers.0.self_attn.q_proj.lora_A.weight", file->path);
+    }
+    if (some && some->type == JSON_ARRAY && json_length(some) != tensors) {
+        return fail(e, "%s: layers_to_transform names %zu layers, but " ADAPTER_WEIGHTS " has adapters in %zu", j->path,
+                    json_length(some), tensors);
+    }
+    return adapter_check_targets(j, l->on, e);
+}
+
+static inline bool adapter_parse_config(const Json* j, const SafeTensors* file, AdapterConfig* a, Error* e) {
     const JsonNode* root = json_root(j);
     char* base = NULL;
     int64_t rank = 0;
-    if (!adapter_check_plain(j, e) || !adapter_read_targets(j, &a->lora.on, e) ||
-        !json_int(j, root, "r", 1, LORA_MOST_RANK, &rank, e) ||
-        !json_double(j, root, "lora_alpha", LORA_LEAST_ALPHA, 1e6, &a->lora.alpha, e) ||
+    bool rank_stable = false;
+    if (!adapter_check_plain(j, e) || !json_int(j, root, "r", 1, LORA_MOST_RANK, &rank, e) ||
+        !json_bool_or(j, root, "use_rslora", &rank_stable, e) ||
+        !json_double(j, root, "lora_alpha", LORA_LEAST_ALPHA, rank_stable ? 1e4 : 1e6, &a->lora.alpha, e) ||
         !json_double_or(j, root, "lora_dropout", 0, 1, &a->dropout, e) ||
-        !json_bytes(j, root, "base_model_name_or_path", &base, e)) {
+        (json_get(j, root, "base_model_name_or_path") && !json_bytes(j, root, "base_model_name_or_path", &base, e))) {
         return false;
     }
     a->lora.rank = (int)rank;
-    const bool fits = snprintf(a->base, sizeof a->base, "%s", base) < (int)sizeof a->base;
+    const bool fits = snprintf(a->base, sizeof a->base, "%s", base ? base : "") < (int)sizeof a->base;
     free(base);
-    return fits || fail(e, "%s: base_model_name_or_path is longer than %d bytes", j->path, PATH_CAP - 1);
+    if (!fits) { return fail(e, "%s: base_model_name_or_path is longer than %d bytes", j->path, PATH_CAP - 1); }
+    if (!adapter_read_tensors(j, file, &a->lora, e)) { return false; }
+    if (rank_stable) { a->lora.alpha *= sqrt(a->lora.rank); }  // such a scale is alpha / sqrt(rank)
+    return true;
 }
 
-/* Reads dir/adapter_config.json. */
+/* Opens dir/adapter_model.safetensors. Close with model_close(), also after a failure. */
+static inline bool adapter_open_file(ModelFiles* m, const char* dir, Error* e) {
+    memset(m, 0, sizeof *m);
+    if (!folder_has(dir, ADAPTER_WEIGHTS) && folder_has(dir, "adapter_model.bin")) {
+        return fail(
+            e,
+            "%s: holds adapter_model.bin, wanted " ADAPTER_WEIGHTS
+            "\n  hint: AutoPeftModelForCausalLM.from_pretrained() of PEFT reads it, save_pretrained() writes safetensors",
+            dir);
+    }
+    if (!folder_has(dir, ADAPTER_WEIGHTS)) { return fail(e, "%s: holds no " ADAPTER_WEIGHTS, dir); }
+    return model_open_shard(m, dir, ADAPTER_WEIGHTS, e);
+}
+
+/* Reads dir/adapter_config.json, and the names of the tensors beside it. */
 static inline bool adapter_read_config(const char* dir, AdapterConfig* a, Error* e) {
     char path[PATH_CAP];
     Json j;
+    ModelFiles m;
     memset(a, 0, sizeof *a);
     if (!path_join(path, dir, ADAPTER_CONFIG, e) || !json_read_file(&j, path, 16 << 20, e)) { return false; }
-    const bool ok = adapter_parse_config(&j, a, e);
+    const bool ok = adapter_open_file(&m, dir, e) && adapter_parse_config(&j, &m.shards[0], a, e);
+    model_close(&m);
     json_free(&j);
     return ok;
 }
@@ -158,32 +203,31 @@ static inline bool adapter_write_config(const char* dir, const LoraConfig* l, co
 // adapter_model.safetensors
 
 /* Checks that an open file holds exactly the adapters of the table. */
-static inline bool adapter_match(const SafeTensors* file, const ParamTable* t, Error* e) {
+static inline bool adapter_match(const ModelFiles* m, const ParamTable* t, Error* e) {
     static const char says[] = ADAPTER_CONFIG " and the base model say";
+    const SafeTensors* file = &m->shards[0];
     for (int i = 0; i < t->count; i++) {
         const Param* p = &t->items[i];
-        const SafeTensor* s = safetensors_find(file, p->name);
+        const SafeTensor* s = model_find(m, p->name, &file);
         if (!s) {
-            return fail(e, "%s: tensor \"%s\" is missing, wanted %zu by %zu as %s", file->path, p->name, p->rows, p->cols,
-                        says);
+            return fail(e, "%s: tensor \"%s\" is missing, wanted the same adapters in every layer" ADAPTER_HINT, file->path,
+                        p->name);
         }
         if (!model_match_tensor(file, s, p, says, e)) { return false; }
     }
     for (size_t i = 0; i < file->count && file->count > (size_t)t->count; i++) {
-        const char* name = file->tensors[i].name;
+        const SafeTensor* s = &file->tensors[i];
         char found[100];
-        if (param_find(t, name)) { continue; }
-        return fail(e, "%s: tensor \"%s\" is not one of the %d adapters of " ADAPTER_CONFIG, file->path,
-                    show_text(found, sizeof found, name, strlen(name)), t->count);
+        if (model_uses(m, t, s)) { continue; }
+        return fail(e, "%s: tensor \"%s\" is not one of the %d adapters of its matrices" ADAPTER_HINT, file->path,
+                    show_text(found, sizeof found, s->name, strlen(s->name)), t->count);
     }
     return true;
 }
 
 /* Opens the adapters of a folder and checks them against the table. Close with model_close(), also after a failure. */
 static inline bool adapter_open(ModelFiles* m, const char* dir, const ParamTable* t, Error* e) {
-    memset(m, 0, sizeof *m);
-    if (!folder_has(dir, ADAPTER_WEIGHTS)) { return fail(e, "%s: holds no " ADAPTER_WEIGHTS, dir); }
-    return model_open_shard(m, dir, ADAPTER_WEIGHTS, e) && adapter_match(&m->shards[0], t, e);
+    return adapter_open_file(m, dir, e) && adapter_match(m, t, e);
 }
 
 /* Checks names, shapes and dtypes of the adapters; reads no weights. */

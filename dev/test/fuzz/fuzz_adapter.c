@@ -40,6 +40,7 @@ static void make_folder(void) {
     table = trained_table(&config);
     REQUIRE(table.elements <= MOST);
     must(make_directories(fuzz_path(folder, "adapter"), &e) && make_directories(fuzz_path(again, "again"), &e) &&
+             adapter_save(again, &config.lora, "base", &table, slot_from(SAFE_F32, give, NULL), NULL, &e) &&
              adapter_save(folder, &config.lora, "base", &table, slot_from(SAFE_F32, give, NULL), NULL, &e) &&
              path_join(written[0], folder, ADAPTER_CONFIG, &e) && path_join(written[1], folder, ADAPTER_WEIGHTS, &e),
          &e);

@@ -249,35 +249,97 @@ def test_only_the_adapters_take_memory_of_the_optimizer(work):
         assert lora[name] <= 2, name
 
 
+SPELLINGS = [  # `targets` and other arguments of peft.LoraConfig. 2 layers have so few matrices that all-linear becomes names
+    dict(targets="all-linear"), dict(targets=["self_attn.q_proj", "mlp.down_proj"]),  # vllm-project/vllm#9275
+    dict(targets=r".*\.(q_proj|v_proj)"), dict(targets=r".*proj", exclude_modules=["o_proj", "up_proj"]),
+    dict(targets=None), dict(targets=["q_proj"], bias="all"), dict(targets=["q_proj"], use_rslora=True),
+    dict(targets=["q_proj", "k_proj"], rank_pattern={"q_proj": 6, "k_proj": 6}),
+    dict(targets=["v_proj"], layers_to_transform=[0, 1]), dict(targets=["o_proj"], fan_in_fan_out=True),
+    *(dict(targets=["q_proj"], init_lora_weights=start) for start in (False, "gaussian", "orthogonal", "mica", "eva"))]
+
+
+def loss_of(work, folder, *flags):
+    shown = run("--model", folder, "--eval", "--val", "val.bin", "--seq", T, "--threads", 1, *flags, cwd=work)
+    return float(shown.split("loss ")[1].split()[0])
+
+
+def test_every_spelling_of_an_adapter_is_read_as_peft_reads_it(work):
+    base_model(work / "base")
+    header, tokens = np.split(np.fromfile(work / "data.bin", dtype="<i4"), [256])
+    header[2] = 2 * T + 1
+    np.concatenate([header, tokens[:2 * T + 1]]).tofile(work / "val.bin")
+    x, y = (torch.from_numpy(tokens[i:2 * T + i].reshape(2, T)).long() for i in (0, 1))
+    for i, spelling in enumerate(SPELLINGS):
+        before = transformers.LlamaForCausalLM.from_pretrained(work / "base")
+        model = with_adapter(before, rank=4, alpha=8, **spelling)
+        model.save_pretrained(work / f"a{i}")
+        with torch.no_grad():
+            assert abs(loss_of(work, f"a{i}") - mean_loss(model, x, y).item()) <= 1e-5, spelling
+    config = json.loads((work / "a2/adapter_config.json").read_text())
+    tensors, want = load_file(work / "a2/adapter_model.safetensors"), loss_of(work, "a2")
+    assert abs(want - loss_of(work, "base")) > 1e-3
+
+    def written(change, name=lambda name: name):
+        (work / "a2/adapter_config.json").write_text(json.dumps(config | change))
+        save_file({name(n): w for n, w in tensors.items()}, work / "a2/adapter_model.safetensors")
+        return loss_of(work, "a2")
+    # names that transformers takes, one that peft takes, members that change nothing
+    assert written({}, lambda n: n.removeprefix("base_model.model.")) == want
+    assert written({}, lambda n: n.removeprefix("base_model.model.model.")) == want
+    assert written({}, lambda n: n.replace(".weight", ".default.weight")) == want
+    assert written({"loftq_config": {"loftq_bits": 4}, "corda_config": {"cache_file": "x"}, "new_group_size": 16}) == want
+    # with the base's config.json beside it, it is the same adapter; with the weights, too, both readings are named
+    shutil.copy(work / "base/config.json", work / "a2")
+    assert loss_of(work, "a2") == want
+    shutil.copy(work / "base/model.safetensors", work / "a2")
+    assert "a whole model and adapters" in run("--model", "a2", "--generate", "1", cwd=work, code=1)
+    assert loss_of(work, "a2", "--lora-base", "a2") == loss_of(work, "a2", "--lora-base", "base") == want
+    out = run("--model", "a2", "--lora-base", "a2", *TRAIN, "--steps", 1, "--out", "out", cwd=work)
+    assert "on q_proj v_proj" in out
+
+
 def test_what_is_no_adapter_of_this_kind_is_refused(work):
     model = with_adapter(base_model(work / "base"), ATTENTION, 4, 8)
     model.save_pretrained(work / "adapter")
     config = json.loads((work / "adapter/adapter_config.json").read_text()) | {"base_model_name_or_path": str(work / "base")}
     tensors = load_file(work / "adapter/adapter_model.safetensors")
     first = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+    def refused():
+        return run("--model", "adapter", *TRAIN, "--steps", 2, "--out", "out", cwd=work, code=1)
     for change, part in [
             ({"peft_type": "IA3"}, 'peft_type is "IA3"'), ({"use_dora": True}, "use_dora is true"),
-            ({"bias": "all"}, 'bias is "all"'), ({"use_rslora": True}, "use_rslora is true"),
+            ({"use_of_2027": True}, "use_of_2027 is true"), ({"kasa_config": {"rank": 2}}, "kasa_config is an object"),
             ({"r": 5}, "lora_A.weight.shape is [4, 48], wanted [5, 48]"),
-            ({"target_modules": ["q_proj", "lm_head"]}, 'target_modules holds "lm_head"'),
-            ({"target_modules": "all-linear"}, "target_modules is"),
-            ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is an object"),
+            ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern is an object"),
             ({"modules_to_save": ["embed_tokens"]}, "modules_to_save is an array"), ({"lora_alpha": "x"}, 'lora_alpha is "x"'),
             ({"init_lora_weights": "pissa"}, 'init_lora_weights is "pissa"'),
-            ({"target_modules": ["q_proj"]}, "is not one of the 4 adapters"),
-            ({"target_modules": ATTENTION + FFN}, "gate_proj.lora_A.weight\" is missing"),
-            ({"base_model_name_or_path": "meta-llama/Llama-3.2-1B"}, "--lora-base DIR")]:
+            ({"init_lora_weights": "lora_ga"}, "this start changes the base's weights"),
+            ({"target_modules": ["q_proj", "k_proj", "o_proj"]}, "target_modules does not name v_proj"),
+            ({"layers_to_transform": [1]}, "layers_to_transform names 1 layers"),
+            ({"base_model_name_or_path": None}, 'base_model_name_or_path is ""'),
+            ({"base_model_name_or_path": "meta-llama/Llama-3.2-1B"}, "model.py meta-llama/Llama-3.2-1B downloads it"),
+            ({"base_model_name_or_path": "/gone/to/base"}, "with --lora-base DIR\n")]:
         (work / "adapter/adapter_config.json").write_text(json.dumps(config | change))
-        error = run("--model", "adapter", *TRAIN, "--steps", 2, "--out", "out", cwd=work, code=1)
-        assert part in error, error
+        assert part in refused()
     (work / "adapter/adapter_config.json").write_text(json.dumps(config))
     for changed, part in [({first: torch.zeros(4, 40)}, "shape is [4, 40]"), ({first: torch.full((4, 48), np.nan)}, "is nan"),
                           ({"extra": torch.zeros(1)}, '"extra" is not one of'),
+                          ({first.replace("q_proj", "gate_proj"): torch.zeros(4, 48)}, "does not name gate_proj"),
                           ({first: tensors[first].to(torch.int8)}, "dtype is I8")]:
         save_file(tensors | changed, work / "adapter/adapter_model.safetensors")
-        error = run("--model", "adapter", *TRAIN, "--steps", 2, "--out", "out", cwd=work, code=1)
-        assert part in error, error
-    assert not (work / "out").exists()
+        assert part in refused()
+    # layers without adapters, ranks that differ (EVA's), the old format of peft
+    for options, part in [({"layers_to_transform": [1]}, "wanted the same adapters in every layer"),
+                          ({"rank_pattern": {"layers.0.self_attn.q_proj": 2}}, "lora_A.weight.shape is [4, 48], wanted [2")]:
+        model = with_adapter(transformers.LlamaForCausalLM.from_pretrained(work / "base"), ["q_proj"], 4, 8, **options)
+        model.save_pretrained(work / "adapter")
+        assert part in refused()
+    model.save_pretrained(work / "adapter", safe_serialization=False)
+    (work / "adapter/adapter_model.safetensors").unlink()
+    assert "holds adapter_model.bin" in refused()
+    peft.AutoPeftModelForCausalLM.from_pretrained(work / "adapter").save_pretrained(work / "again")  # as the hint says
+    assert (work / "again/adapter_model.safetensors").exists() and not (work / "out").exists()
 
 
 def test_flags_that_do_not_fit_are_refused(work):
@@ -301,7 +363,7 @@ def test_flags_that_do_not_fit_are_refused(work):
             (["--model", "lora", "--lora-alpha", 3, "--out", "x"], "have 8"),
             (["--model", "lora", "--lora-on", "ffn", "--out", "x"], "other matrices"),
             (["--model", "lora", "--lora-base", "lora/step_00000002", "--out", "x"], "wanted their base model"),
-            (["--model", "lora", "--lora-base", "full", "--out", "x"], "one checkpoint, not a folder of them")]:
+            (["--model", "lora", "--lora-base", "full", "--out", "x"], "did you mean full/step_00000002?")]:
         error = run(*TRAIN, "--steps", 4, *flags, cwd=work, code=1)
         assert part in error, error
     done = subprocess.run([ROOT / "train_llama3", "--model", "base", "--lora-r", "4"], cwd=work, capture_output=True, text=True,

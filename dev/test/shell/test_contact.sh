@@ -21,7 +21,35 @@ for columns in 80 72 100; do
     check "--help fits into $columns columns" awk -v most=$columns 'length > most { exit 1 }' help.txt
 done
 
-expect "a model of the hub is not here" 1 "hint: python3 dev/data/model.py OWNER/NAME" train --model owner/name --train data.bin
+expect "a model of the hub is not here" 1 "hint: python3 dev/data/model.py owner/name downloads it from the hub to models/name" \
+    train --model owner/name --train data.bin
+mkdir -p lost/up/checkpoint-500 lost/up/checkpoint-1000 lost/hub/models--a--b/snapshots/abc lost/gguf lost/meta lost/empty models
+touch lost/up/checkpoint-500/config.json lost/up/checkpoint-1000/adapter_config.json lost/meta/params.json lost/up/log.jsonl \
+    lost/hub/models--a--b/snapshots/abc/config.json lost/up/checkpoint-500/model.safetensors lost/gguf/x.gguf
+cp -r lost/up/checkpoint-500 models/Known-1B
+# what is given as --model, and the words of the error: one hint for each cause
+while IFS='|' read -r given words; do
+    expect "--model $given" 1 "$words" train --model "$given" --train data.bin
+done <<'END'
+lost/up|hint: did you mean lost/up/checkpoint-1000?
+lost/hub|hint: did you mean lost/hub/models--a--b/snapshots/abc?
+lost/hub/models--a--b|hint: did you mean lost/hub/models--a--b/snapshots/abc?
+lost/up/checkpoint-500/config.json|hint: did you mean lost/up/checkpoint-500?
+lost/up/checkpoint-500/model.safetensors|hint: did you mean lost/up/checkpoint-500?
+lost/up/checkpoint-50|hint: did you mean lost/up/checkpoint-500?
+lost/gguf|--export writes GGUF, but no job reads it
+lost/gguf/x.gguf|--export writes GGUF, but no job reads it
+lost/meta|lost/meta holds Meta's own format
+lost/empty|lost/empty holds no checkpoint, wanted a folder step_NNNNNNNN in it, or a model with a config.json
+lost/up/log.jsonl|is a file, wanted a folder with config.json and model.safetensors
+D4|hint: did you mean d4?
+Llama-3.2-1B|hint: did you mean llama3.2-1b?
+losst|hint: did you mean lost?
+owner/Known-1B|hint: did you mean models/Known-1B?
+https://huggingface.co/owner/New-1B|hint: python3 dev/data/model.py owner/New-1B downloads it
+out/step_00000100|out/step_00000100 is missing, wanted a model's folder
+gpt2|hint: python3 dev/data/model.py OWNER/NAME downloads a folder of the Hugging Face hub
+END
 expect "nor is its tokenizer" 1 "hint: python3 dev/data/model.py OWNER/NAME" \
     train --model d1 --tokenizer owner/name --train data.bin
 check "with the hint on a line of its own" grep -q '^  hint: python' stderr

@@ -20,14 +20,15 @@
 
 #include "llmc/base/utils.h"
 
-#include "llmc/dist/buckets.h"         // defines: Buckets, buckets_list, buckets_free, shard_ranges
-#include "llmc/run/session/choose.h"   // defines: choose_typed, choose_lora, choose_total_batch, choose_sampling, choose_data
-#include "llmc/files/adapter.h"        // defines: AdapterConfig, folder_is_adapter, adapter_read_config, adapter_check
-#include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_end
-#include "llmc/run/session/machine.h"  // defines: cpu_build
-#include "llmc/run/session/session.h"  // defines: Program, Process, Start, ModelSpec, Data, Run, run_must_read
-#include "llmc/run/session/resume.h"   // defines: run_resume, out_check
-#include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load, folder_has_tokenizer
+#include "llmc/dist/buckets.h"          // defines: Buckets, buckets_list, buckets_free, shard_ranges
+#include "llmc/run/session/choose.h"    // defines: choose_typed, choose_lora, choose_total_batch, choose_sampling, choose_data
+#include "llmc/files/adapter.h"         // defines: AdapterConfig, folder_is_adapter, adapter_read_config, adapter_check
+#include "llmc/base/progress.h"         // defines: Progress, progress_begin, progress_end
+#include "llmc/run/session/machine.h"   // defines: cpu_build
+#include "llmc/run/session/no_model.h"  // defines: die_of_no_model, holds_model, holds_checkpoints, is_hub_name
+#include "llmc/run/session/session.h"   // defines: Program, Process, Start, ModelSpec, Data, Run, run_must_read
+#include "llmc/run/session/resume.h"    // defines: run_resume, out_check
+#include "llmc/text/tokenizer_read.h"   // defines: tokenizer_load, folder_has_tokenizer
 
 #include <signal.h>
 
@@ -118,16 +119,13 @@ static inline void start_find(Start* start, Run* run, const Options* o, const Pr
     ModelConfig preset;
     if (!job_trains(job) && !o->given[OPT_model]) {
         start_at_checkpoint(start, run, o->out, process_screen(p));
-    } else if (is_directory(o->model) && !folder_has(o->model, "config.json") && !folder_is_adapter(o->model)) {
-        start_at_checkpoint(start, run, o->model, process_screen(p));
-    } else if (is_directory(o->model)) {
+    } else if (is_directory(o->model) && holds_model(o->model)) {
         snprintf(start->dir, sizeof start->dir, "%s", o->model);
         run->state.base = take_folder_sums(&start->sums, o->model);
-    } else if (!config_preset(&preset, o->model, 1)) {
-        die("--model: %s is neither a folder nor a preset, wanted a Hugging Face folder, dN, llama3.2-1b, llama3.2-3b, "
-            "llama3.1-8b or llama3.1-70b\n"
-            "  hint: python3 dev/data/model.py OWNER/NAME downloads a folder of the Hugging Face hub",
-            o->model);
+    } else if (is_directory(o->model) && (holds_checkpoints(o->model) || folder_is_checkpoint(o->model))) {
+        start_at_checkpoint(start, run, o->model, process_screen(p));
+    } else if (is_directory(o->model) || !config_preset(&preset, o->model, 1)) {
+        die_of_no_model("--model", o->model);
     } else if (!job_trains(job)) {
         die("--model: %s is a preset, an untrained model, wanted a folder with weights", o->model);
     }
@@ -199,23 +197,30 @@ static inline void lora_of_folder(LoraConfig* l, Start* start, const Options* o,
     }
     *l = a.lora;
     const char* base = o->lora_base ? o->lora_base : a.base;
-    if (!is_directory(base)) {
+    if (!is_directory(base) && !o->lora_base) {
+        const bool hub = is_hub_name(base);
         die("%s/" ADAPTER_CONFIG
-            ": base_model_name_or_path is %s, which is no folder here\n"
-            "  hint: give the base model's folder with --lora-base DIR",
-            start->dir, base);
+            ": base_model_name_or_path is \"%s\", which is no folder here\n"
+            "  hint: give the base model's folder with --lora-base DIR%s%s%s",
+            start->dir, base, hub ? "; python3 dev/data/model.py " : "", hub ? base : "", hub ? " downloads it" : "");
     }
-    if (!folder_has(base, "config.json") && !folder_is_adapter(base)) {
-        die("%s: has no config.json, wanted the folder of the base model: one checkpoint, not a folder of them", base);
-    }
+    if (!holds_model(base)) { die_of_no_model("--lora-base", base); }
     if (folder_is_adapter(base)) { die("%s: holds adapters, wanted their base model in --lora-base", base); }
     snprintf(start->base_dir, sizeof start->base_dir, "%s", base);
+    start->has_adapters = true;
 }
 
 /* Sets base_dir and, if there are adapters, their shape. */
 static inline void base_find(Start* start, LoraConfig* l, const Options* o, const Process* p) {
+    const bool adapters = start->dir[0] && folder_has(start->dir, ADAPTER_CONFIG);
+    if (adapters && !folder_is_adapter(start->dir) && !o->lora_base) {
+        die("%s: holds a whole model and adapters\n"
+            "  hint: --lora-base %s puts the adapters beside that model, --lora-base DIR beside another; "
+            "without " ADAPTER_CONFIG " it is the model alone",
+            start->dir, start->dir);
+    }
     snprintf(start->base_dir, sizeof start->base_dir, "%s", start->dir);
-    if (start->dir[0] && folder_is_adapter(start->dir)) {
+    if (adapters) {
         lora_of_folder(l, start, o, p);
         take_folder_sums(&start->base_sums, start->base_dir);
     } else {
@@ -226,7 +231,7 @@ static inline void base_find(Start* start, LoraConfig* l, const Options* o, cons
 /* Checks the tensors of the adapters; the base's configuration is known now. Reads no weights. */
 static inline void adapters_check(const Start* start, const ModelConfig* c) {
     Error e = NO_ERROR;
-    if (!start_has_adapters(start)) { return; }
+    if (!start->has_adapters) { return; }
     ParamTable adapters = trained_table(c);
     const bool ok = adapter_check(start->dir, &adapters, &e);
     param_table_free(&adapters);

@@ -7,7 +7,7 @@
 #include "llmc/base/utils.h"
 #include "llmc/base/progress.h"        // defines: progress_begin, progress_end
 #include "llmc/files/tensor_stream.h"  // defines: Passed, StateSlot
-#include "llmc/run/session/session.h"  // defines: Process, Start, ModelSpec, Data, Run, run_must_read, start_has_adapters
+#include "llmc/run/session/session.h"  // defines: Process, Start, ModelSpec, Data, Run, run_must_read
 #include "llmc/run/session/trainer.h"  // defines: Trainer
 #include "llmc/text/question.h"        // defines: prompt_tokens
 
@@ -67,7 +67,7 @@ static inline void memory_text(const char* memory, const Start* start, const Opt
 /* Loads the weights of base_dir into the trainer's slot. With LoRA, checks as far as possible that the adapters were trained
  * beside these weights, and remembers their checksum. Rounded weights may be infinite if the run resumes with exact ones. */
 static inline void load_weights(const Start* start, const ModelSpec* m, Run* run, const Process* p, StateSlot weights) {
-    const FileSums* known = start_has_adapters(start) ? &start->base_sums : &start->sums;
+    const FileSums* known = start->has_adapters ? &start->base_sums : &start->sums;
     const bool lora = m->config.lora.rank > 0;
     char folder[PATH_CAP];
     uint32_t crc = 0;
@@ -103,8 +103,8 @@ static inline void draw_weights(const ModelSpec* m, uint64_t seed, FILE* screen,
 static inline void load_adapters(const Start* start, const ModelSpec* m, uint64_t seed, StateSlot to) {
     const FileSums* sums = start->sums.count > 0 ? &start->sums : NULL;
     Error e = NO_ERROR;
-    must(start_has_adapters(start) ? adapter_load(start->dir, &m->trained, sums, to, &e)
-                                   : tensors_draw(&m->config, &m->trained, seed, to, &e),
+    must(start->has_adapters ? adapter_load(start->dir, &m->trained, sums, to, &e)
+                             : tensors_draw(&m->config, &m->trained, seed, to, &e),
          &e);
 }
 
@@ -136,7 +136,7 @@ static inline void* model_create(const Trainer* t, const ModelUse* use, const Op
 /* Reads the weights that model_create() would load. Nothing holds them, but reading checks them. */
 static inline void check_weights(const Start* start, const ModelSpec* m, Run* run, const Process* p) {
     if (start->dir[0]) { load_weights(start, m, run, p, slot_to(NULL, NULL)); }
-    if (start_has_adapters(start)) { load_adapters(start, m, 0, slot_to(NULL, NULL)); }
+    if (start->has_adapters) { load_adapters(start, m, 0, slot_to(NULL, NULL)); }
 }
 
 #endif

@@ -53,8 +53,9 @@ typedef struct {
     char dir[PATH_CAP];       // folder to start from, with a model or with adapters; "": a new model
     FileSums sums;            // checksums of its files, verified on loading; none: unknown, or already verified
     char base_dir[PATH_CAP];  // folder with the weights: dir, or the base of its adapters
-    FileSums base_sums;       // the same for base_dir, if it is another folder
+    FileSums base_sums;       // the same for base_dir, if dir holds adapters
     SideFiles side_files;     // copied from dir into the checkpoints of this run
+    bool has_adapters;        // dir holds adapters, whose base is in base_dir
     bool resumed;             // dir is the checkpoint that this run resumes from
     bool saved_master;        // its weights are rounded: the master weights are in its state, as "master"
 } Start;
@@ -129,9 +130,6 @@ static inline bool process_writes(const Process* p, const Options* o) {
 static inline FILE* process_screen(const Process* p) {
     return p->rank == 0 && (!job_speaks(p->job) || isatty(fileno(stdout))) ? stdout : NULL;
 }
-
-/* Returns whether the folder to start from holds adapters. */
-static inline bool start_has_adapters(const Start* s) { return s->dir[0] && strcmp(s->dir, s->base_dir) != 0; }
 
 /* Returns the name of the model for messages. */
 static inline const char* start_name(const Start* s, const Options* o) { return s->dir[0] ? s->base_dir : o->model; }
