@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 from dev.reference.config import preset, presets, read_config
 from dev.reference.folders import (adapter_config, base_folder, checkpoints, model_of, read_adapters, read_weights,
                                    write_adapters, write_weights)
-from dev.reference.log import Log, StepTable, counted, die, mark
+from dev.reference.log import Log, StepTable, counted, die, mark, warn
 from dev.reference.rand import RAND_SAMPLE, philox, philox_double, rand_even_, rand_normal_
 from dev.reference.tables import c_flags, flag_value, gpu_peak, version
 from dev.reference.text import Text
@@ -307,10 +307,22 @@ def adamw(model, lr, betas, eps, weight_decay, params=None):
 def schedule(a):
     """Returns the highest rate and the phases (from, to, first, last, shape), as in llmc/optim/schedule.h."""
     decay = max(a.warmup, a.steps - a.steps // 5) if a.schedule == "wsd" else a.warmup
+    end = decay + a.steps // 5 if a.schedule == "wsd" else max(a.steps, decay)
     shape = {"cosine": "cosine", "wsd": "root"}.get(a.schedule, "linear")
     final = 1.0 if a.schedule == "constant" else a.final_lr_frac
     return a.lr, [(0, a.warmup, 0.0, 1.0, "rise"), (a.warmup, decay, 1.0, 1.0, "linear"),
-                  (decay, max(a.steps, decay), 1.0, final, shape)]
+                  (decay, end, 1.0, final, shape)]
+
+
+def warn_of_schedule(a):
+    """Warns of flags that make no sense together, as program_plan() of llmc/run/session/open.h does."""
+    if a.warmup > a.steps:
+        warn(f"--warmup: {a.warmup} of {a.steps} steps: the learning rate never gets to --lr")
+    elif a.schedule == "wsd" and a.final_lr_frac < 1 and (a.steps < 10 or a.warmup > a.steps - a.steps // 5):
+        warn(f"--schedule wsd: {a.steps} steps and a warm-up of {a.warmup} leave little of its decay: "
+             f"the last rate is {learning_rate(schedule(a), a.steps - 1):.2e}")
+    if a.lr > 0.1:
+        warn(f"--lr: is {a.lr:g}: AdamW seldom learns with more than 0.01")
 
 
 def learning_rate(schedule, step):
@@ -528,6 +540,7 @@ class Training:
             a.steps = max(1, loader.rows_per_epoch * a.seq // a.total_batch)
         if a.steps == 0:
             die("--steps: is 0, wanted at least one step", 2)
+        warn_of_schedule(a)
         if loader.vocab_size > c.vocab_size:
             die(f"{loader.files[0].path}: vocabulary is {loader.vocab_size} tokens, but the model has only {c.vocab_size}")
 

@@ -17,6 +17,10 @@ def die(message, code=1):
     sys.exit(code)
 
 
+def warn(message):
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
 class Log:
     """OUT/log.jsonl, one event a line, with the members of llmc/files/logger.h. Makes the folder OUT. A new file takes the
     place of an earlier log, since that may have other names (links)."""

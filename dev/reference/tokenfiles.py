@@ -5,12 +5,11 @@ several sources by weight in mix.h."""
 import bisect
 import glob
 import os
-import sys
 
 import numpy as np
 import torch
 
-from dev.reference.log import die
+from dev.reference.log import die, warn
 from dev.reference.rand import RAND_MIX, RAND_SHUFFLE_SHARDS, order_row, shuffled
 
 ROWS_WINDOW = 256
@@ -74,8 +73,8 @@ class TokenFile:
             trained += n
         left = self.trained(1, count).sum() - trained
         if self.masked and left and len(starts) > 0:
-            print(f"warning: {self.path}: {left:,} trained tokens have lost the start of their conversation to an earlier row; "
-                  "they are left out", file=sys.stderr)
+            warn(f"{self.path}: {left:,} trained tokens have lost the start of their conversation to an earlier row; "
+                 "they are left out")
         self.pieces += [row for _, row in window]
         self.rows = len(self.pieces)
         if not self.pieces:

@@ -69,17 +69,19 @@ static inline void schedule_add(Schedule* s, int64_t from, int64_t to, double fi
 }
 
 /* Returns the schedule of a run of `steps` steps: a warm-up to the rate `lr`, then what --schedule names, to the fraction
- * `final` of `lr`. wsd holds the peak rate, and decays over the last fifth of all steps, or of them what the warm-up leaves. */
+ * `final` of `lr`. wsd holds the peak rate, and decays over the last fifth of all steps. A warm-up that reaches into this fifth
+ * moves the decay, which then does not get to its end: pressed into the steps that are left, it would jump. */
 static inline Schedule schedule_make(ScheduleName name, int64_t steps, int64_t warmup, double lr, double final) {
     static const PhaseShape shapes[] = {SHAPE_COSINE, SHAPE_LINEAR, SHAPE_LINEAR, SHAPE_ROOT};
     const int64_t decay = name == SCHEDULE_WSD && steps - steps / 5 > warmup ? steps - steps / 5 : warmup;
+    const int64_t end = name == SCHEDULE_WSD ? decay + steps / 5 : steps > decay ? steps : decay;
     Schedule s;
     memset(&s, 0, sizeof s);
     s.lr = lr;
     s.steps = steps;
     schedule_add(&s, 0, warmup, 0, 1, SHAPE_RISE);
     schedule_add(&s, warmup, decay, 1, 1, SHAPE_LINEAR);
-    schedule_add(&s, decay, steps > decay ? steps : decay, 1, name == SCHEDULE_CONSTANT ? 1 : final, shapes[name]);
+    schedule_add(&s, decay, end, 1, name == SCHEDULE_CONSTANT ? 1 : final, shapes[name]);
     return s;
 }
 

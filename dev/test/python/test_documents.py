@@ -190,11 +190,13 @@ def test_a_dry_run_tells_what_rows_hold(folder):
     loader = tokenfiles.DataLoader(str(folder / "train_masked.bin"), 1, T, bos=BOS)
     padding = sum(T - sum(n for _, n in row) for row in loader.files[0].pieces)
     found = re.search(r"rows +train_masked.bin: (\d+) rows of 32 tokens \(mask\), 120 documents, ([0-9.]+) % padding, "
-                      r"([0-9.]+) % of the tokens are trained, answers cut by the end of a row: (\d+), lost to an earlier row: (\d+)\n", r.stdout)
+                      r"([0-9.]+) % of the tokens are trained, answers cut by the end of a row: (\d+), "
+                      r"lost to an earlier row: (\d+)\n", r.stdout)
     assert found, r.stdout
     assert int(found[1]) == loader.rows_per_epoch and abs(float(found[2]) - 100 * padding / T / loader.rows_per_epoch) < 0.06
     assert int(found[4]) > 0 and int(found[5]) > 0
-    assert re.search(rf"warning: train_masked.bin: {found[5]} of \d+ answers have lost the start of their conversation: --seq ", r.stdout)
+    words = rf"warning: train_masked.bin: {found[5]} of \d+ answers have lost the start of their conversation: --seq "
+    assert re.search(words, r.stdout)
     assert "rows  " not in c_run(folder, "plain", "--dry-run").stdout
 
 

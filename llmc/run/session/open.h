@@ -517,7 +517,11 @@ static inline void program_plan(Program* p) {
         steps = run->state.schedule.steps;
         if (steps > 0 && o->warmup > steps) {
             warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)steps);
+        } else if (o->schedule == SCHEDULE_WSD && o->final_lr_frac < 1 && (steps < 10 || o->warmup > steps - steps / 5)) {
+            warn("--schedule wsd: %lld steps and a warm-up of %d leave little of its decay: the last rate is %.2e",
+                 (long long)steps, o->warmup, learning_rate(&run->state.schedule, steps - 1));
         }
+        if (o->lr > 0.1) { warn("--lr: is %g: AdamW seldom learns with more than 0.01", o->lr); }
         warn_of_no_data(o, &p->data);
     }
     lengthen_context(&p->spec.config, o, start_name(&p->start, o), p->process.rank);
