@@ -54,6 +54,7 @@ static inline bool prompt_tokens(TokenList* l, const char* text, const TextRules
 
 typedef struct {
     double temperature, top_p;
+    double drawing;  // the temperature of a question that has top_k or top_p, but none itself
     int64_t top_k, seed, max_tokens;
     TokenList tokens;
     bool chats;  // it has messages: the end of a turn ends the answer
@@ -77,6 +78,7 @@ static inline Asked question_asks(const TextRules* r, const char* date) {
 /* Reads how to answer. A member that is missing leaves its value as it is. */
 static inline bool question_read_sampling(Question* q, const Json* j, Error* e) {
     const JsonNode* root = json_root(j);
+    if (json_get(j, root, "top_k") || json_get(j, root, "top_p")) { q->temperature = q->drawing; }
     return json_double_or(j, root, "temperature", 0, 100, &q->temperature, e) &&
            json_double_or(j, root, "top_p", 0, 1, &q->top_p, e) && json_int_or(j, root, "top_k", 0, INT_MAX, &q->top_k, e) &&
            json_int_or(j, root, "seed", 0, INT64_MAX, &q->seed, e) &&

@@ -22,6 +22,14 @@
 
 enum { MAX_END_IDS = 2 * MAX_EOS + 4, MAX_START_IDS = 8 };
 
+/* How generation_config.json lets tokens be drawn. A number below 0 is not stated. */
+typedef struct {
+    bool stated, draws;         // do_sample is there; and true: otherwise the most probable token is taken
+    double temperature, top_p;  // if tokens are drawn
+    int64_t top_k;
+    double repetition_penalty;  // 1: none
+} Sampling;
+
 /* What is said of a text. Ids are below vocab_size; -1: none. */
 typedef struct {
     const Tokenizer* tokenizer;        // NULL: texts are ids
@@ -32,9 +40,11 @@ typedef struct {
     bool ends_with_eos;            // it puts a token behind a text, too
     int32_t end_ids[MAX_END_IDS];  // any of them ends a text that is generated
     int num_ends;
+    int pad_id;                    // fills up the rows of a batch
     int end_of_turn;               // ends an answer in the chat template
     char* chat_template;           // Jinja; NULL: none
     char template_path[PATH_CAP];  // the file that has templates; "": none. Without chat_template none is called "default"
+    Sampling sampling;
 } TextRules;
 
 static inline void text_rules_free(TextRules* r) {
@@ -176,27 +186,132 @@ static inline bool text_rules_find_template(TextRules* r, Error* e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// generation_config.json
+
+/* Members that change the text of `transformers`, and that we do not compute: a warning names them. */
+static const struct {
+    const char* name;
+    double off;    // the number that changes nothing, besides null, false and an empty list
+    bool drawing;  // it counts only where tokens are drawn
+} generation_unsupported[] = {
+    {"min_p", 0, true},
+    {"top_h", 0, true},
+    {"typical_p", 1, true},
+    {"epsilon_cutoff", 0, true},
+    {"eta_cutoff", 0, true},
+    {"num_beams", 1, false},
+    {"penalty_alpha", 0, false},
+    {"dola_layers", 0, false},
+    {"guidance_scale", 1, false},
+    {"no_repeat_ngram_size", 0, false},
+    {"exponential_decay_length_penalty", 0, false},
+    {"min_length", 0, false},
+    {"min_new_tokens", 0, false},
+    {"bad_words_ids", 0, false},
+    {"force_words_ids", 0, false},
+    {"constraints", 0, false},
+    {"suppress_tokens", 0, false},
+    {"begin_suppress_tokens", 0, false},
+    {"forced_bos_token_id", -1, false},
+    {"forced_eos_token_id", -1, false},
+    {"sequence_bias", 0, false},
+    {"stop_strings", 0, false},
+    {"token_healing", 0, false},
+    {"watermarking_config", 0, false},
+};
+
+/* Reads a number from min on, up to max. Any other value is left out with a warning: it ends no job. */
+static inline void generation_number(const Json* j, const char* key, double min, double max, double* out, bool says) {
+    Error e = NO_ERROR;
+    if (!json_double_or(j, json_root(j), key, min, max, out, &e) && says) { warn("%s: it is left out", e.msg); }
+}
+
+static inline void generation_read_sampling(Sampling* s, const Json* j, bool says) {
+    const JsonNode* draws = json_get(j, json_root(j), "do_sample");
+    double top_k = -1;
+    s->stated = draws != NULL;
+    s->draws = !json_is_off(j, json_root(j), "do_sample");
+    generation_number(j, "temperature", 0, 100, &s->temperature, says);
+    generation_number(j, "top_p", 0, 1, &s->top_p, says);
+    generation_number(j, "top_k", -1, INT32_MAX, &top_k, says);
+    s->top_k = json_get(j, json_root(j), "top_k") && top_k < 0 ? 0 : (int64_t)top_k;  // in other programs -1 turns it off
+    generation_number(j, "repetition_penalty", 1e-6, 1e6, &s->repetition_penalty, says);
+}
+
+/* Names the members that have no effect here. */
+static inline void generation_warn(const Sampling* s, const Json* j) {
+    char names[512] = "";
+    for (size_t i = 0; i < sizeof generation_unsupported / sizeof *generation_unsupported; i++) {
+        const char* name = generation_unsupported[i].name;
+        const JsonNode* n = json_get(j, json_root(j), name);
+        double number = 0;
+        const bool counts = n && json_node_double(j, n, &number);
+        const bool off = counts ? number == generation_unsupported[i].off : json_is_off(j, json_root(j), name);
+        if (off || (json_is_container(n) && n->length == 0) || (generation_unsupported[i].drawing && !s->draws)) { continue; }
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", names[0] ? ", " : "", name);
+    }
+    if (s->repetition_penalty != 1) {  // no flag turns it off, so it is said
+        char text[PATH_CAP + 64];
+        snprintf(text, sizeof text, "%s: repetition_penalty %g applies", j->path, s->repetition_penalty);
+        print_message("note", text);
+    }
+    if (names[0]) { warn("%s: not computed here, so texts differ from those of transformers: %s", j->path, names); }
+}
+
+/* Reads the folder's generation_config.json, if there is one. A file that is damaged is left out with a warning. says: with
+ * warnings; speaks: also those that matter to a text. */
+static inline void text_rules_read_generation(TextRules* r, const char* dir, bool says, bool speaks) {
+    char path[PATH_CAP];
+    Json j;
+    Error e = NO_ERROR;
+    if (!folder_has(dir, "generation_config.json")) { return; }
+    if (!path_join(path, dir, "generation_config.json", &e) || !json_read_file(&j, path, 16 << 20, &e)) {
+        if (says) { warn("%s: the file is left out", e.msg); }
+        return;
+    }
+    generation_read_sampling(&r->sampling, &j, says && speaks);
+    const JsonNode* eos = json_get(&j, json_root(&j), "eos_token_id");
+    const bool list = eos && eos->type == JSON_ARRAY;
+    for (const JsonNode* n = list ? json_first(&j, eos) : eos; n; n = list ? json_next(&j, n) : NULL) {
+        int64_t id = 0;
+        if (json_node_int(&j, n, &id)) { text_rules_end_at(r, id); }
+    }
+    if (says && speaks) { generation_warn(&r->sampling, &j); }
+    json_free(&j);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // all of it
 
 /* Sets what a configuration (or NULL) and a tokenizer (or NULL) say by themselves. Free with text_rules_free(). */
 static inline void text_rules_init(TextRules* r, const Tokenizer* t, const ModelConfig* c) {
+    static const Sampling none = {false, false, -1, -1, -1, 1};
+    const int named = t ? tokenizer_find_any(t, t->bos_name) : -1, pad = t ? tokenizer_find_any(t, t->pad_name) : -1;
     memset(r, 0, sizeof *r);
     r->tokenizer = t;
     r->vocab_size = c ? c->vocab_size : t->vocab_size;
     r->end_of_turn = -1;
-    r->bos_id = t && t->bos_id >= 0 && t->bos_id < r->vocab_size ? t->bos_id : c ? c->bos_id : -1;
+    r->pad_id = pad < r->vocab_size ? pad : -1;
+    r->bos_id = named >= 0 ? named : c && c->bos_id >= 0 ? c->bos_id : t ? t->bos_id : -1;
+    if (r->bos_id >= r->vocab_size) { r->bos_id = -1; }
+    r->sampling = none;
     text_rules_find_start(r);
-    text_rules_end_at(r, r->bos_id);
     if (t) { text_rules_end_at(r, t->eos_id); }
-    if (c) { text_rules_end_at(r, c->bos_id); }
     for (int i = 0; c && i < c->num_eos; i++) { text_rules_end_at(r, c->eos_ids[i]); }
+    text_rules_end_at(r, r->bos_id);
+    if (t) { text_rules_end_at(r, t->bos_id); }
+    if (c) { text_rules_end_at(r, c->bos_id); }
 }
 
 /* Reads the rules of a tokenizer (or NULL) with a path, and of a model's folder `dir` (or NULL), whose configuration is *c (or
- * NULL). Free with text_rules_free(), also after an error. */
-static inline bool text_rules_read(TextRules* r, const Tokenizer* t, const ModelConfig* c, const char* dir, Error* e) {
-    (void)dir;
+ * NULL). says, speaks: see text_rules_read_generation(). Free with text_rules_free(), also after an error. */
+static inline bool text_rules_read(TextRules* r, const Tokenizer* t, const ModelConfig* c, const char* dir, bool says,
+                                   bool speaks, Error* e) {
     text_rules_init(r, t, c);
+    if (dir) { text_rules_read_generation(r, dir, says, speaks); }
+    if (says && t && t->eos_name && tokenizer_find_any(t, t->eos_name) < 0) {
+        warn("%s: its folder names the end of text %s, which is no token of it", t->path, t->eos_name);
+    }
     return text_rules_find_template(r, e);
 }
 

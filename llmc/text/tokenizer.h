@@ -103,6 +103,10 @@ typedef struct {
     char* path;    // path of the file this came from, or NULL
     char* source;  // text of the tokenizer.json this came from, or NULL
     char* config;  // text of the tokenizer_config.json beside it; or NULL
+
+    // what the files beside it call BOS, EOS and pad, whether or not they are tokens; NULL: nothing. bos_id and eos_id are the
+    // tokens of these names, otherwise tokens with a usual name
+    char *bos_name, *eos_name, *pad_name;
 } Tokenizer;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -561,6 +565,12 @@ static inline int tokenizer_find_bytes(const Tokenizer* t, const char* name, siz
 /* Returns the id of the special (or other added) token of this name, or -1. */
 static inline int tokenizer_find(const Tokenizer* t, const char* name) { return tokenizer_find_bytes(t, name, strlen(name)); }
 
+/* Returns the id of a token of this name (or NULL): an added one, otherwise any; or -1. */
+static inline int tokenizer_find_any(const Tokenizer* t, const char* name) {
+    const int added = name ? tokenizer_find(t, name) : -1;
+    return name && added < 0 ? token_table_find(&t->pieces, name, strlen(name)) : added;
+}
+
 /* Turns ids into text as they come: each push gives the characters that are complete. Bytes that cannot become UTF-8 turn
  * into U+FFFD, one for each maximal part of a character (as in Python's errors="replace" and Rust's lossy decoding). So the
  * output is always valid UTF-8. For the raw bytes, join the bytes of tokenizer_token(). */
@@ -646,6 +656,9 @@ static inline void tokenizer_free(Tokenizer* t) {
     free(t->path);
     free(t->source);
     free(t->config);
+    free(t->bos_name);
+    free(t->eos_name);
+    free(t->pad_name);
     memset(t, 0, sizeof *t);
 }
 

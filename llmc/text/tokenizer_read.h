@@ -606,34 +606,50 @@ static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, c
     return tokenizer_parse_seeded(t, text, len, path, hash_seed(), e);
 }
 
-/* Reads the token that a tokenizer_config.json names in `key`, as text or as {"content": text}. *id stays as it is if there
- * is none. */
-static inline bool config_token(const Tokenizer* t, const Json* j, const char* key, int* id, Error* e) {
-    const JsonNode* n = json_get(j, json_root(j), key);
-    size_t len = 0;
-    if (n && n->type == JSON_OBJECT) { n = json_get(j, n, "content"); }
-    if (!n) { return true; }
-    const char* name = json_string(j, n, &len);
-    int found = name ? tokenizer_find_bytes(t, name, len) : -1;
-    if (found < 0) { return json_wanted(j, json_root(j), key, e, "the name of an added token of tokenizer.json"); }
-    *id = found;
-    return true;
+/* Reads what a parsed tokenizer_config.json or special_tokens_map.json calls a token, as text or as {"content": text}. null and
+ * "" name none; an absent member leaves *name as it is. */
+static inline void config_name(const Json* j, const char* key, char** name) {
+    const JsonNode* n = json_get_any(j, json_root(j), key);
+    if (!n) { return; }
+    const char* text = json_string(j, n->type == JSON_OBJECT ? json_get(j, n, "content") : n, NULL);
+    free(*name);
+    *name = text && *text ? xstrdup(text) : NULL;
 }
 
-/* Reads bos_token and eos_token from the folder's tokenizer_config.json, if there is one. */
-static inline bool tokenizer_read_config(Tokenizer* t, const char* folder, Error* e) {
+/* Reads one of the two files, if it is there. *text (or NULL) becomes its text. *has_added: it has added_tokens_decoder. */
+static inline bool tokenizer_read_names(Tokenizer* t, const char* folder, const char* file, char** text, bool* has_added,
+                                        Error* e) {
     char path[PATH_CAP];
     size_t len = 0;
     Json j;
-    if (!path_join(path, folder, "tokenizer_config.json", e)) { return false; }
+    if (!path_join(path, folder, file, e)) { return false; }
     if (!file_exists(path)) { return true; }
-    t->config = read_file(path, &len, 16 << 20, e);
-    if (!t->config) { return false; }
-    if (!json_parse(&j, xcopy_text(t->config, len), len, path, e)) { return false; }
-    bool ok = json_root(&j)->type == JSON_OBJECT || fail(e, "%s: is not a JSON object", path);
-    ok = ok && config_token(t, &j, "bos_token", &t->bos_id, e) && config_token(t, &j, "eos_token", &t->eos_id, e);
+    char* read = read_file(path, &len, 16 << 20, e);
+    if (!read || !json_parse(&j, xcopy_text(read, len), len, path, e)) {
+        free(read);
+        return false;
+    }
+    const bool ok = json_root(&j)->type == JSON_OBJECT || fail(e, "%s: is not a JSON object", path);
+    config_name(&j, "bos_token", &t->bos_name);
+    config_name(&j, "eos_token", &t->eos_name);
+    config_name(&j, "pad_token", &t->pad_name);
+    *has_added = json_get_any(&j, json_root(&j), "added_tokens_decoder") != NULL;
     json_free(&j);
+    if (!text) { free(read); }
+    if (text) { *text = read; }
     return ok;
+}
+
+/* Reads the names of BOS, EOS and pad from the folder's tokenizer_config.json. special_tokens_map.json wins, unless the other
+ * has added_tokens_decoder: so do the versions 4 and 5 of `transformers`. A name that is no token is no error. */
+static inline bool tokenizer_read_config(Tokenizer* t, const char* folder, Error* e) {
+    bool has_added = false, ignored;
+    if (!tokenizer_read_names(t, folder, "tokenizer_config.json", &t->config, &has_added, e)) { return false; }
+    if (!has_added && !tokenizer_read_names(t, folder, "special_tokens_map.json", NULL, &ignored, e)) { return false; }
+    const int bos = tokenizer_find_any(t, t->bos_name), eos = tokenizer_find_any(t, t->eos_name);
+    if (bos >= 0) { t->bos_id = bos; }
+    if (eos >= 0) { t->eos_id = eos; }
+    return true;
 }
 
 /* Returns whether the folder `dir` has a tokenizer of either kind. */
@@ -642,8 +658,8 @@ static inline bool folder_has_tokenizer(const char* dir) {
 }
 
 /* Loads a tokenizer from a file of either kind, or from the tokenizer.json (else tokenizer.model) of a folder. BOS and EOS
- * are the tokens that the folder's tokenizer_config.json names, otherwise tokens with a usual name (<|begin_of_text|>,
- * <|endoftext|> ...), otherwise -1. */
+ * are the tokens that the folder names, otherwise tokens with a usual name (<|begin_of_text|>, <|endoftext|> ...), otherwise
+ * -1. */
 static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
     char file[PATH_CAP], folder[PATH_CAP];
     memset(t, 0, sizeof *t);

@@ -83,7 +83,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     FILE* out = open_memstream(&written, &length);
     sampler_init(&sampler, VOCAB, 1, 0, 1, 1);
     generator_init(&g, stub_next, &stub, &rules[data[0] & 1], &sampler, CONTEXT, out);
-    const Question silent = {1, 1, 0, 1, 8, {NULL, 0, 0}, false};
+    const Question silent = {1, 1, 1, 0, 1, 8, {NULL, 0, 0}, false};
     const Asked asked = question_asks(g.rules, NULL);
     const int fd = input_pipe(data + 1, size - 1);
     answer(&g, &asked, &silent, fd);

@@ -12,6 +12,13 @@ static bool read_config(Tokenizer* t, const Tokenizer* base, const char* bytes, 
     return tokenizer_read_config(t, fuzz_folder(), e);
 }
 
+static void free_names(Tokenizer* t) {
+    free(t->config);
+    free(t->bos_name);
+    free(t->eos_name);
+    free(t->pad_name);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static Tokenizer base;
     if (!base.vocab_size) { tokenizer_bytes(&base); }
@@ -25,8 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         must(read_config(&back, &base, text, strlen(text), &e), &e);
         REQUIRE(back.bos_id == t.bos_id && back.eos_id == t.eos_id);
         free(text);
-        free(back.config);
+        free_names(&back);
     }
-    free(t.config);
+    free_names(&t);
     return 0;
 }

@@ -391,7 +391,7 @@ static void chat_refuses_a_tokenizer_without_its_tokens_by_name(void) {
 
 /* Answers the questions, and checks what is written. At step `end_at` of the model the input ends. */
 static void check_answers(Bench* b, const char* questions, int end_at, const char* want) {
-    const Question silent = {0, 1, 0, 1, 50, {NULL, 0, 0}, false};
+    const Question silent = {0, 1, 0, 0, 1, 50, {NULL, 0, 0}, false};
     const Asked asked = question_asks(&b->rules, NULL);
     int ends[2];
     CHECK(pipe(ends) == 0 && write(ends[1], questions, strlen(questions)) > 0, "no pipe");

@@ -301,31 +301,50 @@ static void merged_adapters_are_those_of_the_plain_loops(void) {
 // --generate: the sampling of generation_config.json
 
 static void sampling_is_that_of_the_model_s_folder_unless_flags_give_it(void) {
-    FILE* f = fopen(test_path(folder, "generation_config.json"), "w");
-    fputs("{\"temperature\": 0.25, \"top_k\": 7, \"top_p\": 0.5}", f);
-    fclose(f);
+    static const char all[] = "{\"do_sample\": true, \"temperature\": 0.25, \"top_k\": 7, \"top_p\": 0.5}";
+    static const char silent[] = "{\"temperature\": 0.25, \"top_k\": 7}";
+    static const char greedy[] = "{\"do_sample\": false, \"temperature\": 0.25}";
+    static const char draws[] = "{\"do_sample\": true}";
     static const struct {
+        const char* file;
         char *flag, *value;
         double temperature;
         int top_k;
         double top_p;
-    } cases[] = {{NULL, NULL, 0.25, 7, 0.5},
-                 {"--temperature", "0.75", 0.75, 7, 0.5},
-                 {"--top-k", "3", 0.25, 3, 0.5},
-                 {"--top-p", "0.875", 0.25, 7, 0.875}};
+    } cases[] = {{all, NULL, NULL, 0.25, 7, 0.5},
+                 {all, "--temperature", "0.75", 0.75, 7, 0.5},
+                 {all, "--top-k", "3", 0.25, 3, 0.5},
+                 {all, "--top-p", "0.875", 0.25, 7, 0.875},
+                 {draws, NULL, NULL, 1, 50, 1},  // the defaults of transformers
+                 {draws, "--seed", "1", 1, 50, 1},
+                 {greedy, NULL, NULL, 0, 0, 0.95},  // transformers then ignores the temperature
+                 {greedy, "--seed", "1", 0, 0, 0.95},
+                 {greedy, "--top-k", "3", 0.25, 3, 0.95},
+                 {silent, NULL, NULL, 0, 7, 0.95},
+                 {silent, "--seed", "1", 0.25, 7, 0.95},
+                 {"{}", NULL, NULL, 0, 0, 0.95},
+                 {"{}", "--top-k", "3", 0.8, 3, 0.95},
+                 {"{\"do_sample\": true, \"top_p\": 2, \"top_k\": -1, \"temperature\": null}", NULL, NULL, 1, 0, 1},
+                 {"no JSON", NULL, NULL, 0, 0, 0.95}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char* argv[] = {"train_llama3", "--generate", "text", cases[i].flag, cases[i].value};
         Options given, chosen;
         const Options* o = &chosen;
-        Start start;
-        memset(&start, 0, sizeof start);
+        ModelConfig c;
+        TextRules rules;
+        Error e = NO_ERROR;
+        FILE* f = fopen(test_path(folder, "generation_config.json"), "w");
+        fputs(cases[i].file, f);
+        fclose(f);
         options_or_exit(&given, cases[i].flag ? 5 : 3, argv, ON_CPU);
         choose_typed(&chosen, &given);
-        snprintf(start.dir, sizeof start.dir, "%s", folder);
-        choose_sampling(&chosen, &start);
+        config_preset(&c, "d1", 300);
+        CHECK(text_rules_read(&rules, NULL, &c, folder, false, true, &e), "%s", e.msg);
+        choose_sampling(&chosen, &rules.sampling);
         CHECK(o->temperature == cases[i].temperature && o->top_k == cases[i].top_k && o->top_p == cases[i].top_p,
-              "%s: temperature %g, top-k %d, top-p %g", cases[i].flag ? cases[i].flag : "no flag", o->temperature, o->top_k,
-              o->top_p);
+              "%s: %s: temperature %g, top-k %d, top-p %g", cases[i].file, cases[i].flag ? cases[i].flag : "no flag",
+              o->temperature, o->top_k, o->top_p);
+        text_rules_free(&rules);
         options_free(&chosen);
         options_free(&given);
     }

@@ -810,14 +810,44 @@ static void other_kinds_of_files_are_named(void) {
     CHECK(!tokenizer_load(&t, folder, &e) && strstr(e.msg, "neither tokenizer.json"), "%s", e.msg);
 }
 
-static void a_config_that_names_an_unknown_token_is_refused(void) {
-    Tokenizer t;
-    Error e = NO_ERROR;
-    char* text = small_json(GPT2_SPLIT, false, "", "", EOT(256));
+/* ggml-org/llama.cpp#5040, unslothai/unsloth#237, ai-dynamo/dynamo#10811: transformers loads all of them. */
+static void the_files_beside_a_tokenizer_name_bos_and_eos(void) {
+    static const struct {
+        const char *config, *map;
+        int bos, eos;
+        const char *bos_name, *eos_name;
+    } cases[] = {
+        {"{\"eos_token\": \"<b>\"}", NULL, 256, 257, NULL, "<b>"},
+        {"{\"eos_token\": \"</s>\"}", NULL, 256, 256, NULL, "</s>"},  // no token: the usual name counts
+        {"{\"bos_token\": \"\", \"eos_token\": null}", NULL, 256, 256, NULL, NULL},
+        {"{\"bos_token\": \"!\", \"eos_token\": 5}", NULL, '!', 256, "!", NULL},  // of model.vocab alone
+        {NULL, "{\"bos_token\": \"<b>\", \"eos_token\": {\"content\": \"<c>\"}}", 257, 258, "<b>", "<c>"},
+        {"{\"bos_token\": \"<b>\"}", "{\"bos_token\": \"<c>\"}", 258, 256, "<c>", NULL},  // the map wins
+        {"{\"bos_token\": \"<b>\"}", "{\"bos_token\": null}", 256, 256, NULL, NULL},
+        {"{\"bos_token\": \"<b>\", \"added_tokens_decoder\": {}}", "{\"bos_token\": \"<c>\"}", 257, 256, "<b>", NULL},
+    };
+    char* text = small_json(GPT2_SPLIT, false, "", "",
+                            EOT(256) ",{\"id\":257,\"content\":\"<b>\",\"special\":true}"
+                                     ",{\"id\":258,\"content\":\"<c>\",\"special\":true}");
     write_text("tokenizer.json", text);
-    write_text("tokenizer_config.json", "{\"eos_token\": \"</s>\"}");
-    CHECK(!tokenizer_load(&t, folder, &e) && strstr(e.msg, "tokenizer_config.json: eos_token is \"</s>\""), "%s", e.msg);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Tokenizer t;
+        Error e = NO_ERROR;
+        remove(scratch("tokenizer_config.json"));
+        remove(scratch("special_tokens_map.json"));
+        if (cases[i].config) { write_text("tokenizer_config.json", cases[i].config); }
+        if (cases[i].map) { write_text("special_tokens_map.json", cases[i].map); }
+        CHECK(tokenizer_load(&t, folder, &e), "%zu: %s", i, e.msg);
+        CHECK(t.bos_id == cases[i].bos && t.eos_id == cases[i].eos, "%zu: bos %d, eos %d", i, t.bos_id, t.eos_id);
+        const char *names[] = {t.bos_name, t.eos_name}, *want[] = {cases[i].bos_name, cases[i].eos_name};
+        for (int k = 0; k < 2; k++) {
+            CHECK(!names[k] == !want[k] && (!want[k] || strcmp(names[k], want[k]) == 0), "%zu: %s", i,
+                  names[k] ? names[k] : "");
+        }
+        tokenizer_free(&t);
+    }
     free(text);
+    remove(scratch("special_tokens_map.json"));
     remove(scratch("tokenizer.json"));
     remove(scratch("tokenizer_config.json"));
 }
@@ -849,7 +879,7 @@ int main(void) {
     RUN(every_cut_of_a_file_is_refused_or_read);
     RUN(damaged_tiktoken_files_are_refused_by_line);
     RUN(other_kinds_of_files_are_named);
-    RUN(a_config_that_names_an_unknown_token_is_refused);
+    RUN(the_files_beside_a_tokenizer_name_bos_and_eos);
     rmdir(folder);
     return test_summary();
 }

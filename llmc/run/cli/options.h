@@ -389,9 +389,6 @@ static inline bool options_check(const Options* o, Error* e) {
     if (o->export_dtype == EXPORT_Q8_0 && !options_export_gguf(o)) {
         return fail(e, "--export-dtype: q8_0 is a type of GGUF files, wanted f32, bf16 or f16, or --export FILE.gguf");
     }
-    if (o->top_p <= 0) {
-        return fail(e, "--top-p: is 0, wanted a number above 0 (1: off)\n  hint: use --temperature 0 for greedy sampling");
-    }
     return true;
 }
 

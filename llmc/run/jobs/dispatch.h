@@ -93,10 +93,12 @@ static inline void job_talk(const Trainer* t, Program* p) {
     const ModelUse use = model_use(&p->process, o, config, &p->data);
     void* model = job_open_model(t, p, &use, NULL);
     sampler_init(&sampler, config->vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
+    sampler_penalise(&sampler, p->data.rules.sampling.repetition_penalty);
     generator_init(&g, t->next_logits, model, &p->data.rules, &sampler, use.cache_len, stdout);
     g.screen = process_screen(&p->process);
     if (job == JOB_ANSWER) {
-        const Question silent = {o->temperature, o->top_p, o->top_k, o->seed, o->tokens, {NULL, 0, 0}, false};
+        const double drawing = p->data.rules.sampling.temperature;
+        const Question silent = {o->temperature, o->top_p, drawing, o->top_k, o->seed, o->tokens, {NULL, 0, 0}, false};
         const Asked asked = question_asks(&p->data.rules, o->date);
         answer(&g, &asked, &silent, STDIN_FILENO);
     } else {

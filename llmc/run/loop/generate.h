@@ -16,7 +16,7 @@
 #include "llmc/base/utils.h"           // defines: fail, xreserve
 #include "llmc/files/json.h"           // defines: json_write_string
 #include "llmc/text/question.h"        // defines: prompt_tokens
-#include "llmc/run/loop/sampler.h"     // defines: Sampler, sampler_next
+#include "llmc/run/loop/sampler.h"     // defines: Sampler, sampler_next, sampler_see, sampler_forget
 #include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/base/text.h"            // defines: print_escaped
@@ -136,6 +136,7 @@ static inline const float* generator_feed(Generator* g, const int32_t* tokens, i
     }
     progress_end(&progress);
     if (!logits || run_stop_requested()) { return NULL; }
+    sampler_see(g->sampler, tokens, count);
     *pos += count;
     return logits;
 }
@@ -148,6 +149,7 @@ static inline bool generate_from(Generator* g, const int32_t* tokens, int count,
     if (count > g->context - *pos) {
         return fail(e, "%d tokens at position %d do not fit into the context of %d", count, *pos, g->context);
     }
+    if (*pos == 0) { sampler_forget(g->sampler); }
     const float* logits = generator_feed(g, tokens, count, pos, e);
     if (logits) { *last = -1; }
     if (echo) { generator_emit(g, echo, strlen(echo)); }

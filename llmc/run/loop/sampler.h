@@ -1,9 +1,10 @@
-/* sampler.h -- samples the next token from logits: temperature, then top-k, then top-p, then one draw.
+/* sampler.h -- samples the next token from logits: the penalty, temperature, then top-k, then top-p, then one draw.
  *
+ *   penalty (Keskar et al., "CTRL", 2019) divides the positive logits of tokens that the text has, and multiplies negative ones
  *   w[i] = exp((logits[i] - max) / temperature)
  *   top-k keeps the k largest w; top-p (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020) keeps the
  *   fewest of these, largest first, that hold at least p of their sum. Tokens are ranked by w, ties by the lower id.
- *   Temperature 0 takes the first token of the ranking.
+ *   Temperature 0 and top-p 0 take the first token of the ranking.
  *
  * A draw is a pure function of (logits, seed, stream, index), by Philox (rand.h). One threshold token ends the kept set;
  * quickselect finds it in O(V) without a sort. The draw walks the kept ids in ascending order.
@@ -19,11 +20,14 @@
 typedef struct {
     double temperature;  // 0: greedy
     int top_k;           // 0: off
-    double top_p;        // 1: off
+    double top_p;        // 1: off; 0: greedy
     uint64_t seed;
     int V;
-    double* weights;  // (V)
-    int32_t* order;   // (V) ids, partitioned by the selection: better ones first
+    float penalty;     // of the tokens in `seen`; 1: off
+    bool* seen;        // (V) tokens of the prompt and the text; NULL: no penalty
+    float* penalised;  // (V) the logits after the penalty
+    double* weights;   // (V)
+    int32_t* order;    // (V) ids, partitioned by the selection: better ones first
 } Sampler;
 
 static inline void sampler_init(Sampler* s, int V, double temperature, int top_k, double top_p, uint64_t seed) {
@@ -33,11 +37,32 @@ static inline void sampler_init(Sampler* s, int V, double temperature, int top_k
     s->top_p = top_p;
     s->seed = seed;
     s->V = V;
+    s->penalty = 1;
     s->weights = (double*)xmalloc((size_t)V * sizeof(double));
     s->order = (int32_t*)xmalloc((size_t)V * sizeof(int32_t));
 }
 
+/* Sets the penalty. The caller shows each token to sampler_see(). */
+static inline void sampler_penalise(Sampler* s, double penalty) {
+    s->penalty = (float)penalty;
+    if (penalty == 1) { return; }
+    s->seen = (bool*)xcalloc((size_t)s->V, sizeof(bool));
+    s->penalised = (float*)xmalloc((size_t)s->V * sizeof(float));
+}
+
+/* Forgets the tokens of the text before. */
+static inline void sampler_forget(Sampler* s) {
+    if (s->seen) { memset(s->seen, 0, (size_t)s->V * sizeof(bool)); }
+}
+
+/* Remembers tokens of the text. */
+static inline void sampler_see(Sampler* s, const int32_t* tokens, int count) {
+    for (int i = 0; s->seen && i < count; i++) { s->seen[tokens[i]] = true; }
+}
+
 static inline void sampler_free(Sampler* s) {
+    free(s->seen);
+    free(s->penalised);
     free(s->weights);
     free(s->order);
     memset(s, 0, sizeof *s);
@@ -96,8 +121,13 @@ static inline int sample_select(const double* w, int32_t* order, int n, double n
 
 /* Returns the token of draw `index` of the stream, or -1 if all logits are NaN. */
 static inline int sampler_next(Sampler* s, const float* logits /* (V) */, uint32_t stream, uint64_t index) {
+    for (int i = 0; s->seen && i < s->V; i++) {
+        const float x = logits[i];
+        s->penalised[i] = !s->seen[i] ? x : x < 0 ? x * s->penalty : x / s->penalty;
+    }
+    if (s->seen) { logits = s->penalised; }
     const int best = sample_greedy(logits, s->V);
-    if (best < 0 || s->temperature <= 0.0 || s->top_k == 1 || isinf(logits[best])) { return best; }
+    if (best < 0 || s->temperature <= 0.0 || s->top_p <= 0.0 || s->top_k == 1 || isinf(logits[best])) { return best; }
     double total = 0.0;
     int n = 0;
     for (int i = 0; i < s->V; i++) {

@@ -5,7 +5,7 @@
  *   choose_saved        a run that resumes: the checkpoint's values of all flags that are not typed
  *   choose_lora         the shape of the adapters, where their folder has it
  *   choose_total_batch  the tokens of a step of shared rows
- *   choose_sampling     the values of the model's generation_config.json
+ *   choose_sampling     the sampling of the model's generation_config.json
  *   choose_data         the data of dev/data/tinytales
  *   choose_rows         the length of rows for --eval with --tasks
  *   choose_steps        the steps of --epochs
@@ -18,10 +18,11 @@
 
 #include "llmc/base/utils.h"
 
-#include "llmc/dist/agree.h"           // defines: agree_first, agree_most
-#include "llmc/run/cli/options.h"      // defines: Options, options_copy, options_merge, options_read_text, option_own_text
-#include "llmc/run/session/memory.h"   // defines: MemoryRoom, memory_find_recompute
-#include "llmc/run/session/session.h"  // defines: Start
+#include "llmc/dist/agree.h"          // defines: agree_first, agree_most
+#include "llmc/run/cli/options.h"     // defines: Options, options_copy, options_merge, options_read_text, option_own_text
+#include "llmc/run/session/memory.h"  // defines: MemoryRoom, memory_find_recompute
+#include "llmc/run/session/session.h"
+#include "llmc/text/text_rules.h"  // defines: Sampling
 
 /* Settles --out. A run that resumes from --resume PATH continues in the folder of PATH, unless --out is given. Slashes at the
  * end, which a shell adds to the name of a folder, are removed. */
@@ -88,22 +89,19 @@ static inline void choose_total_batch(Options* chosen, int groups) {
     chosen->total_batch = (int64_t)chosen->batch * chosen->seq * groups;
 }
 
-/* Takes the sampling from the model's generation_config.json, unless flags give it. */
-static inline void choose_sampling(Options* chosen, const Start* start) {
-    char path[PATH_CAP];
-    Json j;
-    int64_t top_k = chosen->top_k;
+/* Takes the sampling of the model's folder, unless flags give it. Without do_sample the folder takes the most probable token,
+ * unless a flag asks for draws; --seed does where the folder says neither. What the folder leaves out is as in `transformers`
+ * if the folder draws, otherwise as the flags are. s->temperature becomes the temperature of draws. */
+static inline void choose_sampling(Options* chosen, Sampling* s) {
     const bool* given = chosen->given;
-    Error e = NO_ERROR;
-    const char* dir = folder_has(start->dir, "generation_config.json") ? start->dir : start->base_dir;
-    if (!folder_has(dir, "generation_config.json")) { return; }
-    must(path_join(path, dir, "generation_config.json", &e) && json_read_file(&j, path, 16 << 20, &e), &e);
-    const JsonNode* root = json_root(&j);
-    must(given[OPT_temperature] || json_double_or(&j, root, "temperature", 0, 100, &chosen->temperature, &e), &e);
-    must(given[OPT_top_k] || json_int_or(&j, root, "top_k", 0, INT_MAX, &top_k, &e), &e);
-    must(given[OPT_top_p] || json_double_or(&j, root, "top_p", 1e-6, 1, &chosen->top_p, &e), &e);
-    chosen->top_k = (int)top_k;
-    json_free(&j);
+    const bool asked = given[OPT_temperature] || given[OPT_top_k] || given[OPT_top_p] || (given[OPT_seed] && !s->stated);
+    if (!given[OPT_temperature] && (s->temperature >= 0 || s->draws)) {
+        chosen->temperature = s->temperature >= 0 ? s->temperature : 1;
+    }
+    if (!given[OPT_top_p] && (s->top_p >= 0 || s->draws)) { chosen->top_p = s->top_p >= 0 ? s->top_p : 1; }
+    if (!given[OPT_top_k] && (s->top_k >= 0 || s->draws)) { chosen->top_k = s->top_k >= 0 ? (int)s->top_k : 50; }
+    s->temperature = chosen->temperature;
+    if (!s->draws && !asked) { chosen->temperature = 0; }
 }
 
 #define DEFAULT_DATA "dev/data/tinytales/"

@@ -320,10 +320,11 @@ static inline void check_tokenizer(const Data* d, const Start* start, const Mode
 }
 
 /* Reads the rules of texts. The texts of a new model begin with BOS, as documents do in training. */
-static inline void data_read_rules(Data* d, const Start* start, const ModelConfig* c) {
+static inline void data_read_rules(Data* d, const Start* start, const ModelConfig* c, const Process* p) {
     TextRules* r = &d->rules;
+    const char* dir = folder_has(start->dir, "generation_config.json") ? start->dir : start->base_dir;
     Error e = NO_ERROR;
-    must(text_rules_read(r, data_tokenizer(d), c, start->base_dir, &e), &e);
+    must(text_rules_read(r, data_tokenizer(d), c, start->dir[0] ? dir : NULL, p->rank == 0, job_speaks(p->job), &e), &e);
     if (!start->dir[0]) { text_rules_begin_with_bos(r); }
 }
 
@@ -565,7 +566,6 @@ static inline void program_open(Program* p, int argc, char** argv, OptionScope t
     }  // out_take() says who has locked it
     check_share(chosen, process, config);
     choose_total_batch(chosen, process_share(process, chosen).groups);
-    if (job_speaks(process->job)) { choose_sampling(chosen, &p->start); }
     if (job_trains(process->job) || process->job == JOB_EVAL) { must(choose_data(chosen, &e), &e); }
     data_find_tokenizer(data, &p->start, chosen, p->start.resumed ? p->run.state.fingerprint : 0);
     data_open(data, process, chosen, row_rule(data, (Documents)chosen->documents, !p->start.dir[0], config->bos_id));
@@ -573,7 +573,8 @@ static inline void program_open(Program* p, int argc, char** argv, OptionScope t
     check_share(chosen, process, config);
     check_recompute(chosen, config->num_layers);
     check_tokenizer(data, &p->start, config, chosen, process);
-    data_read_rules(data, &p->start, config);
+    data_read_rules(data, &p->start, config, process);
+    if (job_speaks(process->job)) { choose_sampling(chosen, &data->rules.sampling); }
     check_data(data, config->vocab_size);
     data_open_tasks(data, chosen, process, config->max_positions);
     config->optimizer = RULE_OF_RUN;
