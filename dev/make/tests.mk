@@ -63,7 +63,7 @@ SERVES = $(filter 11,$(FULL)$(MICROHTTPD))
 SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(call if_full,ranks_trainer) $(SERVES:11=serve) $(notdir $(UNIT_TESTS)))
 THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
 # tests of little that the others do not run under the sanitizers
-FULL_SANITIZED = $(addprefix dev/test/shell/test_,scripts.sh launch.sh contact.sh resume.sh)
+FULL_SANITIZED = $(addprefix dev/test/shell/test_,cli.sh scripts.sh launch.sh contact.sh resume.sh)
 NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh $(call if_full,,$(FULL_SANITIZED))
 sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs

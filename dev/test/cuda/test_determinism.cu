@@ -241,8 +241,10 @@ static void activations_in_memory_of_the_gradients_give_the_same_bits() {
         bool tied, fp32_head;
     } runs[] = {{"--batch 1 --seq 64", 3},
                 {"--batch 2 --seq 64", 2},
+#ifndef EMULATED_ARCH  // whose time goes with the rows
                 {"--batch 3 --seq 64", 1},
                 {"--batch 6 --seq 64", 0},
+#endif
                 {"--batch 1 --seq 64", 2, true},
                 {"--batch 2 --seq 64", 2, true, true},
                 {"--batch 2 --seq 64", 2, false, true},

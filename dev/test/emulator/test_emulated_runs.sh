@@ -1,7 +1,7 @@
 #!/bin/sh
 # test_emulated_runs.sh [one|two|shared] -- tests train_llama3cu on emulated cards (dev/test/emulator) against the CPU trainer and
 # against itself: in other orders, with and without graphs, recomputed, resumed. `one` card, `two` and more, cards that have
-# `shared` rows, or all. Runs have 8 steps, with FULL=1 20. `make test-emulated` builds the programs and runs this.
+# `shared` rows, or all. Runs have 4 steps, with FULL=1 20. `make test-emulated` builds the programs and runs this.
 #
 # Every run has its own number. From this number the emulator draws the order of works and threads that the program leaves
 # unordered. So "the same bits" says that no bit depends on this order. Memory starts as NaN.
@@ -21,8 +21,8 @@ END
 mkdir -p "$tmp/wide" && sed 's/"intermediate_size": 96/"intermediate_size": 512/; s/"head_dim": 32/"head_dim": 64/
     s/"num_attention_heads": 2/"num_attention_heads": 4/; s/"num_hidden_layers": 5/"num_hidden_layers": 2/' "$tmp/model.json" \
     >"$tmp/wide.json" && "$bin/build/random_model" "$tmp/wide.json" "$tmp/wide" || exit 1
-wide="--model $tmp/wide --batch 8 --steps 3"
-steps=$([ "${FULL:-0}" = 1 ] && echo 20 || echo 8)
+wide="--model $tmp/wide --batch 8 --steps 2"
+steps=$([ "${FULL:-0}" = 1 ] && echo 20 || echo 4)
 half=$((steps / 2)) quarter=$((steps / 4))
 flags="--model $tmp/model --train $tmp/rows.bin --seq 32 --batch 2 --steps $steps --lr 3e-3 --warmup 5 --sample-tokens 0 --val-every 0"
 
@@ -161,7 +161,7 @@ has_joined() {
 layers_join() { # in the epilogue of the products before them: the same bits however often they are computed, and in any order
     has_joined "down dx swiglu,gate up swiglu,qkv rope," && cu BF16 joined $wide || return 1
     for change in --no-graph "--recompute norm+swiglu" "--recompute ffn" "--recompute block"; do
-        cu BF16 joined_too $wide $change && same_bits joined joined_too 3 && rm -r "$tmp/joined_too" || return 1
+        cu BF16 joined_too $wide $change && same_bits joined joined_too 2 && rm -r "$tmp/joined_too" || return 1
     done
 }
 
@@ -169,16 +169,16 @@ layers_join() { # in the epilogue of the products before them: the same bits how
 # are 7e-4 and 2e-4 apart.
 # micro-batches too small to join, adapters and 8 bits leave SwiGLU and RoPE separate, with nearly the same losses
 layers_are_apart() {
-    cu BF16 apart $wide --batch 4 --total-batch 256 && close_steps 3e-4 1e-4 "$tmp/joined" "$tmp/apart" 3 &&
+    cu BF16 apart $wide --batch 4 --total-batch 256 && close_steps 3e-4 1e-4 "$tmp/joined" "$tmp/apart" 2 &&
         for flag in "--batch 4" "--lora 4" --fp8; do has_joined "rope,swiglu,swiglu backward," $flag || return 1; done
 }
 
 layers_join_on_two_cards() {
     cu BF16 joined_one $wide --total-batch 512 || return 1
     for zero in 1 3; do
-        cu BF16 "joined_$zero" $wide --gpus 2 --zero $zero && close_steps 3e-4 1e-4 "$tmp/joined_one" "$tmp/joined_$zero" 3 || return 1
+        cu BF16 "joined_$zero" $wide --gpus 2 --zero $zero && close_steps 3e-4 1e-4 "$tmp/joined_one" "$tmp/joined_$zero" 2 || return 1
     done
-    same_bits joined_1 joined_3 3
+    same_bits joined_1 joined_3 2
 }
 
 goes_on_elsewhere() { # two cards, then one, then four: as one card alone
