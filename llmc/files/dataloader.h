@@ -467,27 +467,6 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, BatchShar
     return true;
 }
 
-/* Checks the data against the model and the run's tokenizer (fingerprint 0: none). From then on, reading refuses tokens
- * outside the model's vocabulary. Call it before the first batch. */
-static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64_t tokenizer_fingerprint, Error* e) {
-    const char* path = d->shards[0].path;
-    dataloader_wait(d);
-    if (d->vocab_size > model_vocab) {
-        return fail(e,
-                    "%s: vocabulary is %d tokens, but the model has only %d\n"
-                    "  hint: tokenize the text again with the model's tokenizer: ./tokenize --tokenizer DIR -o OUT.bin FILE",
-                    path, d->vocab_size, model_vocab);
-    }
-    if (d->fingerprint && tokenizer_fingerprint && d->fingerprint != tokenizer_fingerprint) {
-        return fail(e,
-                    "%s: was made with another tokenizer (fingerprint %016llx) than this run's (%016llx)\n"
-                    "  hint: give the tokenizer that made it as --tokenizer DIR, or tokenize the text again",
-                    path, (unsigned long long)d->fingerprint, (unsigned long long)tokenizer_fingerprint);
-    }
-    if (!d->vocab_size || model_vocab < d->vocab_size) { d->vocab_limit = model_vocab; }
-    return true;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // checking all of it
 
@@ -503,6 +482,28 @@ static inline bool dataloader_scan(const DataLoader* d, Progress* progress, Erro
         if (!ok) { return false; }
     }
     return true;
+}
+
+/* Checks the data against the model and the run's tokenizer (fingerprint 0: none). From then on, reading refuses tokens
+ * outside the model's vocabulary. The tokenizer may have tokens that the model lacks; then the data is read whole here, which
+ * tells before the first step if it has one of them. Call it before the first batch. */
+static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64_t tokenizer_fingerprint, Error* e) {
+    const char* path = d->shards[0].path;
+    dataloader_wait(d);
+    if (d->vocab_size > model_vocab && !(d->fingerprint && d->fingerprint == tokenizer_fingerprint)) {
+        return fail(e,
+                    "%s: vocabulary is %d tokens, but the model has only %d\n"
+                    "  hint: tokenize the text again with the model's tokenizer: ./tokenize --tokenizer DIR -o OUT.bin FILE",
+                    path, d->vocab_size, model_vocab);
+    }
+    if (d->fingerprint && tokenizer_fingerprint && d->fingerprint != tokenizer_fingerprint) {
+        return fail(e,
+                    "%s: was made with another tokenizer (fingerprint %016llx) than this run's (%016llx)\n"
+                    "  hint: give the tokenizer that made it as --tokenizer DIR, or tokenize the text again",
+                    path, (unsigned long long)d->fingerprint, (unsigned long long)tokenizer_fingerprint);
+    }
+    if (!d->vocab_size || model_vocab < d->vocab_size) { d->vocab_limit = model_vocab; }
+    return d->vocab_size <= model_vocab || dataloader_scan(d, NULL, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -38,15 +38,7 @@ static inline bool prompt_tokens(TokenList* l, const char* text, const TextRules
         }
     }
     if (l->count == 0) { token_list_add(l, r->bos_id >= 0 ? r->bos_id : 0); }
-    for (size_t i = 0; i < l->count; i++) {
-        if (l->ids[i] >= V) {
-            return fail(e,
-                        "token %zu of the prompt is %d, wanted an id below the model's vocabulary of %d\n"
-                        "  hint: use the model's own tokenizer",
-                        i, l->ids[i], V);
-        }
-    }
-    return true;
+    return text_rules_hold(r, l->ids, l->count, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -235,7 +235,7 @@ static inline bool tasks_open(Tasks* t, const char* pattern, const TextRules* r,
     for (size_t i = 0; ok && i < found.gl_pathc; i++) { ok = tasks_read_file(t, &c, found.gl_pathv[i], e); }
     globfree(&found);
     task_encoder_free(&c);
-    return ok;
+    return ok && text_rules_hold(r, t->ids.ids, t->ids.count, e);
 }
 
 /* Returns a number that differs for other questions: a CRC-32C of their tokens, choices and labels. */

@@ -59,6 +59,18 @@ static inline void text_rules_end_at(TextRules* r, int64_t id) {
     if (!known) { r->end_ids[r->num_ends++] = (int32_t)id; }
 }
 
+/* Checks that the model has every token of a text: the tokenizer may have added ones that it lacks. */
+static inline bool text_rules_hold(const TextRules* r, const int32_t* ids, size_t count, Error* e) {
+    size_t i = 0;
+    while (i < count && ids[i] < r->vocab_size) { i++; }
+    if (i == count) { return true; }
+    const Tokenizer* t = r->tokenizer;
+    char name[100];
+    const uint32_t at = t->at[ids[i]];
+    return fail(e, "token %zu of the text is \"%s\" (%d), but the model has only %d tokens: leave it out of the text", i,
+                show_text(name, sizeof name, (const char*)t->bytes + at, t->at[ids[i] + 1] - at), ids[i], r->vocab_size);
+}
+
 /* Returns whether a token ends a text. */
 static inline bool text_rules_ends(const TextRules* r, int id) {
     for (int i = 0; i < r->num_ends; i++) {

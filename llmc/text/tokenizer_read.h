@@ -335,6 +335,7 @@ typedef struct {
     uint32_t* name_at;   // (vocab_size) where the name of each id starts in j->text
     uint32_t* name_len;  // (vocab_size) bytes of the name; UINT32_MAX: no name yet
     int num_names;       // ids that have a name
+    bool renumbered;     // an id of added_tokens was not its token's
     TokenTable names;    // names in model.vocab
     int16_t byte_of[512];
 } VocabReader;
@@ -363,12 +364,14 @@ static inline bool parse_vocab_names(VocabReader* r, int64_t most, Error* e) {
     return true;
 }
 
-/* Reads one of added_tokens: its flags, and its name if model.vocab has none for the id. */
-static inline bool parse_added_token(VocabReader* r, const JsonNode* n, int64_t most, Error* e) {
+/* Reads one of added_tokens: its flags, and its name if model.vocab has not got it. As `tokenizers` does, numbers the new names
+ * in the order of the list, whatever their ids say. */
+static inline bool parse_added_token(VocabReader* r, const JsonNode* n, Error* e) {
     static const char* const off[] = {"lstrip", "rstrip", "single_word"};
     const Json* j = r->j;
     const JsonNode* content = json_get(j, n, "content");
-    int64_t id = 0;
+    char shown[64];
+    int64_t given = 0;
     bool special = false;
     for (int i = 0; i < 3; i++) {
         if (!json_is_off(j, n, off[i])) { return json_wanted(j, n, off[i], e, "false"); }
@@ -379,17 +382,21 @@ static inline bool parse_added_token(VocabReader* r, const JsonNode* n, int64_t 
     if (content->length > TOKEN_LEN_MAX) {  // a text may compare each of its bytes with this many
         return json_wanted(j, n, "content", e, "at most %d bytes", TOKEN_LEN_MAX);
     }
-    if (!json_int(j, n, "id", 0, most - 1, &id, e) || !json_bool_or(j, n, "special", &special, e)) { return false; }
+    if (!json_int(j, n, "id", 0, INT32_MAX, &given, e) || !json_bool_or(j, n, "special", &special, e)) { return false; }
     bool normalized = !special;
     if (!json_bool_or(j, n, "normalized", &normalized, e)) { return false; }
     const int32_t listed = token_table_find(&r->names, j->text + content->at, content->length);
-    const bool fresh = r->name_len[id] == UINT32_MAX;
-    if (listed >= 0 ? listed != id : !fresh) {
-        char shown[64];
-        return fail(e, "%s: added_tokens gives \"%s\" the id %lld, but %s", j->path,
-                    show_text(shown, sizeof shown, j->text + content->at, content->length), (long long)id,
-                    listed >= 0 ? "model.vocab gives it another" : "another token has it");
+    const int64_t id = listed >= 0 ? listed : r->num_names;
+    const bool fresh = listed < 0;
+    show_text(shown, sizeof shown, j->text + content->at, content->length);
+    if (fresh && r->name_len[id] != UINT32_MAX) {
+        return fail(e, "%s: added_tokens numbers \"%s\" %lld, but model.vocab has that id", j->path, shown, (long long)id);
     }
+    if (id != given && !r->renumbered) {
+        warn("%s: added_tokens says that \"%s\" is %lld, but its place makes it %lld, as in tokenizers", j->path, shown,
+             (long long)given, (long long)id);
+    }
+    r->renumbered |= id != given;
     if (r->t->flags[id] & TOKEN_ADDED) { return json_wanted(j, n, "id", e, "an id of its own"); }
     if (fresh) { give_name(r, id, content->at, content->length); }
     r->t->flags[id] = (uint8_t)(TOKEN_ADDED | (special ? TOKEN_SPECIAL : 0) | (normalized ? TOKEN_NORMALIZED : 0));
@@ -408,7 +415,7 @@ static inline bool parse_names(VocabReader* r, Error* e) {
     token_table_init(&r->names, r->vocab->length, j->text, r->name_at, r->t->seed);
     if (!parse_vocab_names(r, most, e)) { return false; }
     for (const JsonNode* n = r->added ? json_first(j, r->added) : NULL; n; n = json_next(j, n)) {
-        if (!parse_added_token(r, n, most, e)) { return false; }
+        if (!parse_added_token(r, n, e)) { return false; }
     }
     for (int i = 0; i < r->num_names; i++) {
         if (r->name_len[i] == UINT32_MAX) { return fail(e, "%s: no token has the id %d", j->path, i); }

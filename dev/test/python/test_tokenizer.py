@@ -342,6 +342,21 @@ def test_added_tokens_that_are_not_special(tmp_path):
     check_against(path, tok, texts)
 
 
+def test_added_tokens_are_numbered_in_the_order_of_the_list(tmp_path):
+    """Whatever ids the list gives them: huggingface/tokenizers#1366, ggml-org/llama.cpp#3585."""
+    tok = train(llama3_like(), True, [])
+    tok.add_tokens(["<tool>", "</tool>", "<think>"])
+    tok.add_special_tokens(["<|eot_id|>"])
+    listed, path, rng = json.loads(tok.to_str()), tmp_path / "tokenizer.json", random.Random(5)
+    texts = ["<tool>hi</tool>", "a<think>b<|eot_id|>c"]
+    for ids in ([801, 800, 803, 802], [900, 7, 800, 800], [0, 0, 0, 0]):
+        rng.shuffle(listed["added_tokens"])
+        for token, given in zip(listed["added_tokens"], ids):
+            token["id"] = given
+        path.write_text(json.dumps(listed))
+        check_against(path, Tokenizer.from_file(str(path)), texts)
+
+
 def test_bytes_missing_in_the_vocabulary_are_dropped_as_in_tokenizers(tmp_path):
     tok = train(byte_level(), False, [], vocab_size=300, alphabet=False)
     path = tmp_path / "tokenizer.json"

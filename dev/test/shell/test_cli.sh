@@ -597,6 +597,20 @@ expect "ids stand for text without a tokenizer" 0 "5 6 7" \
 expect "a prompt that is no ids then" 1 "wanted ids from 0 to 96" train --model "$pairs/gqa2_untied_rope8" --generate "the cat"
 expect "a tokenizer larger than the model" 1 \
     "tokenizer.json: has 257 tokens, but the model $pairs/gqa2_untied_rope8 has only 97" train --model "$pairs/gqa2_untied_rope8" --tokenizer short/step_00000002 --generate "the cat"
+cp -r short/step_00000002 more # a pad token was added to the tokenizer, and the model not resized (unslothai/unsloth#978)
+pad='"lstrip":false,"rstrip":false,"normalized":false'
+sed -i 's/"special":true}\],$/"special":true},{"id":257,"content":"<pad>",'$pad',"special":false}],/' more/tokenizer.json
+echo '{"ctx": "a<pad>", "choices": ["b", "c"], "label": 0}' >more/task.jsonl
+expect "but not by its added tokens" 0 "the cat" train --model more --generate "the cat" --tokens 2
+expect "a text that has one is refused" 1 'token 3 of the text is "<pad>" (257), but the model has only 257 tokens' \
+    train --model more --generate "ab<pad>" --tokens 2
+"$bin/tokenize" --tokenizer more -o more/data.bin text.txt >/dev/null
+expect "data of that tokenizer trains" 0 "more/out/step_00000003" train --model more --train more/data.bin --steps 3 --out more/out
+expect "and its export to GGUF works" 0 "exported" train --model more --export more/x.gguf
+printf 'the cat <pad>' | cat text.txt - >more/pad.txt && "$bin/tokenize" --tokenizer more -o more/pad.bin more/pad.txt >/dev/null
+expect "data with the token is refused before the first step" 1 "is id 257, wanted below 257" \
+    train --model more --train more/pad.bin --steps 3 --out more/never
+expect "and so is a question of a task" 1 '"<pad>" (257)' train --model more --eval --tasks more/task.jsonl
 expect "the trained model's tokenizer is its own" 0 "the cat" train --model short/step_00000002 --generate "the cat" --tokens 2
 
 printf '%s\n' '{"text":"a cat \u00e9\ud83d\ude00\n\u0000b"}' '{"text":""}' >lines.jsonl

@@ -127,6 +127,7 @@ static inline void generator_flush(Generator* g) {
  * for the end: then the cache may lack some of the tokens, and *pos stays. */
 static inline const float* generator_feed(Generator* g, const int32_t* tokens, int count, int* pos, Error* e) {
     const float* logits = NULL;
+    if (!text_rules_hold(g->rules, tokens, (size_t)count, e)) { return NULL; }
     Progress progress = progress_begin(count > DECODE_ROWS ? g->screen : NULL, "prompt", (uint64_t)count, "tokens");
     for (int done = 0; done < count && !run_stop_requested(); done += DECODE_ROWS) {
         const int rows = count - done < DECODE_ROWS ? count - done : DECODE_ROWS;

@@ -302,12 +302,14 @@ static inline void data_find_tokenizer(Data* d, const Start* start, const Option
     if (had && !d->has_tokenizer) { die("%s\n  hint: give the run's tokenizer with --tokenizer", e.msg); }
 }
 
-/* Checks the tokenizer against the model. Reports the consequences of having none: an export still copies a tokenizer that this
- * program cannot read. */
+/* Checks the tokenizer against the model. It may have added tokens beyond the model's: text_rules_hold() and the data refuse
+ * them. Reports the consequences of having none: an export still copies a tokenizer that this program cannot read. */
 static inline void check_tokenizer(const Data* d, const Start* start, const ModelConfig* c, const Options* o,
                                    const Process* p) {
     const Tokenizer* t = &d->tokenizer;
-    if (d->has_tokenizer && t->vocab_size > c->vocab_size) {
+    int ordinary = d->has_tokenizer ? t->vocab_size : 0;
+    while (ordinary > 0 && t->flags[ordinary - 1] & TOKEN_ADDED) { ordinary--; }
+    if (ordinary > c->vocab_size) {
         die("%s: has %d tokens, but the model %s has only %d\n  hint: give the model's own with --tokenizer",
             t->path ? t->path : "the built-in tokenizer", t->vocab_size, start_name(start, o), c->vocab_size);
     }
