@@ -12,8 +12,9 @@
 #include "dev/data/tokenize_flags.h"
 #include "dev/data/train_bpe.h"      // defines: Counting, counting_add
 #include "llmc/base/utf8.h"          // defines: utf8_char_length
-#include "llmc/files/json.h"         // defines: json_parse_line, json_get, json_string, json_write_string
-#include "llmc/text/conversation.h"  // defines: ChatMask, chat_spellings, chat_read, chat_write
+#include "llmc/files/json.h"         // defines: json_parse_line, json_string, json_write_string
+#include "llmc/text/chat.h"          // defines: ChatForm, ChatMask, ChatWriter, chat_write
+#include "llmc/text/conversation.h"  // defines: ChatMessages, chat_list_names, chat_name, chat_read
 #include "llmc/text/pieces.h"        // defines: piece_border
 #include "llmc/text/tokenizer.h"     // defines: text_border, TokenEncoder, TokenDecoder, encoder_text, decoder_push
 
@@ -76,8 +77,12 @@ static inline void cut_lines(UnitList* list, const char* s, size_t n, uint64_t* 
 typedef struct {
     TokenEncoder encoder;
     TokenDecoder decoder;
-    ChatMask mask;  // of --chat: which ids are trained
-    char* lines;    // the lines of JSON, from a memory stream
+    ChatWriter writer;  // of --chat
+    ChatMask mask;      // of --chat: which ids are trained, and which begin a conversation
+    size_t left_out;    // answers that would be trained if the template did not change them
+    int special;        // token whose name is plain text in this run, at special_line; -1: none
+    uint64_t special_line;
+    char* lines;  // the lines of JSON, from a memory stream
     size_t lines_len;
     uint64_t documents, text_bytes, text_tokens;
     uint64_t no_characters;  // bytes of this run's texts outside of UTF-8 characters
@@ -87,9 +92,11 @@ typedef struct {
 typedef struct {
     const Tokenizer* t;
     const Args* args;
-    const char* path;    // of the input, for messages
-    int separator;       // id put in front of each document; -1: none
-    ChatFormat chat;     // of --chat
+    const char* path;  // of the input, for messages
+    int separator;     // id put in front of each document; -1: none
+    TextRules rules;   // of --chat
+    ChatForm form;
+    bool told_of_names;  // that a text has names of special tokens
     Counting* counting;  // of --train-bpe; otherwise NULL
     Part* parts;
     int num_parts;
@@ -107,9 +114,7 @@ static inline bool parse_line(Json* j, const Unit* u, const char* path, Error* e
 
 /* Returns the hint for a line without the field: the first member with a text, or --chat, or "". */
 static inline const char* other_field_hint(char* out, size_t cap, const Json* j) {
-    for (size_t i = 0; i < sizeof chat_spellings / sizeof *chat_spellings; i++) {
-        if (json_get(j, json_root(j), chat_spellings[i].list)) { return "a conversation is no text; --chat takes it as such"; }
-    }
+    if (chat_name(j, json_root(j), chat_list_names)) { return "a conversation is no text; --chat takes it as such"; }
     for (const JsonNode* n = json_first(j, json_root(j)); n; n = json_next(j, n)) {
         char name[64];
         if (n->type != JSON_STRING) { continue; }
@@ -136,13 +141,31 @@ static inline bool line_member(Json* j, const JsonNode** member, const char* key
     return fail(e, "%s:%llu: %s is %s, wanted %s\n  hint: %s", path, (unsigned long long)u->line, key, is, wanted, hint);
 }
 
-/* Encodes a text; for --train-bpe, counts its pieces. */
-static inline void encode_counted(const Job* job, Part* p, const char* text, size_t len) {
-    const size_t before = p->encoder.out.count;
+/* Notes the first name of a special token in a text, where it is plain text. */
+static inline void find_special_name(Part* p, const char* text, size_t len, uint64_t line) {
+    const Tokenizer* t = p->encoder.t;
+    for (size_t i = 0; i < len && p->special < 0; i++) {
+        for (int k = 0; k < 2 && t->added_first[(uint8_t)text[i]]; k++) {
+            const AddedName* name = added_find(&t->added[k], text + i, text + len);
+            if (name && (t->flags[name->id] & TOKEN_SPECIAL)) { p->special = name->id, p->special_line = line; }
+        }
+    }
+}
+
+/* Encodes a text; for --train-bpe, counts its pieces. `separated`: the separator stands before it, unless it begins with it. */
+static inline void encode_counted(const Job* job, Part* p, const char* text, size_t len, bool separated, uint64_t line) {
+    TokenList* out = &p->encoder.out;
+    if (separated && job->separator >= 0) { token_list_add(out, job->separator); }
+    const size_t before = out->count;
     if (job->counting) {
         counting_add(job->counting, text, len);
     } else {
         encoder_text(&p->encoder, text, len, job->args->specials);
+    }
+    if (!job->counting && !job->args->specials && !job->told_of_names) { find_special_name(p, text, len, line); }
+    if (separated && job->separator >= 0 && out->count > before && out->ids[before] == job->separator) {
+        out->count--;
+        memmove(out->ids + before, out->ids + before + 1, (out->count - before) * sizeof *out->ids);
     }
     p->text_bytes += len;
     p->text_tokens += p->encoder.out.count - before;
@@ -171,13 +194,10 @@ static inline uint64_t count_no_characters(const char* s, size_t n) {
 /* Encodes one unit of a file into p->encoder. */
 static inline bool encode_unit(const Job* job, Part* p, const Unit* u) {
     if (u->line && strspn(u->text, " \t\r\n") >= u->len) { return true; }  // the text ends in a newline or a NUL
-    if (u->starts_document) {
-        p->documents++;
-        if (job->separator >= 0) { token_list_add(&p->encoder.out, job->separator); }
-    }
+    p->documents += u->starts_document;
     if (!u->line) {
         p->no_characters += count_no_characters(u->text, u->len);
-        encode_counted(job, p, u->text, u->len);
+        encode_counted(job, p, u->text, u->len, u->starts_document, 0);
         return true;
     }
     Json j;
@@ -187,7 +207,7 @@ static inline bool encode_unit(const Job* job, Part* p, const Unit* u) {
     if (ok) {
         size_t len = 0;
         const char* text = json_string(&j, member, &len);
-        encode_counted(job, p, text, len);
+        encode_counted(job, p, text, len, true, u->line);
     }
     json_free(&j);
     return ok;
@@ -197,15 +217,14 @@ static inline bool encode_unit(const Job* job, Part* p, const Unit* u) {
 static inline bool encode_chat(const Job* job, Part* p, const Unit* u) {
     char at[PATH_CAP + 32];
     Json j;
-    ChatMessages messages = {NULL, 0, 0};
+    Error why = NO_ERROR;
+    ChatMessages messages = {NULL, 0, 0, NULL};
     if (strspn(u->text, " \t\r\n") >= u->len) { return true; }
     snprintf(at, sizeof at, "%s:%llu", job->path, (unsigned long long)u->line);
     if (!json_parse_line(&j, u->text, u->len, at, &p->error)) { return false; }
-    const bool ok = chat_read(&messages, &j, &p->error);
-    if (ok) {
-        chat_write(&p->encoder.out, &p->mask, &messages, &job->chat, job->t);
-        p->documents++;
-    }
+    bool ok = chat_read(&messages, &j, &p->error);
+    if (ok && !chat_write(&p->writer, &p->mask, &messages, &p->left_out, &why)) { ok = fail(&p->error, "%s: %s", at, why.msg); }
+    p->documents += ok;
     chat_messages_free(&messages);
     json_free(&j);
     return ok;
@@ -221,7 +240,7 @@ static inline bool answer_encode(const Job* job, Part* p, const Unit* u, FILE* o
         size_t len = 0;
         const char* text = json_string(&j, member, &len);
         p->encoder.out.count = 0;
-        encode_counted(job, p, text, len);
+        encode_counted(job, p, text, len, false, u->line);
         fputs("{\"ids\": [", out);
         for (size_t i = 0; i < p->encoder.out.count; i++) {
             char digits[16];
@@ -285,6 +304,7 @@ static inline void run_part(const Job* job, Part* p, const Unit* units, size_t c
     }
     p->encoder.out.count = 0;
     p->no_characters = 0;
+    p->special = -1;
     p->mask.count = 0;
     for (size_t i = 0; ok && i < count; i++) {
         ok = job->args->chat ? encode_chat(job, p, &units[i]) : encode_unit(job, p, &units[i]);

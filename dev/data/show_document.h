@@ -20,9 +20,10 @@ static inline void show_mark(TokenDecoder* d, const char* mark) {
     fputs(mark, stdout);
 }
 
-/* Prints document `number`, from 1. A document starts with the separator; -1: there is none, and the file is one document. */
+/* Prints document `number`, from 1. A document starts where the file marks a start, or without marks with the separator; -1:
+ * there is none, and the file is one document. */
 static inline bool show_document(const Tokenizer* t, int separator, const char* path, uint64_t number, Error* e) {
-    unsigned char raw[4 * SHOW_TOKENS], mask[SHOW_TOKENS / 8];
+    unsigned char raw[4 * SHOW_TOKENS], mask[SHOW_TOKENS / 8], starts[SHOW_TOKENS / 8];
     int32_t ids[SHOW_TOKENS];
     TokenReader file;
     TokenDecoder d;
@@ -37,9 +38,11 @@ static inline bool show_document(const Tokenizer* t, int separator, const char* 
     for (uint64_t at = 0, n; ok && at < h.num_tokens && document <= number; at += n) {
         n = size_min(h.num_tokens - at, SHOW_TOKENS);
         ok = tokenfile_read_ids(&file, at, n, raw, ids, "the tokens", e) &&
-             (!h.masked || read_at(fileno(file.f), tokenfile_mask_at(&h) + at / 8, mask, (n + 7) / 8, path, "the mask", e));
+             (!h.masked || read_at(fileno(file.f), tokenfile_mask_at(&h) + at / 8, mask, (n + 7) / 8, path, "the mask", e)) &&
+             (!h.starts ||
+              read_at(fileno(file.f), tokenfile_starts_at(&h) + at / 8, starts, (n + 7) / 8, path, "the starts", e));
         for (uint64_t i = 0; ok && i < n && document <= number; i++) {
-            document += ids[i] == separator || at + i == 0;
+            document += (h.starts ? tokenfile_bit(starts, i) : ids[i] == separator) || at + i == 0;
             if (document != number) { continue; }
             if (h.masked && tokenfile_bit(mask, i) != trained) {
                 trained = !trained;

@@ -1,7 +1,8 @@
 /* token_writer.h -- writes a token file (tokenfile.h), and moves its end to another file for validation.
  *
  * A file is written as PATH.tmp and locked. When it is complete, all of it is read back, and then it gets its name. A mask is
- * kept in memory until then, a bit a token, because it follows the tokens in the file.
+ * kept in memory until then, a bit a token, because it follows the tokens in the file; so are the starts of conversations,
+ * which are written only if BOS does not tell them.
  */
 #ifndef DATA_TOKEN_WRITER_H
 #define DATA_TOKEN_WRITER_H
@@ -10,6 +11,7 @@
 #include "llmc/files/folder.h"     // defines: folder_of
 #include "llmc/files/output.h"     // defines: create_temporary, rename_output, close_output, sync_directory
 #include "llmc/files/tokenfile.h"  // defines: tokenfile_header, tokenfile_scan
+#include "llmc/text/chat.h"        // defines: TOKEN_IS_TRAINED, TOKEN_STARTS
 #include "llmc/text/tokenizer.h"   // defines: Tokenizer
 
 #include <signal.h>
@@ -26,9 +28,11 @@ typedef struct {
     uint64_t count;
     Crc crc;  // of the tokens as stored
     bool masked;
-    uint8_t* mask;      // if `masked`: (mask_cap) a bit a token; the bits behind the last token are 0
-    uint64_t mask_cap;  // bytes
-    uint64_t trained;   // tokens whose bit is 1
+    uint8_t *mask, *starts;  // if `masked`: (mask_cap) a bit a token; the bits behind the last token are 0
+    uint64_t mask_cap;       // bytes
+    uint64_t trained;        // tokens whose bit in the mask is 1
+    bool marked;             // the starts are written
+    uint64_t template_hash;  // see TokenFileHeader
 } TokenFile;
 
 /* Makes the temporary file. A signal in between waits: it could not know whether the file is ours to remove. */
@@ -81,28 +85,44 @@ static inline bool token_file_add(TokenFile* w, const int32_t* ids, size_t n, Er
     return ok || fail(e, "%s: writing failed: %s", w->tmp, strerror(errno));
 }
 
-/* Sets the bits of the last n tokens. */
-static inline void token_file_mask(TokenFile* w, const uint8_t* trained /* (n) 0 or 1 */, size_t n) {
+static inline uint8_t* token_file_bits(uint8_t* bits, uint64_t have, uint64_t want) {
+    bits = (uint8_t*)xrealloc(bits, want);
+    memset(bits + have, 0, want - have);
+    return bits;
+}
+
+/* Sets the bits of the last n tokens by their marks, TOKEN_IS_TRAINED and TOKEN_STARTS. */
+static inline void token_file_mask(TokenFile* w, const uint8_t* marks /* (n) */, size_t n) {
     const uint64_t bytes = w->count / 8 + 1;
     if (bytes > w->mask_cap) {
-        w->mask = (uint8_t*)xrealloc(w->mask, bytes * 2);
-        memset(w->mask + w->mask_cap, 0, bytes * 2 - w->mask_cap);
+        w->mask = token_file_bits(w->mask, w->mask_cap, bytes * 2);
+        w->starts = token_file_bits(w->starts, w->mask_cap, bytes * 2);
         w->mask_cap = bytes * 2;
     }
     for (size_t i = 0; i < n; i++) {
         const uint64_t at = w->count - n + i;
-        w->mask[at / 8] |= (uint8_t)(trained[i] << at % 8);
-        w->trained += trained[i];
+        const bool trained = marks[i] & TOKEN_IS_TRAINED, starts = marks[i] & TOKEN_STARTS;
+        w->mask[at / 8] |= (uint8_t)(trained << at % 8);
+        w->starts[at / 8] |= (uint8_t)(starts << at % 8);
+        w->trained += trained;
     }
+}
+
+/* Asks for the starts to be written, unless they are the tokens `separator` among the last n tokens. */
+static inline void token_file_check_starts(TokenFile* w, const int32_t* ids, const uint8_t* marks, size_t n, int separator) {
+    for (size_t i = 0; i < n && !w->marked; i++) { w->marked = (ids[i] == separator) != ((marks[i] & TOKEN_STARTS) != 0); }
 }
 
 /* Writes mask and header, flushes the file, and reads it back to check every id and the checksum. */
 static inline bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e) {
     int32_t words[TOKENFILE_WORDS];
-    TokenFileHeader h = {w->token_bytes, t->vocab_size, w->count, t->fingerprint, true, 0, w->masked, 0, false};
-    const uint64_t mask_at = tokenfile_mask_at(&h), mask_bytes = tokenfile_bytes(&h) - mask_at;
-    bool ok = fseeko(w->f, (off_t)mask_at, SEEK_SET) == 0 && (mask_bytes == 0 || fwrite(w->mask, mask_bytes, 1, w->f) == 1);
-    crc_add(&w->crc, w->mask, mask_bytes);
+    TokenFileHeader h = {w->token_bytes, t->vocab_size,    w->count, t->fingerprint, true, 0,
+                         w->masked,      w->template_hash, w->marked};
+    const uint64_t mask_at = tokenfile_mask_at(&h), bytes = tokenfile_starts_at(&h) - mask_at, starts = h.starts ? bytes : 0;
+    bool ok = fseeko(w->f, (off_t)mask_at, SEEK_SET) == 0 && fwrite(w->mask, 1, bytes, w->f) == bytes &&
+              fwrite(w->starts, 1, starts, w->f) == starts;
+    crc_add(&w->crc, w->mask, bytes);
+    crc_add(&w->crc, w->starts, starts);
     h.crc = crc_end(&w->crc);
     tokenfile_header(words, &h);
     ok = ok && fseeko(w->f, 0, SEEK_SET) == 0 && fwrite(words, sizeof words, 1, w->f) == 1 && fflush(w->f) == 0;
@@ -112,7 +132,8 @@ static inline bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e)
     ok = close_output(w->f, w->tmp, e);
     w->f = NULL;
     free(w->mask);
-    w->mask = NULL;
+    free(w->starts);
+    w->mask = w->starts = NULL;
     return ok;
 }
 
@@ -165,12 +186,13 @@ static inline bool find_cut(TokenFile* w, double fraction, int separator, uint64
     uint64_t nearest = UINT64_MAX;
     int32_t ids[CONVERT_TOKENS];
     *cut = target;
-    for (uint64_t at = from; separator >= 0 && at < to; at += CONVERT_TOKENS) {
+    for (uint64_t at = from; (separator >= 0 || w->masked) && at < to; at += CONVERT_TOKENS) {
         const size_t n = size_min(to - at, CONVERT_TOKENS);
-        if (!token_file_read(w, ids, at, n, e)) { return false; }
+        if (!w->masked && !token_file_read(w, ids, at, n, e)) { return false; }
         for (size_t i = 0; i < n; i++) {
             const uint64_t place = at + i, distance = place > target ? place - target : target - place;
-            if (ids[i] != separator || distance >= nearest) { continue; }
+            const bool starts = w->masked ? tokenfile_bit(w->starts, place) : ids[i] == separator;
+            if (!starts || distance >= nearest) { continue; }
             nearest = distance;
             *cut = place;
         }
@@ -194,17 +216,20 @@ static inline bool crc_of_first(TokenFile* w, uint64_t count, Error* e) {
     return true;
 }
 
-/* Moves the mask from token `cut` on to the validation file. */
+/* Moves the mask and the starts from token `cut` on to the validation file. */
 static inline void split_mask(TokenFile* train, TokenFile* val, uint64_t cut) {
     const uint64_t moved = val->count;
     val->count = 0;
     for (uint64_t at = cut; at < cut + moved; at++) {
-        const uint8_t trained = tokenfile_bit(train->mask, at);
+        const bool trained = tokenfile_bit(train->mask, at), starts = tokenfile_bit(train->starts, at);
+        const uint8_t marks = (uint8_t)(trained * TOKEN_IS_TRAINED + starts * TOKEN_STARTS), bit = (uint8_t)(1 << at % 8);
         val->count++;
-        token_file_mask(val, &trained, 1);
-        train->mask[at / 8] &= (uint8_t) ~(1 << at % 8);
+        token_file_mask(val, &marks, 1);
+        train->mask[at / 8] &= (uint8_t)~bit;
+        train->starts[at / 8] &= (uint8_t)~bit;
         train->trained -= trained;
     }
+    val->marked = train->marked;
 }
 
 /* Moves the tokens from `cut` on to the validation file. The checksums of both parts must combine to the whole's. */

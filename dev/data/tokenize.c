@@ -109,11 +109,12 @@ static bool out_path(char* path, const Job* job, const char* kind, Error* e) {
 
 static void print_summary(const Job* job, const TokenFile* train, const TokenFile* val, double seconds) {
     char a[32], b[32], c[32];
-    uint64_t documents = 0, bytes = 0, tokens = 0;
+    uint64_t documents = 0, bytes = 0, tokens = 0, left_out = 0;
     for (int k = 0; k < job->num_parts; k++) {
         documents += job->parts[k].documents;
         bytes += job->parts[k].text_bytes;
         tokens += job->parts[k].text_tokens;
+        left_out += job->parts[k].left_out;
     }
     const uint64_t count = train->count + val->count;
     printf("%s %s%s, %s tokens", text_count(documents, a, sizeof a), job->args->chat ? "conversation" : "document",
@@ -131,18 +132,39 @@ static void print_summary(const Job* job, const TokenFile* train, const TokenFil
                     text_plural((int64_t)val->count));
     }
     printf("\n");
+    if (left_out > 0) {
+        printf(
+            "%s answer%s not trained: the chat template changes an answer when a message follows, as one that hides thoughts\n",
+            text_count(left_out, a, sizeof a), left_out == 1 ? " is" : "s are");
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // files and streams to token files
+
+/* Says that names of special tokens became plain text, once. */
+static void tell_of_names(Job* job, const Part* p) {
+    char at[32] = "", name[64];
+    size_t len;
+    const char* text = tokenizer_token(job->t, p->special, &len);
+    job->told_of_names = true;
+    if (p->special_line) { snprintf(at, sizeof at, ":%llu", (unsigned long long)p->special_line); }
+    warn(
+        "%s%s: a text has the name of the special token %s, which is plain text here\n"
+        "  hint: --specials makes such names tokens, and --chat takes conversations",
+        job->path, at, show_text(name, sizeof name, text, len));
+}
 
 static bool write_parts(Job* job, TokenFile* w, int parts, uint64_t* no_characters, Error* e) {
     for (int k = 0; k < parts; k++) {
         Part* p = &job->parts[k];
         if (p->error.msg[0]) { return fail(e, "%s", p->error.msg); }
         *no_characters += p->no_characters;
+        if (w && p->special >= 0 && !job->told_of_names) { tell_of_names(job, p); }
         if (w && !token_file_add(w, p->encoder.out.ids, p->encoder.out.count, e)) { return false; }
-        if (w && w->masked) { token_file_mask(w, p->mask.trained, p->encoder.out.count); }
+        if (!w || !w->masked) { continue; }
+        token_file_mask(w, p->mask.marks, p->mask.count);
+        token_file_check_starts(w, p->encoder.out.ids, p->mask.marks, p->mask.count, job->separator);
     }
     return true;
 }
@@ -231,6 +253,7 @@ static bool write_token_files(Job* job, Error* e) {
     Progress progress = progress_begin(stdout, "read", size, "B");
     ok = ok && out_path(path, job, split ? "train" : "", e) && token_file_create(train, path, token_bytes, a->chat, e);
     ok = ok && (!split || (out_path(path, job, "val", e) && token_file_create(val, path, token_bytes, a->chat, e)));
+    if (a->chat) { train->template_hash = val->template_hash = tokenfile_template_hash(chat_template(&job->rules)); }
     for (int i = 0; ok && i < a->num_files; i++) { ok = tokenize_input(job, train, &progress, a->files[i], e); }
     progress_end(&progress);
     if (ok && train->count == 0) {
@@ -311,16 +334,16 @@ static bool answer_lines(Job* job, Error* e) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-/* Finds the format of --chat in the tokenizer's template; without a template it is Llama 3's. */
-static bool chat_format(Job* job, Error* e) {
-    bool dated = false;
-    if (!chat_tokens(&job->chat, job->t, job->t->vocab_size, e) || !chat_read_form(job->t, &dated, e)) { return false; }
-    if (job->separator != job->chat.begin) {
-        return fail(e, "%s: BOS is not <|begin_of_text|>, wanted it, since each conversation starts with it", job->t->path);
+/* Opens the form of --chat: the template beside the tokenizer. */
+static bool open_chat(Job* job, Error* e) {
+    if (!text_rules_read(&job->rules, job->t, NULL, NULL, false, false, e)) { return false; }
+    if (!chat_form_open(&job->form, &job->rules, job->args->date, e)) { return false; }
+    if (job->form.end_of_turn < 0) {
+        warn("%s: the chat template ends an answer with no special token: a model will not learn where to end",
+             job->rules.chat_template ? job->rules.template_path : "Llama 3");
     }
-    if (dated) { job->chat.date = job->args->date ? job->args->date : CHAT_DATE; }
-    return dated || !job->args->date ||
-           fail(e, "--date: the chat template is Llama 3's, which has no date, wanted none or Llama 3.1's");
+    for (int k = 0; k < job->num_parts; k++) { chat_writer_init(&job->parts[k].writer, &job->form, &job->parts[k].encoder); }
+    return true;
 }
 
 int main(int argc, char** argv) {
@@ -341,14 +364,14 @@ int main(int argc, char** argv) {
     }
     Job job = {.t = &t, .args = &args, .num_parts = threads * PARTS_PER_THREAD};
     job.separator = t.bos_id >= 0 ? t.bos_id : t.eos_id;
-    if (args.chat && !chat_format(&job, &e)) { die("%s", e.msg); }
     job.parts = (Part*)xcalloc((size_t)job.num_parts, sizeof(Part));
     for (int k = 0; k < job.num_parts; k++) {
         encoder_init(&job.parts[k].encoder, &t);
         decoder_init(&job.parts[k].decoder, &t);
     }
+    if (args.chat && !open_chat(&job, &e)) { die("%s", e.msg); }
     const bool lines = args.jsonl || args.decode;
-    if (!lines && !args.show && job.separator < 0) {
+    if (!lines && !args.show && !args.chat && job.separator < 0) {
         warn("%s: has neither BOS nor EOS: nothing separates documents", args.tokenizer);
     }
     const bool ok = lines            ? answer_lines(&job, &e)
@@ -358,8 +381,11 @@ int main(int argc, char** argv) {
     for (int k = 0; k < job.num_parts; k++) {
         encoder_free(&job.parts[k].encoder);
         decoder_free(&job.parts[k].decoder);
-        free(job.parts[k].mask.trained);
+        chat_writer_free(&job.parts[k].writer);
+        free(job.parts[k].mask.marks);
     }
+    chat_form_close(&job.form);
+    text_rules_free(&job.rules);
     free(job.parts);
     tokenizer_free(&t);
     free(args.files);

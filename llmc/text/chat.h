@@ -1,202 +1,428 @@
-/* chat.h -- writes Llama 3's chat format, as tokens and as a template for `transformers`.
+/* chat.h -- writes conversations as tokens in the form of the model's own chat template, which text/template.h executes.
  *
- *   <|begin_of_text|> then for each message <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>
+ * The ids are those of `apply_chat_template` in `transformers`: the template's text, encoded without BOS or EOS of our own. There
+ * is one difference. The name of a special token is a token only where the template wrote every byte of it: a user cannot type
+ * a header. A template has the variables that `transformers` gives it; tools and documents are none.
  *
- * TEXT is stripped of white space at both ends. An answer follows the header of "assistant" and ends at <|eot_id|>. Special
- * tokens are looked up by name; texts are encoded as plain text, so a user cannot type a header.
+ * A model without a template gets LLAMA3_CHAT_TEMPLATE if its tokenizer has the tokens; it is executed as well.
  *
- * There are two forms. The form of Llama 3 has a system message if one is given. The form of Llama 3.1, 3.2 and 3.3 always has
- * one, which begins with two dates. No Jinja template is run: the texts in a folder's template decide the form, and any other
- * template is refused. The ids equal the ids that `transformers` makes with that template.
+ * What is trained of a conversation are its answers. An answer is what the template adds between
+ *     the messages before it, and the request for an answer
+ *     the same messages and the answer
+ * or, if the template marks answers itself ({% generation %}), what stands between its marks. The first must begin the second,
+ * and both must begin the whole: otherwise the model would be trained on another text than it is asked with. A template that
+ * hides the thoughts of earlier answers changes them: then only the answers that it leaves unchanged are trained, usually the
+ * last. A token that stands partly in an answer belongs to it.
  *
- * Elsewhere: the conversation (run/jobs/chat.h).
+ * Elsewhere: reading conversations (conversation.h), talking (run/jobs/chat.h).
  */
 #ifndef LLMC_CHAT_H
 #define LLMC_CHAT_H
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "llmc/base/utf8.h"       // defines: utf8_decode
-#include "llmc/files/folder.h"    // defines: folder_of, folder_has
-#include "llmc/files/json.h"      // defines: json_parse, json_get, json_string, json_is_string
-#include "llmc/text/tokenizer.h"  // defines: Tokenizer, TokenList, tokenizer_find, tokenizer_encode
-#include "llmc/text/unicode.h"    // defines: unicode_is_stripped
+#include "llmc/files/json.h"           // defines: json_parse, json_get, json_string
+#include "llmc/text/conversation.h"    // defines: ChatMessage, ChatMessages, chat_is_answer
+#include "llmc/text/template.h"        // defines: Template, TemplateRendered, template_parse, template_render
+#include "llmc/text/template_value.h"  // defines: TemplateArena, TemplateValue, template_dict_set, template_string
+#include "llmc/text/text_rules.h"      // defines: TextRules
+#include "llmc/text/tokenizer.h"       // defines: Tokenizer, TokenEncoder, TokenList, tokenizer_find, encoder_marked
+
+#include <time.h>
 
 #define LLAMA3_CHAT_TEMPLATE                                                                                    \
     "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n" \
     "{{ message['content'] | trim }}<|eot_id|>{% endfor %}"                                                     \
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 
-// the first line of Llama 3.1's system message; the templates of 3.1, 3.2 and 3.3 have the same month
-#define CHAT_CUTOFF "Cutting Knowledge Date: December 2023"
-#define CHAT_DATE "26 Jul 2024"  // what the templates write where no date is given
+/* Returns whether a tokenizer has the tokens that LLAMA3_CHAT_TEMPLATE names, and no text can hold them. */
+static inline bool chat_template_fits(const Tokenizer* t) {
+    static const char* const names[] = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+    bool fits = true;
+    for (int i = 0; i < 3 && fits; i++) {
+        const int id = tokenizer_find(t, names[i]);
+        fits = id >= 0 && (t->flags[id] & TOKEN_SPECIAL);
+    }
+    return fits;
+}
 
+/* Returns the template of a model: its own, or Llama 3's if it has none and its tokenizer has the tokens; NULL: it has none. */
+static inline const char* chat_template(const TextRules* r) {
+    return r->chat_template ? r->chat_template : r->tokenizer && chat_template_fits(r->tokenizer) ? LLAMA3_CHAT_TEMPLATE : NULL;
+}
+
+/* The form of a model's conversations. Constant once it is open: threads may share it. */
 typedef struct {
-    int begin, start_header, end_header, eot;
-    const char* date;  // in the system message of Llama 3.1; NULL: the form of Llama 3
-} ChatFormat;
+    const TextRules* rules;
+    Template parsed;
+    const char* date;  // as --date gives it; NULL: none
+    struct tm now;     // the day, when the form was opened or as --date says
+    int end_of_turn;   // special token behind an answer; -1: none
+    TemplateArena arena;
+    TemplateValue names;  // of the special tokens: bos_token, eos_token ...
+} ChatForm;
+
+enum { TOKEN_IS_TRAINED = 1, TOKEN_STARTS = 2 };  // marks of a token of a conversation
+
+/* The marks of a list of tokens. All zeros is an empty list. */
+typedef struct {
+    uint8_t* marks;
+    size_t count, cap;
+} ChatMask;
+
+/* What one thread needs to write conversations. */
+typedef struct {
+    const ChatForm* form;
+    TokenEncoder* encoder;  // borrowed; its `out` gets the tokens
+    TemplateArena values, work;
+    TemplateValue messages;     // of the conversation that is being written
+    char* text;                 // the whole conversation
+    uint8_t* ours;              // for each byte 1 if the template wrote it
+    size_t len, cap, ours_cap;  // bytes
+    size_t (*spans)[2];         // [start, end) of each trained answer in the text
+    size_t num_spans, span_cap;
+} ChatWriter;
+
+/* `encoder` is one for the form's tokenizer. */
+static inline void chat_writer_init(ChatWriter* w, const ChatForm* form, TokenEncoder* encoder) {
+    memset(w, 0, sizeof *w);
+    w->form = form;
+    w->encoder = encoder;
+}
+
+static inline void chat_writer_free(ChatWriter* w) {
+    template_arena_free(&w->values);
+    template_arena_free(&w->work);
+    free(w->text);
+    free(w->ours);
+    free(w->spans);
+    memset(w, 0, sizeof *w);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the form
+// rendering
 
-/* Finds the format's tokens in a tokenizer (or NULL) and checks that the model's vocabulary has them, and that no text can
- * be one of them; otherwise fails with the name of the first token. */
-static inline bool chat_tokens(ChatFormat* c, const Tokenizer* t, int vocab_size, Error* e) {
-    static const char* const names[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
-    int* ids[] = {&c->begin, &c->start_header, &c->end_header, &c->eot};
-    if (!t) { return fail(e, "the model has no tokenizer, wanted one with Llama 3's chat tokens"); }
-    for (int i = 0; i < 4; i++) {
-        *ids[i] = tokenizer_find(t, names[i]);
-        if (*ids[i] < 0) {
-            return fail(e,
-                        "the tokenizer has no token %s, wanted Llama 3's chat tokens\n"
-                        "  hint: ./tokenize --train-bpe N --chat makes a tokenizer with them, and dev/data/tinytales has one",
-                        names[i]);
+/* Makes a message: its members that are not null, with role and content under the names that templates know. The thoughts
+ * have three names in templates, of which a file has one. */
+static inline TemplateValue chat_message_value(TemplateArena* a, const Json* j, const ChatMessage* message) {
+    static const char* const thoughts[] = {"reasoning_content", "thinking", "reasoning", NULL};
+    const JsonNode* object = message->object;
+    const TemplateValue v = template_dict(a), content = template_string(a, message->text, message->len, false);
+    // a role is one of ours: so a header that is made of it is the template's
+    const TemplateValue role = template_string(a, message->role, strlen(message->role), true);
+    if (!object) {
+        template_dict_set(a, v, "role", role);
+        template_dict_set(a, v, "content", content);
+        return v;
+    }
+    const char *role_name = chat_name(j, object, chat_role_names), *text_name = chat_name(j, object, chat_text_names);
+    for (const JsonNode* n = json_first(j, object); n; n = json_next(j, n)) {
+        const char* key = json_key(j, n, NULL);
+        if (n->type == JSON_NULL) { continue; }
+        if (strcmp(key, role_name) == 0) {
+            template_dict_set(a, v, "role", role);
+        } else if (strcmp(key, text_name) == 0) {
+            template_dict_set(a, v, "content", content);
+        } else {
+            template_dict_set(a, v, key, template_from_json(a, j, n));
         }
-        if (!(t->flags[*ids[i]] & TOKEN_SPECIAL)) {
-            return fail(e, "the tokenizer's %s is no special token: a text could hold it", names[i]);
-        }
-        if (*ids[i] >= vocab_size) {
-            return fail(e, "%s is token %d, but the model's vocabulary has only %d", names[i], *ids[i], vocab_size);
+    }
+    const char* thought = chat_name(j, object, thoughts);
+    const TemplateValue value = thought ? template_from_json(a, j, json_get(j, object, thought)) : content;
+    if (thought) { template_dict_set(a, v, "reasoning_content", value); }
+    if (thought && !json_get(j, object, "thinking")) { template_dict_set(a, v, "thinking", value); }
+    return v;
+}
+
+/* Makes the values of a conversation. *m must live as long as they are used. */
+static inline void chat_begin(ChatWriter* w, const ChatMessages* m) {
+    template_arena_reset(&w->values);
+    w->messages = template_list(&w->values);
+    for (size_t i = 0; i < m->count; i++) {
+        template_list_add(&w->values, w->messages, chat_message_value(&w->values, m->json, &m->items[i]));
+    }
+}
+
+/* Renders the first `count` messages; `ask`: and the request for an answer. The result is valid until the next call. */
+static inline bool chat_render(ChatWriter* w, size_t count, bool ask, TemplateRendered* out, Error* e) {
+    const ChatForm* f = w->form;
+    TemplateArena* a = &w->work;
+    template_arena_reset(a);
+    const TemplateValue variables = template_dict(a), messages = template_list(a);
+    for (size_t i = 0; i < count; i++) { template_list_add(a, messages, w->messages.as.list->items[i]); }
+    template_dict_set(a, variables, "messages", messages);
+    template_dict_set(a, variables, "tools", template_none());
+    template_dict_set(a, variables, "documents", template_none());
+    template_dict_set(a, variables, "add_generation_prompt", template_bool(ask));
+    if (f->date) { template_dict_set(a, variables, "date_string", template_string(a, f->date, strlen(f->date), true)); }
+    for (size_t i = 0; i < f->names.as.dict->count; i++) {
+        template_dict_add(a, variables, f->names.as.dict->items[i].key, f->names.as.dict->items[i].value);
+    }
+    return template_render(&f->parsed, a, variables, &f->now, out, e);
+}
+
+/* Returns the bytes of the text that a token has behind `at`. A byte that the tokenizer lacks is in no token. */
+static inline size_t chat_token_end(const ChatWriter* w, int32_t id, size_t at) {
+    size_t len = 0;
+    const char* bytes = tokenizer_token(w->encoder->t, id, &len);
+    for (size_t i = 0; i < len && at < w->len; i++) {
+        while (at < w->len && w->text[at] != bytes[i]) { at++; }
+        at += at < w->len;
+    }
+    return at;
+}
+
+/* Appends the tokens of a rendering to w->encoder->out. Fails on a token that the model lacks. */
+static inline bool chat_encode(ChatWriter* w, const char* text, const uint8_t* ours, size_t len, Error* e) {
+    const int V = w->form->rules->vocab_size;
+    const TokenList* out = &w->encoder->out;
+    const size_t before = out->count;
+    encoder_marked(w->encoder, text, ours, len);
+    for (size_t i = before; i < out->count; i++) {
+        if (out->ids[i] >= V) {
+            return fail(e, "the conversation has the token %d, but the model's vocabulary has only %d", out->ids[i], V);
         }
     }
     return true;
 }
 
-/* Returns whether a tokenizer has the tokens that LLAMA3_CHAT_TEMPLATE names. */
-static inline bool chat_template_fits(const Tokenizer* t) {
-    return tokenizer_find(t, "<|start_header_id|>") >= 0 && tokenizer_find(t, "<|end_header_id|>") >= 0 &&
-           tokenizer_find(t, "<|eot_id|>") >= 0;
-}
-
-/* Returns the member "chat_template" of the text of a tokenizer_config.json: a text, or in a list of named templates the one
- * called "default"; NULL if there is none. The caller frees it. */
-static inline char* chat_template_of_config(const char* config) {
-    Json j;
-    Error ignored = NO_ERROR;  // the text was parsed when it was read or written
-    if (!config || !json_parse(&j, xstrdup(config), strlen(config), "tokenizer_config.json", &ignored)) { return NULL; }
-    const JsonNode* found = json_get(&j, json_root(&j), "chat_template");
-    if (found && found->type == JSON_ARRAY) {
-        const JsonNode* item = json_first(&j, found);
-        while (item && !json_is_string(&j, json_get(&j, item, "name"), "default")) { item = json_next(&j, item); }
-        found = item ? json_get(&j, item, "template") : NULL;
-    }
-    const char* text = json_string(&j, found, NULL);
-    char* copy = text ? xstrdup(text) : NULL;
-    json_free(&j);
-    return copy;
-}
-
-/* Sets *dated: whether a template is of Llama 3.1's form. Fails if it is of neither form; `path` is the file that has it. */
-static inline bool chat_template_form(const char* text, const char* path, bool* dated, Error* e) {
-    static const char* const wanted[] = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "trim"};
-    *dated = strstr(text, "Cutting Knowledge Date") != NULL;
-    for (int i = 0; i < 4; i++) {
-        if (strstr(text, wanted[i])) { continue; }
-        return fail(e, "%s: the chat template has no %s, wanted Llama 3's or Llama 3.1's template", path, wanted[i]);
-    }
-    if (!*dated || (strstr(text, CHAT_CUTOFF) && strstr(text, "Today Date: "))) { return true; }
-    return fail(
-        e, "%s: the chat template writes other dates than \"" CHAT_CUTOFF "\", wanted Llama 3's or Llama 3.1's template", path);
-}
-
-/* Sets *dated: whether the template beside the tokenizer's file is of Llama 3.1's form. `transformers` takes
- * chat_template.jinja before tokenizer_config.json. Without a template the form is the form of Llama 3. */
-static inline bool chat_read_form(const Tokenizer* t, bool* dated, Error* e) {
-    char folder[PATH_CAP], path[PATH_CAP];
-    size_t size = 0;
-    *dated = false;
-    if (!t->path) { return true; }
-    folder_of(t->path, folder);
-    const bool jinja = folder_has(folder, "chat_template.jinja");
-    if (!path_join(path, folder, jinja ? "chat_template.jinja" : "tokenizer_config.json", e)) { return false; }
-    char* text = jinja ? read_file(path, &size, 16 << 20, e) : chat_template_of_config(t->config);
-    const bool ok = text ? chat_template_form(text, path, dated, e) : !jinja;
-    free(text);
-    return ok;
-}
-
-/* Reads the form of the template beside the tokenizer's file: *date is the date to write, `wanted` unless it is NULL; NULL in
- * the form of Llama 3, which refuses one. */
-static inline bool chat_read_date(const Tokenizer* t, const char* wanted, const char** date, Error* e) {
-    bool dated = false;
-    if (!chat_read_form(t, &dated, e)) { return false; }
-    *date = !dated ? NULL : wanted ? wanted : CHAT_DATE;
-    return dated || !wanted || fail(e, "--date: the chat template is Llama 3's, which has no date, wanted none or Llama 3.1's");
+/* Sets w->encoder->out to the tokens of the messages and of the request for an answer. */
+static inline bool chat_ask(ChatWriter* w, const ChatMessages* m, Error* e) {
+    TemplateRendered asked;
+    chat_begin(w, m);
+    w->encoder->out.count = 0;
+    return chat_render(w, m->count, true, &asked, e) && chat_encode(w, asked.text, asked.from_template, asked.len, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// messages
+// what is trained
 
-/* Returns the text from its first byte that is no white space. *len, its length, becomes the length without the white space
- * at both ends, as a template's trim does. */
-static inline const char* chat_strip(const char* text, size_t* len) {
-    const char *end = text + *len, *first = end, *last = end;  // [first, last) is the stripped text
-    for (const char* s = text; s < end;) {
-        uint32_t c;
-        const int bytes = utf8_decode((const uint8_t*)s, (size_t)(end - s), &c);
-        const bool stripped = bytes && unicode_is_stripped(c);
-        if (!stripped && first == end) { first = s; }
-        s += bytes ? bytes : 1;
-        if (!stripped) { last = s; }
+/* Keeps a rendering as the whole conversation. */
+static inline void chat_keep(ChatWriter* w, const TemplateRendered* r) {
+    w->text = (char*)xreserve(w->text, 0, r->len + 1, &w->cap, 1);
+    w->ours = (uint8_t*)xreserve(w->ours, 0, r->len + 1, &w->ours_cap, 1);
+    if (r->len) {
+        memcpy(w->text, r->text, r->len);
+        memcpy(w->ours, r->from_template, r->len);
     }
-    *len = (size_t)(last - first);
-    return first;
+    w->len = r->len;
 }
 
-/* Appends the header of a role and the text after it: Llama 3.1's dates unless `date` is NULL, and the text of `len`
- * bytes, stripped. To the tokenizer all of it is one string. */
-static inline void chat_part(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role, const char* date,
-                             const char* text, size_t len) {
-    size_t size = 0;
-    char* whole = NULL;
-    text = chat_strip(text, &len);
-    FILE* f = xopen_memory(&whole, &size);
-    fputs("\n\n", f);
-    if (date) { fprintf(f, CHAT_CUTOFF "\nToday Date: %s\n\n", date); }
-    fwrite(text, 1, len, f);
-    xclose_memory(f, &whole);
-    token_list_add(l, c->start_header);
-    tokenizer_encode(t, role, strlen(role), false, l);
-    token_list_add(l, c->end_header);
-    tokenizer_encode(t, whole, size, false, l);
-    free(whole);
+static inline bool chat_begins(const ChatWriter* w, const TemplateRendered* r) {
+    return r->len == 0 || (r->len <= w->len && memcmp(w->text, r->text, r->len) == 0);
 }
 
-/* Appends the header of a message. */
-static inline void chat_header(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role) {
-    chat_part(l, c, t, role, NULL, "", 0);
+static inline void chat_add_span(ChatWriter* w, size_t start, size_t end) {
+    w->spans = (size_t(*)[2])xgrow(w->spans, w->num_spans, &w->span_cap, sizeof *w->spans);
+    w->spans[w->num_spans][0] = start;
+    w->spans[w->num_spans++][1] = end;
 }
 
-/* Appends a whole message: header, stripped text, <|eot_id|>. */
-static inline void chat_message(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* role, const char* text,
-                                size_t len) {
-    chat_part(l, c, t, role, NULL, text, len);
-    token_list_add(l, c->eot);
-}
-
-/* Returns the place in the list of the first token of a message's text, or of its <|eot_id|>, if the text is empty; `from` is
- * the place of its header. A token that begins in the newlines of the header and ends in the text belongs to the text. */
-static inline size_t chat_text_start(const TokenList* l, const ChatFormat* c, const Tokenizer* t, size_t from) {
-    size_t at = from, len;
-    while (l->ids[at++] != c->end_header) {}
-    for (size_t bytes = 0; l->ids[at] != c->eot; at++) {
-        tokenizer_token(t, l->ids[at], &len);
-        bytes += len;
-        if (bytes > strlen("\n\n")) { break; }
+/* Finds where an answer starts that no question precedes, so that a template may refuse to ask for it: behind the last request
+ * of the template's own in the rendering `end` bytes long. Returns `end` if there is none. */
+static inline size_t chat_find_request(ChatWriter* w, size_t count, size_t end) {
+    TemplateRendered both;
+    Error ignored = NO_ERROR;
+    if (!chat_render(w, count, true, &both, &ignored) || both.len <= end || memcmp(both.text, w->text, end) != 0) {
+        return end;
     }
-    return at;
+    const size_t len = both.len - end;  // of the request
+    for (size_t at = end; at >= len; at--) {
+        const size_t from = at - len;
+        if (memcmp(w->text + from, both.text + end, len) == 0 && !memchr(w->ours + from, 0, len)) { return at; }
+    }
+    return end;
 }
 
-/* Appends the start of a conversation: <|begin_of_text|> and the system message, of `len` bytes; 0: none. */
-static inline void chat_begin(TokenList* l, const ChatFormat* c, const Tokenizer* t, const char* system, size_t len) {
-    token_list_add(l, c->begin);
-    if (c->date) {
-        chat_part(l, c, t, "system", c->date, system, len);
-        token_list_add(l, c->eot);
-    } else if (len > 0) {
-        chat_message(l, c, t, "system", system, len);
+/* Adds the span of answer i, unless the whole conversation shows it otherwise. */
+static inline bool chat_find_answer(ChatWriter* w, const ChatMessages* m, size_t i, Error* e) {
+    TemplateRendered r;
+    bool first = true;  // nobody asked before
+    size_t end = w->len;
+    for (size_t k = 0; k < i; k++) { first = first && strcmp(m->items[k].role, "system") == 0; }
+    if (i + 1 < m->count) {
+        if (!chat_render(w, i + 1, false, &r, e)) { return false; }
+        if (!chat_begins(w, &r)) { return true; }
+        end = r.len;
     }
+    Error asking = NO_ERROR;
+    const bool asked = chat_render(w, i, true, &r, &asking);
+    if (!asked && !first) { return fail(e, "%s", asking.msg); }
+    size_t start = asked && chat_begins(w, &r) && r.len < end ? r.len : end;
+    if (start == end && first) { start = chat_find_request(w, i + 1, end); }
+    if (start < end) { chat_add_span(w, start, end); }
+    return true;
+}
+
+/* Finds the spans of the answers that are trained, in the order of the text. *left_out counts those that have none. */
+static inline bool chat_find_answers(ChatWriter* w, const ChatMessages* m, const TemplateRendered* whole, size_t* left_out,
+                                     Error* e) {
+    size_t answers = 0, trained = 0;
+    w->num_spans = 0;
+    for (size_t i = 0; i < m->count; i++) { answers += chat_is_answer(&m->items[i]), trained += m->items[i].trained; }
+    if (whole->num_generations > 0 && whole->num_generations != answers && trained < answers) {
+        return fail(e,
+                    "the chat template marks %zu texts, but there are %zu answers: which of them is not trained is not known",
+                    whole->num_generations, answers);
+    }
+    for (size_t i = 0, k = 0; whole->num_generations > 0 && k < whole->num_generations; k++) {
+        while (trained < answers && !chat_is_answer(&m->items[i])) { i++; }
+        if (trained == answers || m->items[i++].trained) {
+            chat_add_span(w, whole->generations[k].from, whole->generations[k].to);
+        }
+    }
+    if (whole->num_generations > 0) { return true; }
+    for (size_t i = 0; i < m->count; i++) {
+        if (m->items[i].trained && !chat_find_answer(w, m, i, e)) { return false; }
+    }
+    *left_out += trained - w->num_spans;
+    return w->num_spans > 0 ||
+           fail(
+               e,
+               "no answer can be trained: the chat template writes it in another way than it asks for it, or changes it later");
+}
+
+/* Lengthens the mask to `count` tokens with the same marks. */
+static inline void chat_mask_extend(ChatMask* m, size_t count, uint8_t marks) {
+    if (count > m->cap) {
+        m->cap = count + count / 2 + 256;
+        m->marks = (uint8_t*)xrealloc(m->marks, m->cap);
+    }
+    memset(m->marks + m->count, marks, count - m->count);
+    m->count = count;
+}
+
+/* Appends the tokens of a conversation to w->encoder->out and their marks to *mask. *left_out grows by the answers that would
+ * be trained if the template did not change them. */
+static inline bool chat_write(ChatWriter* w, ChatMask* mask, const ChatMessages* m, size_t* left_out, Error* e) {
+    const TokenList* out = &w->encoder->out;
+    const size_t first = out->count;
+    TemplateRendered whole;
+    chat_begin(w, m);
+    if (!chat_render(w, m->count, false, &whole, e)) { return false; }
+    chat_keep(w, &whole);
+    if (!chat_find_answers(w, m, &whole, left_out, e) || !chat_encode(w, w->text, w->ours, w->len, e)) { return false; }
+    size_t k = 0, at = 0;
+    for (size_t i = first, end; i < out->count; i++, at = end) {
+        end = chat_token_end(w, out->ids[i], at);
+        while (k < w->num_spans && w->spans[k][1] <= at) { k++; }
+        const bool trained = k < w->num_spans && w->spans[k][0] < end;
+        chat_mask_extend(mask, i + 1, (uint8_t)(trained * TOKEN_IS_TRAINED + (i == first) * TOKEN_STARTS));
+    }
+    return out->count > first || fail(e, "the chat template writes nothing");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// opening
+
+/* Reads the names of the special tokens that the folder gives. Llama 3's form of a folder without a template has BOS and EOS in
+ * any case. */
+static inline void chat_read_names(ChatForm* f) {
+    static const char* const keys[] = {"bos_token", "eos_token", "pad_token", "unk_token",
+                                       "sep_token", "cls_token", "mask_token"};
+    const Tokenizer* t = f->rules->tokenizer;
+    const char* names[7] = {t->bos_name, t->eos_name, t->pad_name};
+    const int ids[] = {t->bos_id, t->eos_id};
+    Json j;
+    Error ignored = NO_ERROR;  // the text was parsed when it was read
+    const bool parsed = t->config && json_parse(&j, xstrdup(t->config), strlen(t->config), "tokenizer_config.json", &ignored);
+    f->names = template_dict(&f->arena);
+    for (int i = 0; i < 7; i++) {
+        const JsonNode* n = parsed && i > 2 ? json_get(&j, json_root(&j), keys[i]) : NULL;
+        size_t len = names[i] ? strlen(names[i]) : 0;
+        const char* name = n ? json_string(&j, n->type == JSON_OBJECT ? json_get(&j, n, "content") : n, &len) : names[i];
+        if (!name && !f->rules->chat_template && i < 2 && ids[i] >= 0) { name = tokenizer_token(t, ids[i], &len); }
+        if (!name) { continue; }
+        char* copy = (char*)memcpy(template_alloc(&f->arena, len), name, len);
+        template_dict_set(&f->arena, f->names, keys[i], template_string(&f->arena, copy, len, true));
+    }
+    if (parsed) { json_free(&j); }
+}
+
+/* Finds the special token behind the answer of a small conversation; -1: none. */
+static inline int chat_find_end_of_turn(ChatWriter* w, const ChatMessages* m) {
+    const Tokenizer* t = w->encoder->t;
+    TemplateRendered r;
+    Error ignored = NO_ERROR;
+    size_t tail = 0, at = 0;  // behind the answer's text
+    chat_begin(w, m);
+    if (!chat_render(w, 2, false, &r, &ignored)) { return -1; }
+    chat_keep(w, &r);
+    for (size_t i = 0; i < r.len; i++) { tail = w->ours[i] ? tail : i + 1; }
+    w->encoder->out.count = 0;
+    if (!chat_encode(w, w->text, w->ours, w->len, &ignored)) { return -1; }
+    for (size_t i = 0; i < w->encoder->out.count; i++) {
+        const int32_t id = w->encoder->out.ids[i];
+        if (at >= tail && (t->flags[id] & TOKEN_SPECIAL)) { return id; }
+        at = chat_token_end(w, id, at);
+    }
+    return -1;
+}
+
+/* Checks that the template can ask, and finds the end of a turn. */
+static inline bool chat_probe(ChatForm* f, Error* e) {
+    ChatMessage items[] = {{NULL, "user", (char*)"Hi", 2, false}, {NULL, "assistant", (char*)"Hello", 5, false}};
+    ChatMessages m = {items, 1, 2, NULL};
+    TokenEncoder encoder;
+    ChatWriter w;
+    encoder_init(&encoder, f->rules->tokenizer);
+    chat_writer_init(&w, f, &encoder);
+    const bool ok = chat_ask(&w, &m, e);
+    m.count = 2;
+    f->end_of_turn = ok ? chat_find_end_of_turn(&w, &m) : -1;
+    chat_writer_free(&w);
+    encoder_free(&encoder);
+    return ok;
+}
+
+/* Reads --date (or NULL): the template writes it as date_string, or asks for the day in a form of its own. */
+static inline bool chat_read_date(ChatForm* f, const char* text, const char* date, Error* e) {
+    static const char* const forms[] = {"%d %b %Y", "%Y-%m-%d", "%b %d, %Y"};  // %b also reads whole names
+    const time_t now = time(NULL);
+    bool read = false;
+    localtime_r(&now, &f->now);
+    f->date = date;
+    if (!date) { return true; }
+    for (int i = 0; i < 3 && !read; i++) {
+        struct tm day = f->now;
+        const char* rest = strptime(date, forms[i], &day);
+        read = rest && !*rest;
+        if (read) { mktime(&day), f->now = day; }  // finds the day of the week
+    }
+    if (strstr(text, "date_string")) { return true; }
+    if (!strstr(text, "strftime_now")) { return fail(e, "--date: the chat template has no date, wanted none"); }
+    return read ||
+           fail(e, "--date: is \"%.40s\", wanted a day such as \"26 Jul 2024\", since the chat template asks for its parts",
+                date);
+}
+
+static inline void chat_form_close(ChatForm* f) {
+    template_free(&f->parsed);
+    template_arena_free(&f->arena);
+    memset(f, 0, sizeof *f);
+}
+
+/* Opens the form of a model's conversations. `date`: what a template writes as today's date, instead of the day on which it
+ * runs; NULL: not given. Close it with chat_form_close(), also after an error. */
+static inline bool chat_form_open(ChatForm* f, const TextRules* r, const char* date, Error* e) {
+    static const char built_in[] = "the template of Llama 3";
+    const char* text = chat_template(r);
+    memset(f, 0, sizeof *f);
+    f->rules = r;
+    f->end_of_turn = -1;
+    if (!r->tokenizer) { return fail(e, "the model has no tokenizer, wanted one with a chat template"); }
+    if (!text) {
+        return fail(
+            e,
+            "%s has no chat template, wanted chat_template.jinja or the member chat_template of tokenizer_config.json "
+            "beside the tokenizer\n"
+            "  hint: models made for chats have one; another gets it by a file chat_template.jinja, and a new model by a "
+            "tokenizer of ./tokenize --train-bpe N --chat",
+            r->tokenizer->path ? r->tokenizer->path : "the model");
+    }
+    chat_read_names(f);
+    return template_parse(&f->parsed, text, strlen(text), r->chat_template ? r->template_path : built_in, e) &&
+           chat_read_date(f, text, date, e) && chat_probe(f, e);
 }
 
 #endif

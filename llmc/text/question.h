@@ -4,14 +4,16 @@
  *   {"prompt": "Once upon", "temperature": 0.5, "top_k": 40, "top_p": 0.9, "seed": 7, "max_tokens": 100}
  *   {"messages": [{"role": "user", "content": "Hi"}]}
  *
- * A prompt gets the tokens that --generate gives it, and messages the tokens of --chat. Other members are ignored.
+ * A prompt gets the tokens that --generate gives it, and messages the tokens of --chat, in the spellings of a list there
+ * (conversation.h). Other members are ignored.
  */
 #ifndef LLMC_QUESTION_H
 #define LLMC_QUESTION_H
 
 #include "llmc/base/utils.h"         // first, since it asks for the functions beyond C11
 #include "llmc/files/json.h"         // defines: json_get, json_text, json_double_or, json_int_or, json_wanted
-#include "llmc/text/conversation.h"  // defines: ChatMessages, chat_read_list, chat_write
+#include "llmc/text/chat.h"          // defines: ChatForm, ChatWriter, chat_form_open, chat_ask
+#include "llmc/text/conversation.h"  // defines: ChatMessages, chat_read_list
 #include "llmc/text/text_rules.h"    // defines: TextRules
 #include "llmc/text/tokenizer.h"     // defines: TokenList, tokenizer_encode
 #include <limits.h>
@@ -55,16 +57,25 @@ typedef struct {
 /* The model that is asked. */
 typedef struct {
     const TextRules* rules;
-    ChatFormat format;
+    ChatForm form;
+    TokenEncoder encoder;
+    ChatWriter writer;
     Error no_chat;  // why it takes no messages; empty: it does
 } Asked;
 
-/* Finds the form of the model's messages; `date`: see chat_read_date(). */
-static inline Asked question_asks(const TextRules* r, const char* date) {
-    Asked a = {r, {0}, NO_ERROR};
-    const bool ok = chat_tokens(&a.format, r->tokenizer, r->vocab_size, &a.no_chat);
-    if (ok) { chat_read_date(r->tokenizer, date, &a.format.date, &a.no_chat); }
-    return a;
+/* Opens the form of the model's messages; `date`: see chat_form_open(). Close with question_end(). */
+static inline void question_begin(Asked* a, const TextRules* r, const char* date) {
+    memset(a, 0, sizeof *a);
+    a->rules = r;
+    if (!chat_form_open(&a->form, r, date, &a->no_chat)) { return; }
+    encoder_init(&a->encoder, r->tokenizer);
+    chat_writer_init(&a->writer, &a->form, &a->encoder);
+}
+
+static inline void question_end(Asked* a) {
+    chat_writer_free(&a->writer);
+    encoder_free(&a->encoder);
+    chat_form_close(&a->form);
 }
 
 /* Reads how to answer. A member that is missing leaves its value as it is. */
@@ -77,22 +88,24 @@ static inline bool question_read_sampling(Question* q, const Json* j, Error* e) 
            json_int_or(j, root, "max_tokens", 1, INT_MAX, &q->max_tokens, e);
 }
 
-/* Appends the tokens of the question's messages and the header of the answer. */
-static inline bool question_read_messages(Question* q, const Json* j, const Asked* a, Error* e) {
-    ChatMessages m = {NULL, 0, 0};
-    const bool ok = chat_read_list(&m, j, chat_spellings, e) &&
-                    (m.count > 0 || json_wanted(j, json_root(j), "messages", e, "a message in it"));
-    if (ok) {
-        chat_write(&q->tokens, NULL, &m, &a->format, a->rules->tokenizer);
-        chat_header(&q->tokens, &a->format, a->rules->tokenizer, "assistant");
-    }
+/* Appends the tokens of the question's messages and of the request for an answer. */
+static inline bool question_read_messages(Question* q, const Json* j, Asked* a, Error* e) {
+    static const char* const refused[] = {"tools", "functions", "documents", NULL};
+    const JsonNode* list = json_get(j, json_root(j), "messages");
+    ChatMessages m = {NULL, 0, 0, j};
+    const bool ok = chat_check_absent(j, json_root(j), refused, e) &&
+                    (list->type == JSON_ARRAY || json_wanted(j, json_root(j), "messages", e, "an array")) &&
+                    chat_read_list(&m, list, true, e) &&
+                    (m.count > 0 || json_wanted(j, json_root(j), "messages", e, "a message in it")) &&
+                    chat_ask(&a->writer, &m, e);
+    for (size_t i = 0; ok && i < a->encoder.out.count; i++) { token_list_add(&q->tokens, a->encoder.out.ids[i]); }
     chat_messages_free(&m);
     return ok;
 }
 
 /* Reads a question. *q holds what counts where the question is silent, and no tokens. The caller frees the tokens, also after
  * an error. */
-static inline bool question_read(Question* q, const Json* j, const Asked* a, Error* e) {
+static inline bool question_read(Question* q, const Json* j, Asked* a, Error* e) {
     const JsonNode* root = json_root(j);
     const char* prompt = NULL;
     q->chats = json_get(j, root, "messages") != NULL;

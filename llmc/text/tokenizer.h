@@ -247,6 +247,7 @@ typedef struct {
     MergeNode* nodes;       // (node_cap) room for the longest piece so far
     size_t node_cap;
     MergeQueue queue;
+    const uint8_t *text, *ours;  // of encoder_marked(): the text, and for each byte 1 if a special name may contain it
 } TokenEncoder;
 
 static inline void encoder_init(TokenEncoder* enc, const Tokenizer* t) {
@@ -474,16 +475,37 @@ static inline const AddedName* added_find(const AddedNames* a, const char* s, co
     return longest;
 }
 
+/* Returns the name that starts at s, NULL if none does, or if it is special and may not be a token there. *skip becomes the
+ * bytes to go on by without a name. A special name is skipped whole, since no other name is looked for inside it; with marks
+ * only up to the next marked byte, where a name may begin that counts. */
+static inline const AddedName* added_at(const TokenEncoder* enc, const AddedNames* names, const uint8_t* s, const uint8_t* end,
+                                        bool specials, size_t* skip) {
+    const uint8_t* flags = enc->t->flags;
+    const AddedName* name = added_find(names, (const char*)s, (const char*)end);
+    *skip = 1;
+    if (!name || !(flags[name->id] & TOKEN_SPECIAL)) { return name; }
+    if (specials && !enc->ours) { return name; }
+    *skip = name->len;
+    if (!specials) { return NULL; }
+    const uint8_t* ours = enc->ours + (s - enc->text);
+    size_t run = 0;  // marked bytes at s
+    while (run < name->len && ours[run]) { run++; }
+    if (run == name->len) { return name; }
+    for (*skip = 1; *skip < name->len && !ours[*skip];) { (*skip)++; }
+    return run ? added_find(names, (const char*)s, (const char*)s + run) : NULL;
+}
+
 /* Cuts added tokens out of the text in two passes, as `tokenizers` does: first those that are not `normalized`, then the
- * others in what is left. Without `specials`, a special name is skipped whole: no other name is looked for inside it. */
+ * others in what is left. */
 static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8_t* end, bool specials, int normalized) {
     const Tokenizer* t = enc->t;
     const uint8_t* start = s;
     while (s <= end) {
         const AddedName* name = NULL;
-        if (s < end && t->added_first[*s]) { name = added_find(&t->added[normalized != 0], (const char*)s, (const char*)end); }
-        if (s < end && (!name || ((t->flags[name->id] & TOKEN_SPECIAL) && !specials))) {
-            s += name ? name->len : 1;
+        size_t skip = 1;
+        if (s < end && t->added_first[*s]) { name = added_at(enc, &t->added[normalized != 0], s, end, specials, &skip); }
+        if (s < end && !name) {
+            s += skip;
             continue;
         }
         if (normalized) {
@@ -508,6 +530,14 @@ static inline void encoder_text(TokenEncoder* enc, const char* text, size_t len,
     } else {
         encode_plain(enc, s, end);
     }
+}
+
+/* Appends the ids of a text whose special names are tokens only where every byte of the name is `ours`; others are text. */
+static inline void encoder_marked(TokenEncoder* enc, const char* text, const uint8_t* ours /* (len) 0 or 1 */, size_t len) {
+    enc->text = (const uint8_t*)text;
+    enc->ours = ours;
+    encoder_text(enc, text, len, true);
+    enc->ours = NULL;
 }
 
 /* Appends the ids of a text to a list: encoder_text() for occasional use. */

@@ -84,12 +84,14 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     sampler_init(&sampler, VOCAB, 1, 0, 1, 1);
     generator_init(&g, stub_next, &stub, &rules[data[0] & 1], &sampler, CONTEXT, out);
     const Question silent = {1, 1, 1, 0, 1, 8, {NULL, 0, 0}, false};
-    const Asked asked = question_asks(g.rules, NULL);
+    Asked asked;
+    question_begin(&asked, g.rules, NULL);
     const int fd = input_pipe(data + 1, size - 1);
     answer(&g, &asked, &silent, fd);
     close(fd);
     fclose(out);
     REQUIRE(count_answers(written, length) == questions);
+    question_end(&asked);
     generator_free(&g);
     sampler_free(&sampler);
     free(written);

@@ -1,6 +1,6 @@
 /* fuzz_generate.c -- reads the bytes as the lines of a chat, or as a prompt of text or of ids; the first byte chooses. The
- * model draws its answers' tokens from the input. The generator must give the model ids of its vocabulary, at consecutive
- * positions that fit its context. It must write the text that it gives to the log. */
+ * model draws its answers' tokens from the input. The generator must give the model ids of its vocabulary, at positions of its
+ * context that the cache reaches. It must write the text that it gives to the log. */
 #include "fuzz.h"
 #include "llmc/run/jobs/chat.h"
 #include "dev/test/byte_tokens.h"
@@ -18,7 +18,7 @@ typedef struct {
 static const float* stub_next(void* model, const int32_t* tokens, int count, int pos, Error* e) {
     Stub* m = (Stub*)model;
     (void)e;
-    REQUIRE(count > 0 && (pos == 0 || pos == m->pos) && count <= CONTEXT - pos);
+    REQUIRE(count > 0 && pos >= 0 && pos <= m->pos && count <= CONTEXT - pos);
     for (int i = 0; i < count; i++) { REQUIRE(tokens[i] >= 0 && tokens[i] < MODEL_VOCAB); }
     m->pos = pos + count;
     memset(m->logits, 0, sizeof m->logits);
@@ -55,8 +55,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     bool ok;
     if (kind == CHAT) {
         FILE* in = fmemopen(input, size - 1, "r");
-        const ChatOptions options = {data[1] & 1 ? "be brief" : NULL, data[1] & 2 ? CHAT_DATE : NULL, max_tokens};
-        ok = chat(&g, &options, in, &e);
+        const ChatOptions options = {data[1] & 1 ? "be brief" : NULL, max_tokens};
+        Asked asked;
+        question_begin(&asked, g.rules, NULL);
+        ok = chat(&g, &asked.writer, &options, in, &e);
+        question_end(&asked);
         fclose(in);
     } else {
         ok = generate(&g, input, max_tokens, &e);

@@ -3,7 +3,6 @@
  *   chat_stub talk                        a chat with a model that answers [MESSAGE], with '|' for newlines; a message that
  *                                         begins with "count" gets an endless slow answer
  *   chat_stub slow                        the same at a slow screen
- *   chat_stub ids DIR DATE SYSTEM USER    the form of DIR's template, then the ids of a conversation's start
  */
 #include "llmc/base/utils.h"
 
@@ -25,7 +24,7 @@ static int slow_fflush(FILE* f) {
 enum { CONTEXT = 32768, VOCAB = 1024 };
 
 typedef struct {
-    ChatFormat format;
+    int end_header, eot;
     int fed[CONTEXT];
     int reply, end;  // the rest of the answer: fed[reply .. end); reply == end: ']', beyond: the end
     bool endless;
@@ -35,9 +34,9 @@ typedef struct {
 /* Finds the message in a fed turn: the tokens between a header with two newlines and the last <|eot_id|>. */
 static void echo_listen(Echo* m, int count) {
     m->end = count;
-    while (m->fed[--m->end] != m->format.eot) {}
+    while (m->fed[--m->end] != m->eot) {}
     m->reply = m->end;
-    while (m->fed[m->reply - 1] != m->format.end_header) { m->reply--; }
+    while (m->fed[m->reply - 1] != m->end_header) { m->reply--; }
     m->reply += 2;
     static const char word[] = "count";
     m->endless = true;
@@ -56,7 +55,7 @@ static const float* echo_next(void* model, const int32_t* tokens, int count, int
         nanosleep(&pause, NULL);
         say = 'x';
     } else {
-        say = m->reply < m->end ? m->fed[m->reply] : m->reply == m->end ? ']' : m->format.eot;
+        say = m->reply < m->end ? m->fed[m->reply] : m->reply == m->end ? ']' : m->eot;
         if (say == '\n') { say = '|'; }
         m->reply++;
     }
@@ -73,35 +72,20 @@ static void talk(void) {
     Sampler sampler;
     Generator g;
     Error e = NO_ERROR;
-    const ChatOptions options = {"be brief", CHAT_DATE, CONTEXT};
+    const ChatOptions options = {"be brief", CONTEXT};
+    Asked asked;
     byte_tokens(&t, "");
     config_preset(&c, "d1", VOCAB);
-    must(chat_tokens(&m.format, &t, VOCAB, &e), &e);
+    m.end_header = tokenizer_find(&t, "<|end_header_id|>");
+    m.eot = tokenizer_find(&t, "<|eot_id|>");
     sampler_init(&sampler, VOCAB, 0, 0, 1, 1);
     text_rules_init(&rules, &t, &c);
     generator_init(&g, echo_next, &m, &rules, &sampler, CONTEXT, stdout);
-    must(chat(&g, &options, stdin, &e), &e);
+    question_begin(&asked, &rules, NULL);
+    must(chat(&g, &asked.writer, &options, stdin, &e), &e);
+    question_end(&asked);
     generator_free(&g);
     sampler_free(&sampler);
-    tokenizer_free(&t);
-}
-
-static void print_ids(char** argv) {
-    Tokenizer t;
-    ChatFormat c;
-    TokenList l;
-    bool dated = false;
-    Error e = NO_ERROR;
-    memset(&l, 0, sizeof l);
-    must(tokenizer_load(&t, argv[0], &e) && chat_read_form(&t, &dated, &e) && chat_tokens(&c, &t, t.vocab_size, &e), &e);
-    c.date = dated ? argv[1] : NULL;
-    chat_begin(&l, &c, &t, argv[2], strlen(argv[2]));
-    chat_message(&l, &c, &t, "user", argv[3], strlen(argv[3]));
-    chat_header(&l, &c, &t, "assistant");
-    printf("%s", dated ? "dated" : "plain");
-    for (size_t i = 0; i < l.count; i++) { printf(" %d", l.ids[i]); }
-    printf("\n");
-    token_list_free(&l);
     tokenizer_free(&t);
 }
 
@@ -109,10 +93,8 @@ int main(int argc, char** argv) {
     slow = argc == 2 && strcmp(argv[1], "slow") == 0;
     if (slow || (argc == 2 && strcmp(argv[1], "talk") == 0)) {
         talk();
-    } else if (argc == 6 && strcmp(argv[1], "ids") == 0) {
-        print_ids(argv + 2);
     } else {
-        die_usage("usage: chat_stub talk | slow | ids DIR DATE SYSTEM USER");
+        die_usage("usage: chat_stub talk | slow");
     }
     return 0;
 }

@@ -1,11 +1,10 @@
-"""--chat: its ids against transformers' apply_chat_template, and a person at a terminal: editing, Ctrl-C, several lines.
+"""--chat: its answers over several turns against transformers, and a person at a terminal: editing, Ctrl-C, several lines.
 Compiles chat_stub.c, a chat whose model repeats each message, with and without libedit (skipped where it is not installed).
 TRAINER names the trainer that the last tests run."""
 import fcntl
 import json
 import os
 import pty
-import random
 import re
 import select
 import shutil
@@ -20,14 +19,11 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 TRAINER = os.environ.get("TRAINER", os.path.join(ROOT, "train_llama3"))
 CC = os.environ.get("CC") or shutil.which("cc") or "gcc"
-SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-HEAD = "<|start_header_id|>{}<|end_header_id|>\n\n"
+SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+            "<|im_start|>", "<|im_end|>"]
 
-# after the published description of the formats
-LLAMA30 = ("{% set loop_messages = messages %}{% for message in loop_messages %}"
-           "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim"
-           " + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
-           "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
+# in the style of published templates: the form of Llama 3.1, ChatML with a system message by default and without BOS, a form
+# that hides earlier thoughts, and one that gives the system message to the first question
 LLAMA31 = ("{{- bos_token }}{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
            "{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] | trim %}"
            "{%- set messages = messages[1:] %}{%- else %}{%- set system = '' %}{%- endif %}"
@@ -36,6 +32,20 @@ LLAMA31 = ("{{- bos_token }}{%- if not date_string is defined %}{%- set date_str
            "{%- for message in messages %}{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
            " + message['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
            "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}")
+CHATML = ("{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}"
+          "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+THOUGHTS = ("{% for m in messages %}{% set text = m.content %}{% if m.role == 'assistant' and not loop.last %}"
+            "{% set text = text[2:] | trim %}{% endif %}"
+            "{{ '<|im_start|>' ~ m.role ~ '\n' ~ text ~ '<|im_end|>\n' }}{% endfor %}"
+            "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+INST = ("{{ bos_token }}{% if messages[0].role == 'system' %}{% set system = messages[0].content ~ '\n\n' %}{% set rest = messages[1:] %}"
+        "{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}{% for m in rest %}"
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% if m.role == 'user' %}{{ '[INST] ' ~ (system if loop.first else '') ~ m.content ~ ' [/INST]' }}"
+        "{% else %}{{ ' ' ~ m.content | trim ~ eos_token }}{% endif %}{% endfor %}")
+TALKS = {"llama31": (LLAMA31, SPECIALS[0], SPECIALS[1], "<|eot_id|>"), "chatml": (CHATML, "<|im_start|>", "<|im_end|>", "<|im_end|>"),
+         "thoughts": (THOUGHTS, None, SPECIALS[1], "<|im_end|>"), "inst": (INST, SPECIALS[0], SPECIALS[1], SPECIALS[1])}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -141,7 +151,7 @@ class Terminal:
 def talk(program, mode="talk", **environment):
     terminal = Terminal(program, mode, **environment)
     greeting = terminal.prompt()
-    assert "chat in the form of Llama 3.1, dated 26 Jul 2024" in greeting
+    assert "chat by the template of Llama 3; /help" in greeting
     assert ("this program was built without libedit" in greeting) != ("edited" in program)
     return terminal
 
@@ -306,71 +316,69 @@ def test_from_a_pipe_come_bare_answers(either):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# the format
+# models
 
-def saved(folder, kind, template, where):
+def saved(folder, kind, template, bos=SPECIALS[0], eos=SPECIALS[1]):
+    """A folder with a tokenizer and a template."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     from test_tokenizer import KINDS, train
     folder.mkdir()
     tok = train(KINDS[kind](), False, SPECIALS)
     tok.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIALS[0], "eos_token": SPECIALS[1]}
-    if where == "jinja":
-        (folder / "chat_template.jinja").write_text(template)
-        config["chat_template"] = "never this one"
-    elif where == "list":
-        config["chat_template"] = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": template}]
-    elif where == "text":
-        config["chat_template"] = template
+    (folder / "chat_template.jinja").write_text(template)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos, "eos_token": eos}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
+    return folder, {name: tok.token_to_id(name) for name in SPECIALS}
 
 
-def ids_of(program, folder, date="26 Jul 2024", system="", user="hi"):
-    done = subprocess.run([program, "ids", str(folder), date, system, user], capture_output=True, text=True)
-    return (done.stdout.split()[0], [int(i) for i in done.stdout.split()[1:]]) if done.returncode == 0 else done.stderr
-
-
-@pytest.mark.parametrize("kind", ["llama3", "gpt2"])
-@pytest.mark.parametrize("form,where", [("plain", "text"), ("dated", "jinja"), ("dated", "text")])
-def test_ids_are_those_of_transformers(plain, tmp_path, kind, form, where):
+def random_model(folder, ids, bos, eos):
+    """A small random model that writes no special token but the last two."""
+    torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    folder = saved(tmp_path / "t", kind, LLAMA31 if form == "dated" else LLAMA30, where)
+    torch.manual_seed(1)
+    shape = dict(vocab_size=800, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4)
+    shape["initializer_range"] = 0.3  # so that each token matters
+    config = transformers.LlamaConfig(num_key_value_heads=2, max_position_embeddings=8192, bos_token_id=ids.get(bos),
+                                      eos_token_id=ids[eos], **shape)
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name in SPECIALS:
+            model.lm_head.weight[ids[name]] = 0
+    model.save_pretrained(str(folder))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", TALKS)
+def test_answers_over_three_turns_are_those_of_transformers(tmp_path, name):
+    if not os.path.exists(TRAINER):
+        pytest.skip(f"{TRAINER} is not built (make train_llama3)")
+    template, bos, eos, end = TALKS[name]
+    folder, ids = saved(tmp_path / "m", "smollm" if name == "chatml" else "llama3", template, bos, eos)
+    model = random_model(folder, ids, bos, eos)
+    torch, transformers = (pytest.importorskip(m) for m in ("torch", "transformers"))
     fast = transformers.AutoTokenizer.from_pretrained(str(folder))
-    rng = random.Random(4)
-    pieces = ["a", " the cat", "\n", "\r\n", " ", "\t", "\u00e9", "\u00a0", "\u3000", "\x1f", "\u200b", "\x85", "3.5", "!?",
-              "it's", "\U0001f600", "\u2028"]
-    for _ in range(60):
-        user, system = ("".join(rng.choice(pieces) for _ in range(rng.randrange(8))) for _ in range(2))
-        system = rng.choice(["", system]) if form == "dated" else system
-        date = rng.choice(["26 Jul 2024", "1 January 2031"])
-        messages = ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": user}]
-        want = fast.apply_chat_template(messages, add_generation_prompt=True, date_string=date, return_dict=False)
-        assert ids_of(plain, folder, date, system, user) == (form, want), (system, user)
-
-
-def test_the_dated_form_is_written_out(plain, tmp_path):
-    """An oracle besides the template above: the text of the published format."""
-    folder = saved(tmp_path / "t", "llama3", LLAMA31, "jinja")
-    tok = __import__("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
-    text = ("<|begin_of_text|>" + HEAD.format("system") +
-            "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>" + HEAD.format("user") +
-            "Hi<|eot_id|>" + HEAD.format("assistant"))
-    assert ids_of(plain, folder, user=" Hi ") == ("dated", tok.encode(text, add_special_tokens=False).ids)
-
-
-def test_a_list_of_templates_has_a_default_and_none_is_llama_3s(plain, tmp_path):
-    assert ids_of(plain, saved(tmp_path / "a", "llama3", LLAMA31, "list"))[0] == "dated"
-    assert ids_of(plain, saved(tmp_path / "b", "llama3", "", "none"))[0] == "plain"
-
-
-@pytest.mark.parametrize("where,file", [("jinja", "chat_template.jinja"), ("text", "tokenizer_config.json")])
-def test_another_template_is_refused_by_name(plain, tmp_path, where, file):
-    folder = saved(tmp_path / "a", "llama3", "{{ '<|im_start|>user' }}", where)
-    wanted = "the chat template has no <|start_header_id|>, wanted Llama 3's or Llama 3.1's template"
-    assert ids_of(plain, folder) == f"error: {folder}/{file}: {wanted}\n"
-    folder = saved(tmp_path / "b", "llama3", LLAMA31.replace("December 2023", "May 2025"), where)
-    assert "writes other dates" in ids_of(plain, folder)
+    for system in ([], [{"role": "system", "content": "Be brief, it's 2024."}]):
+        messages, want = list(system), []
+        for text in ("The cat sat there.", "And then?", " 42 "):
+            messages.append({"role": "user", "content": text})
+            asked = torch.tensor([fast.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)])
+            made = model.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=12, do_sample=False,
+                                  eos_token_id=[ids[eos], ids[end]], pad_token_id=0)[0, asked.shape[1]:]
+            want.append(fast.decode(made, skip_special_tokens=True))
+            messages.append({"role": "assistant", "content": want[-1]})
+        talk = "The cat sat there.\nAnd then?\n 42 \n"
+        flags = ["--system", system[0]["content"]] if system else []
+        done = run(folder, "--chat", "--tokens", "12", "--temperature", "0", *flags, input=talk)
+        assert done.stdout == "".join(text + "\n" for text in want), done.stderr
+        question = json.dumps({"messages": messages[:-1], "temperature": 0, "max_tokens": 12}) + "\n"
+        asked = subprocess.Popen([TRAINER, "--model", str(folder), "--answer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        asked.stdin.write(question)
+        asked.stdin.flush()
+        lines = [json.loads(asked.stdout.readline())]
+        while "text" in lines[-1]:
+            lines.append(json.loads(asked.stdout.readline()))
+        asked.communicate()
+        assert "".join(line["text"] for line in lines[:-1]) == want[-1]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -388,15 +396,8 @@ def model(tmp_path_factory):
     """A small random model with Llama 3.1's template and sampling of its own."""
     if not os.path.exists(TRAINER):
         pytest.skip(f"{TRAINER} is not built (make train_llama3)")
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    folder = saved(tmp_path_factory.mktemp("model") / "m", "llama3", LLAMA31, "jinja")
-    torch.manual_seed(1)
-    shape = dict(vocab_size=800, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4)
-    shape["initializer_range"] = 0.3  # so that each token matters
-    config = transformers.LlamaConfig(num_key_value_heads=2, max_position_embeddings=8192, bos_token_id=0, eos_token_id=1,
-                                      **shape)
-    transformers.LlamaForCausalLM(config).save_pretrained(str(folder))
+    folder, ids = saved(tmp_path_factory.mktemp("model") / "m", "llama3", LLAMA31)
+    random_model(folder, ids, SPECIALS[0], SPECIALS[1])
     sampling = {"bos_token_id": 0, "eos_token_id": 1, "temperature": 0.05, "top_k": 1, "top_p": 0.9, "do_sample": True}
     (folder / "generation_config.json").write_text(json.dumps(sampling))
     return folder
@@ -445,22 +446,31 @@ def test_texts_come_from_files(model, tmp_path):
     assert done.returncode == 1 and done.stderr == f"error: {file}: byte 1 is 0, wanted text\n"
 
 
-def test_the_trainer_chats_in_the_folders_form(model, tmp_path):
+def test_the_trainer_chats_by_the_folders_template(model, tmp_path):
     t = Terminal(TRAINER, "--model", str(model), "--chat", "--date", "1 May 2030", "--tokens", "8")
-    assert "chat in the form of Llama 3.1, dated 1 May 2030; /help lists the commands" in t.prompt()
+    assert f"chat by the template of {model}/chat_template.jinja, dated 1 May 2030; /help lists the commands" in t.prompt()
     t.send("/quit\n")
     assert t.status() == 0
-    done = run(model, "--chat", "--tokens", "8", "--temperature", "0", input="hi\n")
-    assert done.returncode == 0 and done.stdout.strip() and "chat in" not in done.stdout
-    dated = run(model, "--chat", "--tokens", "8", "--temperature", "0", "--date", "26 Jul 2024", input="hi\n")
-    assert dated.stdout == done.stdout, "the default date"
-    dated = run(model, "--chat", "--tokens", "8", "--temperature", "0", "--date", "1 May 2030", input="hi\n")
-    assert dated.stdout != done.stdout
+
+    def answer(folder, *flags):
+        return run(folder, "--chat", "--tokens", "8", "--temperature", "0", *flags, input="hi\n")
+    done = answer(model)
+    assert done.returncode == 0 and done.stdout.strip() and "chat by" not in done.stdout
+    assert answer(model, "--date", "26 Jul 2024").stdout == done.stdout, "the template's own date"
+    assert answer(model, "--date", "1 May 2030").stdout != done.stdout
     other = tmp_path / "other"
     shutil.copytree(model, other)
-    (other / "chat_template.jinja").write_text("{{ '[INST]' }}")
-    done = run(other, "--chat", input="hi\n")
-    assert done.returncode == 1 and done.stderr.startswith(f"error: {other}/chat_template.jinja: the chat template has no")
+    file = other / "chat_template.jinja"
+    for text, error in (("{{ raise_exception('not today') }}", "not today"), ("{% for %}", f"{file}:1:8: ")):
+        file.write_text(text)
+        done = answer(other)
+        assert done.returncode == 1 and done.stderr.startswith(f"error: {file}:1:") and error in done.stderr, done.stderr
+    file.unlink()
+    config = {"chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ messages[0].content }}"}]}
+    (other / "tokenizer_config.json").write_text(json.dumps(config))
+    assert answer(other).returncode == 0
+    (other / "tokenizer_config.json").write_text("{}")
+    assert answer(other).returncode == 0, "Llama 3's, since the tokenizer has its tokens"
 
 
 def test_a_terminal_obeys_no_name(tmp_path):

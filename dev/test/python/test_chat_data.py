@@ -181,13 +181,13 @@ def test_ids_and_masks_are_those_of_transformers(transformers, tmp_path, kind, v
     folder = make_folder(tmp_path / "t", version, kind)
     fast = transformers.AutoTokenizer.from_pretrained(str(folder))
     conversations = random_conversations(5, 300)
-    usual = {} if version == "3.0" else {"date_string": "26 Jul 2024"}
-    assert encode(folder, conversations) == expected(fast, version, conversations, **usual)
+    before = expected(fast, version, conversations[:20])
+    assert encode(folder, conversations[:20]) in (before, expected(fast, version, conversations[:20])), "it may be midnight"
+    if version != "3.2":
+        assert encode(folder, conversations) == expected(fast, version, conversations)
     if version != "3.0":
-        dated = expected(fast, version, conversations[:9], date_string="1 May 2030")
-        assert encode(folder, conversations[:9], "--date", "1 May 2030") == dated
-    if version == "3.1":
-        assert expected(fast, version, conversations[:9]) == expected(fast, version, conversations[:9], **usual)
+        dated = expected(fast, version, conversations, date_string="1 May 2030")
+        assert encode(folder, conversations, "--date", "1 May 2030") == dated
 
 
 def test_a_conversation_is_written_out(tmp_path):
@@ -234,31 +234,56 @@ def test_names_of_special_tokens_stay_text(tmp_path):
 
 
 def test_all_spellings_are_one_conversation(tmp_path):
+    """As trl, axolotl, LLaMA-Factory, ms-swift and nanochat write them (huggingface/trl#2083, #4147), and mixtures."""
     folder = make_folder(tmp_path / "t", "3.1")
-    want = encode(folder, [[{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello."}]])
-    same = [{"conversations": [{"from": "human", "value": "Hi there"}, {"from": "gpt", "value": "Hello."}], "id": "x"},
-            {"conversations": [{"from": "user", "value": "Hi there"}, {"from": "assistant", "value": "Hello."}], "tools": []},
-            {"prompt": "Hi there", "completion": "Hello."},
-            {"messages": [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello.", "weight": 1}],
-             "prompt": "no"},
+    user, answer = {"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello."}
+    human, gpt = {"from": "human", "value": "Hi there"}, {"from": "gpt", "value": "Hello."}
+    want = encode(folder, [[user, answer]])
+    same = [{"conversations": [human, gpt], "id": "x"}, {"conversations": [user, answer], "tools": []},
+            {"messages": [human, gpt]}, {"conversation": [{"role": "human", "value": "Hi there"}, answer]}, [user, answer],
+            {"turns": [user, dict(answer, weight=1, train=None, masked=False)]}, {"chat": [user, {"from": "model", "value": "Hello."}]},
+            {"prompt": "Hi there", "completion": "Hello."}, {"prompt": [user], "completion": [answer]},
+            {"prompt": [user], "completion": "Hello."}, {"prompt": "Hi there", "response": "Hello."},
+            {"question": "Hi there", "answer": "Hello.", "system_prompt": ""}, {"query": "Hi there", "response": "Hello."},
+            {"instruction": "Hi there", "input": "", "output": "Hello."}, {"input": "Hi there", "output": "Hello."},
+            {"messages": [user, answer], "prompt": "no"}, {"messages": [user, answer], "conversations": None},
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]},
                           {"role": "assistant", "content": [{"type": "text", "text": "Hello."}], "tool_calls": None}],
              "tools": None}]
     lines = write_lines(tmp_path / "same.jsonl", ["", *same, "  "])
     done = tokenize(folder, "--chat", "-o", tmp_path / "same.bin", lines)
-    assert done.returncode == 0 and done.stdout.startswith("5 conversations, "), done.stderr
-    assert read_documents(tmp_path / "same.bin") == want * len(same)
+    assert done.returncode == 0 and done.stdout.startswith(f"{len(same)} conversations, "), done.stderr
+    for document, line in zip(read_documents(tmp_path / "same.bin"), same):
+        assert document == want[0], line
     with open(lines) as stdin:
         done = subprocess.run([TOKENIZE, "--tokenizer", folder, "--chat", "-o", tmp_path / "pipe.bin", "-"], stdin=stdin)
     assert done.returncode == 0 and (tmp_path / "pipe.bin").read_bytes() == (tmp_path / "same.bin").read_bytes()
 
 
-def test_an_answer_of_weight_0_is_not_trained(tmp_path):
+def test_other_members_of_a_conversation_become_messages(tmp_path):
+    folder = make_folder(tmp_path / "t", "3.1")
+    system, user, answer = ({"role": r, "content": c} for r, c in (("system", "Be kind."), ("user", "Add.\n1 2"), ("assistant", "3")))
+    want, = encode(folder, [[system, user, answer]])
+    first, = encode(folder, [[user, dict(answer, weight=0), user, answer]])
+    lines = [{"system": "Be kind.", "messages": [user, answer]}, {"system_prompt": "Be kind.", "question": "Add.\n1 2", "answer": "3"},
+             {"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be kind."},
+             {"prompt": [system, user], "completion": [answer]}]
+    tokenize(folder, "--chat", "-o", tmp_path / "a.bin", write_lines(tmp_path / "a.jsonl", lines))
+    assert read_documents(tmp_path / "a.bin") == [want] * 4
+    lines = [{"prompt": [user, answer, user], "completion": [answer]}]  # the answer of the prompt is not trained
+    tokenize(folder, "--chat", "-o", tmp_path / "b.bin", write_lines(tmp_path / "b.jsonl", lines))
+    assert read_documents(tmp_path / "b.bin") == [first]
+
+
+# The members that data sets have for it: OpenAI and mistral-finetune, allenai/open-instruct#283, axolotl, verl-project/verl#5472,
+# ms-swift, torchtune
+@pytest.mark.parametrize("member,value", [("weight", 0), ("train", False), ("training", False), ("trainable", False),
+                                          ("loss", False), ("loss", 0), ("loss_mask", 0), ("masked", True), ("trained", False)])
+def test_an_answer_that_a_member_takes_out_is_not_trained(tmp_path, member, value):
     folder = make_folder(tmp_path / "t", "3.0")
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
     (ids, mask), = encode(folder, [talk])
-    half = [dict(m, weight=0) if i == 1 else m for i, m in enumerate(talk)]
-    (same, less), = encode(folder, [half])
+    (same, less), = encode(folder, [[dict(m, **{member: value}) if i == 1 else m for i, m in enumerate(talk)]])
     first = mask.index(1)
     assert ids == same and less == [bit if i > first + 1 else 0 for i, bit in enumerate(mask)]
     assert sum(less) == sum(mask) / 2 > 0
@@ -314,22 +339,26 @@ def test_show_marks_what_is_trained(tmp_path):
 ANSWER = {"role": "assistant", "content": "b"}
 REFUSED = [
     ("{", "wanted"),
-    ("[1]", "the line is not an object"),
-    ({}, "messages is missing, wanted it, or conversations, or prompt and completion"),
+    ("1", "the line is not an object"),
+    ("[1]", "0.role is missing"),
+    ({}, "messages is missing, wanted it or another list, or a prompt and a completion"),
     ({"text": "a"}, "messages is missing"),
     ({"messages": "a"}, 'messages is "a", wanted an array'),
     ({"messages": []}, "no message is of the assistant"),
     ({"messages": [{"role": "user", "content": "a"}]}, "no message is of the assistant, wanted one"),
-    ({"messages": [dict(ANSWER, weight=0)]}, "no message is of the assistant"),
-    ({"messages": [dict(ANSWER, weight=2)]}, "messages.0.weight is 2, wanted a number from 0 to 1"),
-    ({"messages": [dict(ANSWER, weight=0.5)]}, "messages.0.weight is 0.5, wanted 0 or 1"),
+    ({"messages": [dict(ANSWER, weight=0)]}, 'no answer is trained: members such as "weight": 0 take them out'),
+    ({"messages": [dict(ANSWER, weight=2)]}, "messages.0.weight is 2, wanted true, false, 0 or 1"),
+    ({"messages": [dict(ANSWER, weight=0.5)]}, "messages.0.weight is 0.5, wanted true, false, 0 or 1"),
+    ({"messages": [dict(ANSWER, train="no")]}, 'messages.0.train is "no", wanted true, false, 0 or 1'),
+    ({"messages": [{"role": "user", "content": "a", "train": True}, ANSWER]},
+     "messages.0.train is true, wanted false: answers alone are trained"),
+    ({"messages": [{"role": "user", "content": "a", "masked": False}, ANSWER]}, "messages.0.masked is false, wanted true"),
+    ({"messages": [dict(ANSWER, train_detail=[{"begin_offset": 0}])]}, "messages.0.train_detail is an array, wanted none"),
     ({"messages": [ANSWER, "a"]}, "messages.1.role is missing"),
     ({"messages": [ANSWER, {"content": "a"}]}, "messages.1.role is missing, wanted \"system\", \"user\" or \"assistant\""),
     ({"messages": [ANSWER, {"role": "User", "content": "a"}]}, 'messages.1.role is "User", wanted'),
     ({"messages": [ANSWER, {"role": "tool", "content": "a"}]}, 'messages.1.role is "tool"'),
     ({"messages": [ANSWER, {"role": "ipython", "content": "a"}]}, 'messages.1.role is "ipython"'),
-    ({"messages": [{"role": "human", "content": "a"}, ANSWER]}, 'messages.0.role is "human"'),
-    ({"messages": [{"from": "human", "value": "a"}, ANSWER]}, "messages.0.role is missing"),
     ({"messages": [ANSWER, {"role": "user"}]}, "messages.1.content is missing, wanted a string"),
     ({"messages": [ANSWER, {"role": "user", "content": None}]}, "messages.1.content is null"),
     ({"messages": [ANSWER, {"role": "user", "content": 1}]}, "messages.1.content is 1"),
@@ -337,17 +366,20 @@ REFUSED = [
      'messages.1.content.0.type is "image_url", wanted "text"'),
     ({"messages": [ANSWER, {"role": "user", "content": [{"type": "text"}]}]}, "messages.1.content.0.text is missing"),
     ({"messages": [ANSWER, {"role": "user", "content": ["a"]}]}, "messages.1.content.0.type is missing"),
-    ({"messages": [dict(ANSWER, tool_calls=[{"function": 1}])]}, "messages.0.tool_calls is an array, wanted none"),
+    ({"messages": [dict(ANSWER, content=None, tool_calls=[{"function": 1}])]}, "messages.0.tool_calls is an array, wanted none"),
     ({"messages": [dict(ANSWER, function_call={"name": "f"})]}, "messages.0.function_call is an object"),
     ({"messages": [ANSWER], "tools": [{"name": "f"}]}, "tools is an array, wanted none"),
     ({"messages": [ANSWER], "images": ["x.png"]}, "images is an array, wanted none"),
-    ({"conversations": [{"from": "gpt", "value": "b"}], "system": "Be brief."}, 'system is "Be brief.", wanted none'),
+    ({"messages": [{"role": "system", "content": "a"}, ANSWER], "system": "Be brief."}, 'system is "Be brief.", wanted none'),
     ({"conversations": [{"from": "gpt", "value": "b"}, {"from": "observation", "value": "x"}]},
-     'conversations.1.from is "observation", wanted "system", "human" or "gpt"'),
-    ({"conversations": [{"role": "assistant", "content": "b"}]}, "conversations.0.from is missing"),
-    ({"prompt": "a"}, "completion is missing, wanted a string"),
-    ({"prompt": [ANSWER], "completion": [ANSWER]}, 'prompt.0.type is missing, wanted "text"'),
+     'conversations.1.from is "observation", wanted "system", "user" or "assistant"'),
+    ({"prompt": "a"}, "completion is missing, wanted it beside prompt, or response, output or answer"),
+    ({"prompt": "a", "response": "b", "completion": "c"}, 'response is "b", wanted none beside completion'),
+    ({"prompt": [{"role": "user", "content": "a"}, ANSWER], "completion": [{"role": "user", "content": "a"}]},
+     "no answer is trained"),
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, "completion is missing"),
+    ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "history is an array, wanted none"),
+    ({"messages": [ANSWER], "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs is an object"),
 ]
 
 
@@ -377,25 +409,25 @@ def test_flags_and_folders_that_do_not_fit_are_refused(tmp_path):
     assert error(folder, "--chat", "--jsonl") == (2, "error: --jsonl goes without --chat\n")
     assert error(folder, "--show", "1", "--chat", path) == (2, "error: --show goes without --chat\n")
     assert error(folder, "--date", "today", *out) == (2, "error: --date goes with --chat, wanted both or none\n")
-    assert "the chat template is Llama 3's, which has no date" in error(folder, "--chat", "--date", "today", *out)[1]
+    assert "--date: the chat template has no date, wanted none" in error(folder, "--chat", "--date", "today", *out)[1]
     assert error(folder, *out) == (1, f"error: {path}:1: text is missing, wanted a string\n"
                                       "  hint: a conversation is no text; --chat takes it as such\n")
     mute = write_lines(tmp_path / "b.jsonl", [{"id": "x", "messages": []}])
     assert "--chat" in error(folder, "-o", tmp_path / "a.bin", mute)[1]
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    for text, message in (("{{ '[INST]' }}", "the chat template has no <|start_header_id|>"),
-                          (template("3.0").replace(" | trim", ""), "the chat template has no trim"),
-                          (template("3.1").replace("December 2023", "May 2025"), "writes other dates")):
+    for text, message in (("{{ oops( }}", "tokenizer_config.json:1:"), ("{{ raise_exception('no, never') }}", "no, never"),
+                          ("{% for m in messages %}{{ m.content.nothing() }}{% endfor %}", "tokenizer_config.json:1:")):
         (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": text}))
         assert message in error(folder, "--chat", *out)[1]
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<|end_of_text|>"}))
-    assert "BOS is not <|begin_of_text|>" in error(folder, "--chat", *out)[1]
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": "{{ strftime_now('%d %b') }}"}))
+    assert '--date: is "today", wanted a day such as "26 Jul 2024"' in error(folder, "--chat", "--date", "today", *out)[1]
     tok = json.loads((folder / "tokenizer.json").read_text())
     next(t for t in tok["added_tokens"] if t["content"] == "<|eot_id|>")["special"] = False
     (folder / "tokenizer.json").write_text(json.dumps(tok))
-    assert "<|eot_id|> is no special token" in error(folder, "--chat", *out)[1]
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert "tokenizer.json has no chat template, wanted chat_template.jinja" in error(folder, "--chat", *out)[1]
     done = subprocess.run([TOKENIZE, "--chat", *map(str, out)], capture_output=True, text=True)
-    assert done.returncode == 1 and "the tokenizer has no token <|start_header_id|>" in done.stderr
+    assert done.returncode == 1 and "the model has no chat template" in done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -476,15 +508,15 @@ def test_a_run_on_conversations_proposes_to_chat(tmp_path):
 # planted faults
 
 FAULTS = [
-    ("the header is trained", "llmc/text/conversation.h", "chat_text_start(l, c, t, from)", "from"),
-    ("<|eot_id|> is not trained", "llmc/text/conversation.h", "chat_mask_extend(mask, l->count, true);",
-     "chat_mask_extend(mask, l->count - message->trained, true); chat_mask_extend(mask, l->count, false);"),
+    ("the header is trained", "llmc/text/chat.h", "chat_add_span(w, start, end); }", "chat_add_span(w, start > 9 ? start - 9 : 0, end); }"),
+    ("<|eot_id|> is not trained", "llmc/text/chat.h", "w->spans[k][0] < end;", "w->spans[k][0] < end && w->spans[k][1] > end;"),
     ("the mask is shifted by one", "dev/data/token_writer.h", "at = w->count - n + i;", "at = w->count - n + i - (i > 0);"),
-    ("the user's words are trained, too", "llmc/text/conversation.h", 'strcmp(role, "assistant") == 0',
+    ("the user's words are trained, too", "llmc/text/conversation.h", 'trained && strcmp(role, "assistant") == 0',
      'strcmp(role, "system") != 0'),
-    ("texts are not stripped at their end", "llmc/text/chat.h", "(size_t)(last - first)", "(size_t)(end - first)"),
-    ("a system message is one of its own", "llmc/text/conversation.h", "const bool system = c->date &&",
-     "const bool system = false &&"),
+    ("a text is encoded by itself", "llmc/text/chat.h", "    encoder_marked(w->encoder, text, ours, len);",
+     "    for (size_t i = 0, n; i < len; i += n) { n = size_min(len - i, 20); encoder_marked(w->encoder, text + i, ours + i, n); }"),
+    ("messages are ignored before the last", "llmc/text/chat.h", "for (size_t i = 0; i < count; i++) { template_list_add(a, messages",
+     "for (size_t i = count > 2 ? count - 2 : 0; i < count; i++) { template_list_add(a, messages"),
 ]
 
 
@@ -493,7 +525,7 @@ def test_planted_faults_show(transformers, tmp_path):
     fast = transformers.AutoTokenizer.from_pretrained(str(folder))
     conversations = random_conversations(8, 40)
     want = expected(fast, "3.1", conversations, date_string="26 Jul 2024")
-    for name, file, before, after in [("none", "llmc/text/conversation.h", "", "")] + FAULTS:
+    for name, file, before, after in [("none", "llmc/text/chat.h", "", "")] + FAULTS:
         copy = tmp_path / re.sub(r"\W", "", name)
         for part in ("llmc", "dev/data"):
             unused = shutil.ignore_patterns("tiny*", "__pycache__", "*.cuh")

@@ -166,7 +166,7 @@ check "or with ids, if there is no tokenizer" grep -qE -- '--generate "[0-9]+ [0
 
 "$bin/tokenize" --tokenizer "$root/dev/data/tinytales" -o tales.bin text.txt >/dev/null
 train --model d1 --tokenizer "$root/dev/data/tinytales" --train tales.bin --steps 1 --out talks >/dev/null 2>&1
-expect "a date in a form that has none" 1 "--date: the chat template is Llama 3's, which has no date" train --model talks --chat --date x
+expect "a date in a form that has none" 1 "--date: the chat template has no date" train --model talks --chat --date x
 check "the form does without" train --model talks --chat </dev/null
 
 background --model d1 --train data.bin --steps 100000 --out stopped
@@ -235,7 +235,7 @@ expect "a blank behind a comma is shown" 1 '" val.bin" begins with a blank' trai
 cp val.bin ' val.bin'
 expect "a file's name may begin with one" 0 "source   val.bin: 50.00 %" \
     train --model d1 --train 'data.bin:0.5, val.bin:0.5' --steps 1 --dry-run
-expect "a tokenizer without the tokens of a chat" 1 "hint: ./tokenize --train-bpe N --chat" train --model again --chat
+expect "a tokenizer without the tokens of a chat" 1 "hint: models made for chats have one" train --model again --chat
 expect "an export" 0 "exported" "$bin/train_llama3" --model talks --export mine.gguf
 expect "replaces no file" 1 "--export: mine.gguf exists, wanted a new name" "$bin/train_llama3" --model talks --export mine.gguf
 expect "the folder of another run is refused" 1 "holds the checkpoints of another run" train --model d1 --train data.bin --out lines

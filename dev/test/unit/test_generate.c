@@ -282,8 +282,12 @@ static bool chat_lines(Bench* b, const char* input, const char* system, int max_
     char copy[512];
     snprintf(copy, sizeof copy, "%s", input);
     FILE* in = fmemopen(copy, strlen(copy), "r");
-    const ChatOptions options = {system, NULL, max_tokens};
-    bool ok = chat(&b->g, &options, in, e);
+    const ChatOptions options = {system, max_tokens};
+    Asked asked;
+    question_begin(&asked, &b->rules, NULL);
+    *e = asked.no_chat;
+    bool ok = !e->msg[0] && chat(&b->g, &asked.writer, &options, in, e);
+    question_end(&asked);
     fclose(in);
     fflush(b->stream);
     return ok;
@@ -372,12 +376,12 @@ static void chat_says_when_the_context_is_full(void) {
     rmdir(dir);
 }
 
-static void chat_refuses_a_tokenizer_without_its_tokens_by_name(void) {
+static void a_model_without_a_template_is_refused(void) {
     char* json = chat_tokenizer(false);
     Bench b;
     Error e = NO_ERROR;
     bench_open(&b, json, true, NULL, 0, 64);
-    CHECK(!chat_lines(&b, "hi", NULL, 5, &e) && strstr(e.msg, "<|start_header_id|>"), "%s", e.msg);
+    CHECK(!chat_lines(&b, "hi", NULL, 5, &e) && strstr(e.msg, "no chat template"), "%s", e.msg);
     bench_close(&b);
     bench_open(&b, NULL, false, NULL, 0, 64);
     e.msg[0] = 0;
@@ -392,13 +396,15 @@ static void chat_refuses_a_tokenizer_without_its_tokens_by_name(void) {
 /* Answers the questions, and checks what is written. At step `end_at` of the model the input ends. */
 static void check_answers(Bench* b, const char* questions, int end_at, const char* want) {
     const Question silent = {0, 1, 0, 0, 1, 50, {NULL, 0, 0}, false};
-    const Asked asked = question_asks(&b->rules, NULL);
+    Asked asked;
+    question_begin(&asked, &b->rules, NULL);
     int ends[2];
     CHECK(pipe(ends) == 0 && write(ends[1], questions, strlen(questions)) > 0, "no pipe");
     b->model.to_pipe = ends[1];
     b->model.end_at = end_at;
     if (end_at == 0) { close(ends[1]); }
     answer(&b->g, &asked, &silent, ends[0]);
+    question_end(&asked);
     close(ends[0]);
     CHECK(strcmp(b->out, want) == 0, "%s", b->out);
 }
@@ -459,7 +465,9 @@ static void a_line_that_has_no_answer_gets_an_error(void) {
         {"{\"prompt\": \"hello!\"}", "6 tokens at position 0 do not fit into the context of 5"},
         {"{\"messages\": []}", "question: messages is an array, wanted a message in it"},
         {"{\"messages\": [{\"role\": \"x\"}]}",
-         "question: messages.0.role is \\\"x\\\", wanted \\\"system\\\", \\\"user\\\" or \\\"assistant\\\""},
+         "question: messages.0.role is \\\"x\\\", wanted \\\"system\\\", \\\"user\\\" or \\\"assistant\\\" (also "
+         "\\\"human\\\", "
+         "\\\"gpt\\\"), and none of a tool"},
     };
     char* json = chat_tokenizer(true);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -483,8 +491,8 @@ static void a_line_that_has_no_answer_gets_an_error(void) {
                   "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n"
                   "{\"prompt\": \"a\"}\n{\"prompt\": \"a\", \"max_tokens\": 1}\n",
                   3,
-                  "{\"error\": \"question: messages: the tokenizer has no token <|start_header_id|>, wanted Llama 3's "
-                  "chat tokens\"}\n"
+                  "{\"error\": \"question: messages: the model has no chat template, wanted chat_template.jinja or the member "
+                  "chat_template of tokenizer_config.json beside the tokenizer\"}\n"
                   "{\"error\": \"the logits at position 2 are all nan: the model's weights are broken\"}\n"
                   "{\"text\": \"x\"}\n{\"tokens\": 1, \"reason\": \"length\"}\n");
     bench_close(&b);
@@ -500,7 +508,7 @@ int main(void) {
     RUN(chat_follows_the_template);
     RUN(ctrl_c_ends_an_answer_and_leaves_a_whole_conversation);
     RUN(chat_says_when_the_context_is_full);
-    RUN(chat_refuses_a_tokenizer_without_its_tokens_by_name);
+    RUN(a_model_without_a_template_is_refused);
     RUN(answers_are_lines_of_json_each_for_itself);
     RUN(a_stop_or_the_end_of_the_input_ends_an_answer);
     RUN(a_line_that_has_no_answer_gets_an_error);

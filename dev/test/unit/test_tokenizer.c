@@ -481,6 +481,42 @@ static void a_thousand_added_names_with_one_start_take_less_than_two_seconds(voi
     CHECK(strstr(e.msg, "content") && strstr(e.msg, "at most 1024 bytes"), "a name of 1,025 bytes: %s", e.msg);
 }
 
+/* A byte written under an @ is a template's, each other byte is data. */
+static void a_special_name_counts_only_where_all_of_it_is_ours(void) {
+    static const char letters[] = "P?S?T?A?B";  // of <p>, <s>, <st>, ab and bc; <p> alone is not special
+    static const struct {
+        const char *text, *ours, *want;
+    } cases[] = {
+        {"<s>", "@@@", "S"},          {"<s>", "   ", "<s>"},        {"<s>", "@@ ", "<s>"},        {"<s>", " @@", "<s>"},
+        {"<s><s>", "@@@   ", "S<s>"}, {"<s><s>", "   @@@", "<s>S"}, {"<<s>", " @@@", "<S"},       {"<st>", "@@@@", "T"},
+        {"<st>x", "@@@ @", "<st>x"},  {"<p>", "   ", "P"},          {"<p><s>", "      ", "P<s>"}, {"s><s>", "  @@@", "s>S"},
+        {"abc", " @@", "aB"},         {"abc", "@@ ", "Ac"},         {"abc", "   ", "abc"},
+    };
+    Tokenizer t;
+    Error e = NO_ERROR;
+    static const char* const added[] = {"<p>", "<s>", "q1", "<st>", "q2", "ab", "q3", "bc"};
+    for (int i = 0; i < 8; i++) { strcpy(names[i], added[i]); }
+    parse_added(&t, names, 8, &e);
+    CHECK(e.msg[0] == 0, "%s", e.msg);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        TokenEncoder enc;
+        uint8_t ours[8];
+        char got[16] = "";
+        const size_t n = strlen(cases[i].text);
+        for (size_t k = 0; k < n; k++) { ours[k] = cases[i].ours[k] == '@'; }
+        encoder_init(&enc, &t);
+        encoder_marked(&enc, cases[i].text, ours, n);
+        for (size_t k = 0; k < enc.out.count; k++) {
+            const int32_t id = enc.out.ids[k];
+            got[k] = id >= 256 ? letters[id == 256 ? 0 : id - 256 + 1] : (char)id;
+        }
+        CHECK(strcmp(got, cases[i].want) == 0, "\"%s\" with \"%s\": %s, wanted %s", cases[i].text, cases[i].ours, got,
+              cases[i].want);
+        encoder_free(&enc);
+    }
+    tokenizer_free(&t);
+}
+
 static void tiktoken_files_rank_by_the_merged_bytes_and_get_llama3_specials(void) {
     Tokenizer t;
     Error e = NO_ERROR;
@@ -865,6 +901,7 @@ int main(void) {
     RUN(ids_do_not_depend_on_the_seed);
     RUN(of_added_names_the_longest_is_found);
     RUN(a_thousand_added_names_with_one_start_take_less_than_two_seconds);
+    RUN(a_special_name_counts_only_where_all_of_it_is_ours);
     RUN(tiktoken_files_rank_by_the_merged_bytes_and_get_llama3_specials);
     RUN(streaming_gives_whole_characters_only);
     RUN(an_encoder_appends_and_its_cache_changes_nothing);

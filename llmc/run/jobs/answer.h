@@ -13,7 +13,7 @@
 #define LLMC_RUN_ANSWER_H
 
 #include "llmc/base/lines.h"         // defines: Lines, lines_read, lines_next
-#include "llmc/run/loop/generate.h"  // defines: Generator, generate_from, generator_stops, generator_stop_at_turn
+#include "llmc/run/loop/generate.h"  // defines: Generator, generate_from, generator_stops
 #include "llmc/text/question.h"      // defines: Asked, Question, question_read, question_is_stop
 
 typedef struct {
@@ -35,23 +35,22 @@ static inline const float* answers_next(void* answers, const int32_t* tokens, in
     return a->stopped ? NULL : a->next(a->model, tokens, count, pos, e);
 }
 
-/* Answers a question. */
-static inline bool answers_write(const Answers* a, Generator* g, const Question* q, Error* e) {
+/* Answers a question; `end_of_turn` ends an answer to messages. */
+static inline bool answers_write(const Answers* a, Generator* g, const Question* q, int end_of_turn, Error* e) {
     int pos = 0, last = -1;
     g->sampler->temperature = q->temperature, g->sampler->top_k = (int)q->top_k;
     g->sampler->top_p = q->top_p, g->sampler->seed = (uint64_t)q->seed;
     g->draws = g->text_len = g->decoder.num_in = 0;
-    if (q->chats) { generator_stop_at_turn(g); }
+    g->end_of_turn = q->chats ? end_of_turn : -1;
     const bool ok = generate_from(g, q->tokens.ids, (int)q->tokens.count, NULL, &pos, (int)q->max_tokens, &last, e);
     const bool ends = last >= 0 && generator_stops(g, last);
     const int64_t count = (int64_t)g->draws - ends;
     const char* reason = ends ? "end" : a->stopped ? "stop" : count == q->max_tokens ? "length" : "context";
-    g->num_turn_ends = 0;
     return ok && fprintf(g->out, "{\"tokens\": %" PRId64 ", \"reason\": \"%s\"}\n", count, reason) > 0;
 }
 
 /* Answers the questions of `fd` on g->out. *silent holds what counts where a question is silent. */
-static inline void answer(Generator* g, const Asked* asked, const Question* silent, int fd) {
+static inline void answer(Generator* g, Asked* asked, const Question* silent, int fd) {
     Answers a = {g->next, g->model, {fd, NULL, 0, 0, 0, false}, false};
     const char* line;
     size_t n = 0;
@@ -64,7 +63,7 @@ static inline void answer(Generator* g, const Asked* asked, const Question* sile
         Error e = NO_ERROR;
         const bool stop = question_is_stop(line, n), parsed = !stop && json_parse_line(&j, line, n - 1, "question", &e);
         a.in.at += n;
-        if (parsed && question_read(&q, &j, asked, &e)) { answers_write(&a, g, &q, &e); }
+        if (parsed && question_read(&q, &j, asked, &e)) { answers_write(&a, g, &q, asked->form.end_of_turn, &e); }
         if (parsed) { json_free(&j); }
         token_list_free(&q.tokens);
         if (e.msg[0]) {

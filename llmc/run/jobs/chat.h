@@ -4,8 +4,9 @@
  *   /help, /clear, /quit     commands; another word after a '/' is refused, unless a blank precedes the '/'
  *   Ctrl-C     ends the answer, at an empty line the chat
  *
- * At a terminal the chat shows a prompt, and at the start a line about the chat's format. For a file or pipe it writes bare
- * answers. An answer stays in the model's cache for the next one.
+ * At a terminal the chat shows a prompt, and at the start a line about the chat's template. For a file or pipe it writes bare
+ * answers. The template writes the whole conversation for each answer, since it may change what it wrote before. The model's
+ * cache keeps as much of it as is the same.
  *
  * At a terminal, and if the Makefile found libedit (LLMC_LIBEDIT), a line can be edited. The arrows bring back earlier lines of
  * this run, which are written nowhere, and Ctrl-R searches them. Ctrl-C clears the line. Text that the terminal pastes in
@@ -20,9 +21,10 @@
 #define LLMC_RUN_CHAT_H
 
 #include "llmc/base/utils.h"           // defines: warn, xreserve
-#include "llmc/run/loop/generate.h"    // defines: Generator, generate_from, generator_stop_at_turn, generator_stops
+#include "llmc/run/loop/generate.h"    // defines: Generator, generate_from, generator_prefix, generator_stops
+#include "llmc/run/loop/sampler.h"     // defines: sampler_forget, sampler_see
 #include "llmc/run/session/signals.h"  // defines: run_catch_interrupt, run_signal_came, run_stop_requested, run_stop_done
-#include "llmc/text/chat.h"            // defines: ChatFormat, chat_tokens, chat_begin, chat_header, chat_message
+#include "llmc/text/chat.h"            // defines: ChatForm, ChatWriter, chat_ask
 #include "llmc/base/text.h"            // defines: text_starts, print_escaped
 
 #include <poll.h>
@@ -237,59 +239,69 @@ static inline char* line_read(LineInput* in, const char* prompt) {
 
 typedef struct {
     const char* system;  // system message at the start; NULL: none
-    const char* date;    // date in Llama 3.1's system message; NULL: the form of Llama 3
     int max_tokens;      // of an answer
 } ChatOptions;
 
 typedef struct {
     Generator* g;
+    ChatWriter* writer;
     ChatOptions options;
-    ChatFormat format;
-    TokenList turn;  // tokens to feed before the next answer
-    int pos;         // tokens in the model's KV cache
-    int last;        // last token of the answer, sampled but not in the cache; -1: none
+    ChatMessages talk;  // so far
 } Conversation;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // answers
 
-/* Fills c->turn: the start of the conversation, or the end of the previous answer; then the message and the answer's header. */
-static inline void conversation_turn(Conversation* c, const char* message) {
-    const Tokenizer* t = c->g->tokenizer;
-    c->turn.count = 0;
-    if (c->pos == 0) {
-        const char* system = c->options.system ? c->options.system : "";
-        chat_begin(&c->turn, &c->format, t, system, strlen(system));
-    } else {
-        // close the answer even if it was cut off
-        if (c->last >= 0 && !generator_stops(c->g, c->last)) { token_list_add(&c->turn, c->last); }
-        token_list_add(&c->turn, c->format.eot);
-    }
-    chat_message(&c->turn, &c->format, t, "user", message, strlen(message));
-    chat_header(&c->turn, &c->format, t, "assistant");
+static inline void conversation_add(Conversation* c, const char* role, const char* text) {
+    chat_messages_add(&c->talk, NULL, role, xstrdup(text), strlen(text), false);
 }
+
+/* Forgets the messages; the system message stays. */
+static inline void conversation_forget(Conversation* c) {
+    chat_messages_free(&c->talk);
+    if (c->options.system && *c->options.system) { conversation_add(c, "system", c->options.system); }
+}
+
+/* Takes the last message back. */
+static inline void conversation_take_back(Conversation* c) { free(c->talk.items[--c->talk.count].text); }
 
 /* Answers one message. Forgets a conversation that fills the context, and skips a message that alone does not fit; warns of
  * both. Ctrl-C ends the answer; before its first token it takes the message back. */
 static inline bool conversation_answer(Conversation* c, const char* message, Error* e) {
     Generator* g = c->g;
-    conversation_turn(c, message);
-    if (c->pos > 0 && c->turn.count + 1 > (size_t)(g->context - c->pos)) {
+    const TokenList* tokens = &c->writer->encoder->out;
+    const uint64_t draws = g->draws;
+    const bool goes_on = c->talk.count > 0 && chat_is_answer(&c->talk.items[c->talk.count - 1]);
+    int last = -1;
+    conversation_add(c, "user", message);
+    if (!chat_ask(c->writer, &c->talk, e)) { return false; }
+    if (goes_on && tokens->count + 1 > (size_t)g->context) {
         warn("the conversation fills the context of %d tokens: it is forgotten and begins anew", g->context);
-        c->pos = 0;
-        conversation_turn(c, message);
+        conversation_forget(c);
+        conversation_add(c, "user", message);
+        if (!chat_ask(c->writer, &c->talk, e)) { return false; }
     }
-    if (c->turn.count + 1 > (size_t)g->context) {
-        warn("the message has %zu tokens, but the context holds %d: it is left out", c->turn.count, g->context);
+    if (tokens->count + 1 > (size_t)g->context) {
+        warn("the message has %zu tokens, but the context holds %d: it is left out", tokens->count, g->context);
+        conversation_take_back(c);
         return true;
     }
     g->text_len = 0;
-    if (!generate_from(g, c->turn.ids, (int)c->turn.count, NULL, &c->pos, c->options.max_tokens, &c->last, e)) { return false; }
+    int pos = generator_prefix(g, tokens);
+    const int count = (int)tokens->count - pos;
+    sampler_forget(g->sampler);
+    sampler_see(g->sampler, tokens->ids, pos);
+    if (!generate_from(g, tokens->ids + pos, count, NULL, &pos, c->options.max_tokens, &last, e)) { return false; }
     fputc('\n', g->out);
     fflush(g->out);
+    if (g->draws > draws) {
+        chat_messages_add(&c->talk, NULL, "assistant", xcopy_text(g->text, g->text_len), g->text_len, false);
+    } else {
+        conversation_take_back(c);
+    }
     if (run_stop_requested()) {
         run_stop_done();
-    } else if (c->pos == g->context && !generator_stops(g, c->last)) {
+    } else if (pos == g->context && !generator_stops(g, last)) {
         warn("the answer is cut off: it fills the context of %d tokens", g->context);
     }
     return true;
@@ -334,10 +346,15 @@ static inline void chat_help(FILE* out) {
         out);
 }
 
-/* Prints the chat's format, and its date without what a terminal would obey. `edited`: lines can be edited. */
-static inline void chat_greet(FILE* out, const char* date, bool edited) {
-    fprintf(out, "chat in the form of Llama 3%s", date ? ".1, dated " : "");
-    if (date) { print_escaped(out, date, strlen(date)); }
+/* Prints where the chat's template stands, without what a terminal would obey. `edited`: lines can be edited. */
+static inline void chat_greet(FILE* out, const ChatForm* form, bool edited) {
+    const char* path = form->rules->chat_template ? form->rules->template_path : "Llama 3";
+    fputs("chat by the template of ", out);
+    print_escaped(out, path, strlen(path));
+    if (form->date) {
+        fputs(", dated ", out);
+        print_escaped(out, form->date, strlen(form->date));
+    }
     fputs("; /help lists the commands\n", out);
     if (!edited) { fputs("lines cannot be edited here, and Ctrl-C ends the chat at any line" LINE_WHY_PLAIN "\n", out); }
 }
@@ -347,7 +364,7 @@ static inline bool chat_command(Conversation* c, char* line) {
     for (size_t n = strlen(line); n > 0 && strchr(" \t", line[n - 1]); n--) { line[n - 1] = 0; }
     if (strcmp(line, "/quit") == 0) { return false; }
     if (strcmp(line, "/clear") == 0) {
-        c->pos = 0;
+        conversation_forget(c);
     } else if (strcmp(line, "/help") == 0) {
         chat_help(c->g->out);
     } else {
@@ -357,18 +374,17 @@ static inline bool chat_command(Conversation* c, char* line) {
 }
 
 /* Reads messages from `file` and writes the answers to g->out, until /quit or the end of the input. */
-static inline bool chat(Generator* g, const ChatOptions* options, FILE* file, Error* e) {
+static inline bool chat(Generator* g, ChatWriter* writer, const ChatOptions* options, FILE* file, Error* e) {
     Conversation c;
     LineInput in;
     memset(&c, 0, sizeof c);
     c.g = g;
+    c.writer = writer;
     c.options = *options;
-    c.last = -1;
-    if (!chat_tokens(&c.format, g->tokenizer, g->rules->vocab_size, e)) { return false; }
-    c.format.date = options->date;
-    generator_stop_at_turn(g);
+    conversation_forget(&c);
+    g->end_of_turn = writer->form->end_of_turn;
     line_open(&in, file, g->out);
-    if (in.terminal) { chat_greet(g->out, options->date, in.edited); }
+    if (in.terminal) { chat_greet(g->out, writer->form, in.edited); }
     bool ok = true;
     char* line;
     while (ok && (line = line_read(&in, "> "))) {
@@ -384,7 +400,7 @@ static inline bool chat(Generator* g, const ChatOptions* options, FILE* file, Er
     }
     if (in.terminal && !line) { fputc('\n', g->out); }  // after Ctrl-D and Ctrl-C the shell's prompt gets a line of its own
     line_close(&in);
-    token_list_free(&c.turn);
+    chat_messages_free(&c.talk);
     return e->msg[0] == 0;
 }
 

@@ -13,7 +13,7 @@
 #include "llmc/run/loop/validate.h"       // defines: Evaluator, ValidationLoss, validate, answer_tasks
 #include "llmc/run/session/open_model.h"  // defines: model_use, model_create, memory_text
 #include "llmc/run/session/memory.h"      // defines: MemoryRoom, memory_room, memory_check
-#include "llmc/run/session/session.h"     // defines: Program, process_screen, data_tokenizer
+#include "llmc/run/session/session.h"     // defines: Program, process_screen
 #include "llmc/run/session/trainer.h"     // defines: Trainer
 
 /* Prints the loss on --val, all of it unless --val-batches is given. `dir`: the model's folder */
@@ -82,14 +82,14 @@ static inline void job_eval(const Trainer* t, Program* p) {
 static inline void job_talk(const Trainer* t, Program* p) {
     const Options* o = &p->chosen;
     const ModelConfig* config = &p->spec.config;
-    const Tokenizer* tokenizer = data_tokenizer(&p->data);
     const Job job = p->process.job;
-    ChatOptions talk = {o->system, NULL, o->tokens};
+    const ChatOptions talk = {o->system, o->tokens};
     Sampler sampler;
     Generator g;
     Error e = NO_ERROR;
-    // first of all: it may refuse the template
-    must(job != JOB_CHAT || !tokenizer || chat_read_date(tokenizer, o->date, &talk.date, &e), &e);
+    Asked asked;
+    question_begin(&asked, &p->data.rules, o->date);
+    if (job == JOB_CHAT && asked.no_chat.msg[0]) { die("%s", asked.no_chat.msg); }
     const ModelUse use = model_use(&p->process, o, config, &p->data);
     void* model = job_open_model(t, p, &use, NULL);
     sampler_init(&sampler, config->vocab_size, o->temperature, o->top_k, o->top_p, (uint64_t)o->seed);
@@ -99,11 +99,11 @@ static inline void job_talk(const Trainer* t, Program* p) {
     if (job == JOB_ANSWER) {
         const double drawing = p->data.rules.sampling.temperature;
         const Question silent = {o->temperature, o->top_p, drawing, o->top_k, o->seed, o->tokens, {NULL, 0, 0}, false};
-        const Asked asked = question_asks(&p->data.rules, o->date);
         answer(&g, &asked, &silent, STDIN_FILENO);
     } else {
-        must(job == JOB_CHAT ? chat(&g, &talk, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
+        must(job == JOB_CHAT ? chat(&g, &asked.writer, &talk, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
     }
+    question_end(&asked);
     generator_free(&g);
     sampler_free(&sampler);
     t->destroy(model);

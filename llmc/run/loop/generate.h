@@ -41,17 +41,9 @@ typedef struct {
     char* text;       // the whole text, NUL-terminated, for the log
     size_t text_len, text_cap;
     TokenDecoder decoder;
-    int32_t turn_ends[2];  // tokens that end a text besides those of the rules
-    int num_turn_ends;
+    TokenList cached;  // what the model's KV cache holds
+    int end_of_turn;   // ends a text besides the tokens of the rules; -1: none
 } Generator;
-
-/* Ends texts where Llama 3 ends its turn in a conversation. */
-static inline void generator_stop_at_turn(Generator* g) {
-    const int ids[] = {tokenizer_find(g->tokenizer, "<|eot_id|>"), tokenizer_find(g->tokenizer, "<|eom_id|>")};
-    for (int i = 0; i < 2; i++) {
-        if (ids[i] >= 0) { g->turn_ends[g->num_turn_ends++] = ids[i]; }
-    }
-}
 
 /* Sets up a generator. The caller owns the sampler, whose V must equal the model's vocabulary. */
 static inline void generator_init(Generator* g, NextLogits next, void* model, const TextRules* rules, Sampler* sampler,
@@ -63,6 +55,7 @@ static inline void generator_init(Generator* g, NextLogits next, void* model, co
     g->tokenizer = rules->tokenizer;
     g->sampler = sampler;
     g->context = context;
+    g->end_of_turn = -1;
     g->out = out;
     g->terminal = out && isatty(fileno(out));
     if (g->tokenizer) { decoder_init(&g->decoder, g->tokenizer); }
@@ -71,14 +64,17 @@ static inline void generator_init(Generator* g, NextLogits next, void* model, co
 static inline void generator_free(Generator* g) {
     if (g->tokenizer) { decoder_free(&g->decoder); }
     free(g->text);
+    token_list_free(&g->cached);
     memset(g, 0, sizeof *g);
 }
 
-static inline bool generator_stops(const Generator* g, int id) {
-    for (int i = 0; i < g->num_turn_ends; i++) {
-        if (g->turn_ends[i] == id) { return true; }
-    }
-    return text_rules_ends(g->rules, id);
+static inline bool generator_stops(const Generator* g, int id) { return id == g->end_of_turn || text_rules_ends(g->rules, id); }
+
+/* Returns how many of the first tokens the cache holds already; at least the last one is to be fed, for its logits. */
+static inline int generator_prefix(const Generator* g, const TokenList* tokens) {
+    size_t n = 0;
+    while (n + 1 < tokens->count && n < g->cached.count && tokens->ids[n] == g->cached.ids[n]) { n++; }
+    return (int)n;
 }
 
 /* Prints `len` bytes of text and appends them to g->text. */
@@ -136,8 +132,10 @@ static inline const float* generator_feed(Generator* g, const int32_t* tokens, i
         progress_add(&progress, (uint64_t)rows);
     }
     progress_end(&progress);
+    g->cached.count = size_min(g->cached.count, (size_t)*pos);
     if (!logits || run_stop_requested()) { return NULL; }
     sampler_see(g->sampler, tokens, count);
+    for (int i = 0; i < count; i++) { token_list_add(&g->cached, tokens[i]); }
     *pos += count;
     return logits;
 }

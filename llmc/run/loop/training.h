@@ -31,7 +31,7 @@
 #include "llmc/run/loop/timing.h"  // defines: Pace, pace_end
 #include "llmc/run/session/together.h"
 #include "llmc/run/session/trainer.h"
-#include "llmc/text/chat.h"  // defines: chat_template_fits
+#include "llmc/text/chat.h"  // defines: chat_template
 
 #include <math.h>
 
@@ -400,7 +400,7 @@ static inline void training_print_end(const Training* t) {
     const Data* d = t->data;
     const Tokenizer* tokenizer = data_tokenizer(d);
     char words[256];
-    const bool chats = d->train.masked && tokenizer && chat_template_fits(tokenizer);
+    const bool chats = d->train.masked && chat_template(&d->rules);
     first_words(d->mix.sources[0].data, tokenizer, words, sizeof words);
     const char* prompt = *o->prompt ? o->prompt : chats ? NULL : words;
     print_summary(stdout, &t->lines, t->process->argv[0], t->run->newest, prompt, t->trainer->memory_used(t->model));
