@@ -228,7 +228,9 @@ static inline void check_jobs(const Args* a) {
 static inline void check_out(const Args* a) {
     if (!a->out || !*a->out) {
         die_usage("--out is missing, wanted -o %s\n  hint: --help shows the usage",
-                  a->train_bpe ? "tokenizer.json" : "OUT.bin, --jsonl, --decode or --show");
+                  a->train_bpe   ? "tokenizer.json"
+                  : a->num_files ? "OUT.bin for the token file"
+                                 : "OUT.bin, --train-bpe, --jsonl, --decode or --show");
     }
     if (strcmp(a->out, "-") == 0) { die_usage("--out is -, wanted the name of a file: it is no stream"); }
     if (!a->num_files) { die_usage("no input file, wanted at least one text or .jsonl file, or -, after -o %s", a->out); }

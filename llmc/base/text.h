@@ -125,6 +125,14 @@ static inline int edit_distance(const char* a, const char* b) {
     return d[na][nb];
 }
 
+/* Returns whether a name has the form OWNER/NAME, as models on the Hugging Face hub have, and is no usual path here. */
+static inline bool is_hub_name(const char* name) {
+    const char* slash = strchr(name, '/');
+    if (strncmp(name, "out/", 4) == 0 || strncmp(name, "models/", 7) == 0) { return false; }
+    const size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./");
+    return slash && slash > name && slash[1] && !strchr(slash + 1, '/') && !strchr(".-", name[0]) && !name[n];
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // numbers as text
 

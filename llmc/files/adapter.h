@@ -62,6 +62,12 @@ static inline bool adapter_is_variant(const char* key) {
     return strncmp(key, "use_", 4) == 0 || name_ends(key, "_config");
 }
 
+static inline bool adapter_refuse(const Json* j, const char* key, const char* wanted, Error* e) {
+    char found[128];
+    return fail(e, "%s: %s is %s, wanted %s" ADAPTER_HINT, j->path, key,
+                json_show(found, sizeof found, j, json_get(j, json_root(j), key)), wanted);
+}
+
 /* Refuses what changes the computation in a way that we do not do. */
 static inline bool adapter_check_plain(const Json* j, Error* e) {
     static const char* const starts[] = {"gaussian", "eva", "orthogonal", "mica"};  // they leave the base's weights as they are
@@ -70,7 +76,7 @@ static inline bool adapter_check_plain(const Json* j, Error* e) {
     for (const JsonNode* n = json_first(j, root); n; n = json_next(j, n)) {
         const char* key = json_key(j, n, NULL);
         if (adapter_is_variant(key) && !adapter_is_off(j, key)) {
-            return json_wanted(j, root, key, e, "none: plain LoRA alone is known here" ADAPTER_HINT);
+            return adapter_refuse(j, key, "none: plain LoRA alone is known here", e);
         }
     }
     const JsonNode* start = json_get(j, root, "init_lora_weights");
@@ -79,7 +85,7 @@ static inline bool adapter_check_plain(const Json* j, Error* e) {
     for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
         if (strcasecmp(word, starts[i]) == 0) { return true; }
     }
-    return json_wanted(j, root, "init_lora_weights", e, "true: this start changes the base's weights" ADAPTER_HINT);
+    return adapter_refuse(j, "init_lora_weights", "true: this start changes the base's weights", e);
 }
 
 /* Refuses tensors beside a matrix that a list of names in target_modules leaves out: PEFT ignores them. */

@@ -212,6 +212,11 @@ static inline bool tasks_read_lines(Tasks* t, TaskEncoder* c, const char* text, 
 
 static inline bool tasks_read_file(Tasks* t, TaskEncoder* c, const char* path, Error* e) {
     size_t size = 0;
+    if (!file_exists(path)) {
+        return fail(
+            e, "--tasks: %s is missing\n  hint: python3 dev/data/tasks.py hellaswag writes tasks/hellaswag.jsonl, and so on",
+            path);
+    }
     char* text = read_file(path, &size, TASK_FILE_MAX, e);
     if (!text) { return false; }
     TaskFile file = {xstrdup(path), t->num_questions, 0, t->num_choices, 0};

@@ -13,7 +13,7 @@
 #include "llmc/files/filekind.h"  // defines: file_looks_like
 #include "llmc/files/folder.h"    // defines: folder_has, folder_of, file_name
 #include "llmc/files/json.h"      // defines: json_parse, json_get, json_wanted, json_is_off, json_is_string
-#include "llmc/base/text.h"       // defines: show_text, text_starts
+#include "llmc/base/text.h"       // defines: is_hub_name, show_text, text_starts
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_index, token_table_add, merge_add, merge_piece
 
 enum { TOKEN_FILE_MAX = 1 << 29 };  // most bytes in a tokenizer file
@@ -673,16 +673,21 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
     if (is_directory(path)) {
         if (!path_join(file, path, "tokenizer.json", e)) { return false; }
         if (!file_exists(file) && !path_join(file, path, "tokenizer.model", e)) { return false; }
+        if (!file_exists(file) && folder_has(path, "vocab.json")) {
+            return fail(e,
+                        "%s: holds a vocab.json, wanted tokenizer.json or tokenizer.model\n"
+                        "  hint: AutoTokenizer of transformers reads it, and save_pretrained() writes a tokenizer.json",
+                        path);
+        }
         if (!file_exists(file)) { return fail(e, "%s: holds neither tokenizer.json nor tokenizer.model", path); }
     } else {
         if (strlen(path) >= sizeof file) { return fail(e, "%.200s...: the path is too long", path); }
         strcpy(file, path);
     }
-    if (access(file, F_OK) != 0 && errno == ENOENT) {
-        return fail(e,
-                    "%s: cannot open: No such file or directory\n"
-                    "  hint: python3 dev/data/model.py OWNER/NAME downloads a model of the Hugging Face hub with its tokenizer",
-                    path);
+    if (is_hub_name(path) && access(file, F_OK) != 0 && errno == ENOENT) {
+        return fail(
+            e, "%s: cannot open: No such file or directory\n  hint: python3 dev/data/model.py %s downloads it from the hub",
+            path, path);
     }
     size_t len = 0;
     char* text = read_file(file, &len, TOKEN_FILE_MAX, e);

@@ -34,6 +34,7 @@ def run(*flags, cwd=None, code=0, python=False):
         subprocess.run([ROOT / "train_llama3", *map(str, flags)], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     if code:
+        assert "\\x" not in done.stderr  # the hint is a line
         assert [line for line in done.stderr.splitlines() if not line.startswith(("  hint: ", "warning: "))] == \
             [line for line in done.stderr.splitlines() if line.startswith("error: ")][:1], done.stderr
     return done.stdout if code == 0 else done.stderr

@@ -50,9 +50,19 @@ https://huggingface.co/owner/New-1B|hint: python3 dev/data/model.py owner/New-1B
 out/step_00000100|out/step_00000100 is missing, wanted a model's folder
 gpt2|hint: python3 dev/data/model.py OWNER/NAME downloads a folder of the Hugging Face hub
 END
-expect "nor is its tokenizer" 1 "hint: python3 dev/data/model.py OWNER/NAME" \
+expect "nor is its tokenizer" 1 "hint: python3 dev/data/model.py owner/name downloads it from the hub" \
     train --model d1 --tokenizer owner/name --train data.bin
 check "with the hint on a line of its own" grep -q '^  hint: python' stderr
+mkdir slow && touch slow/vocab.json
+expect "a slow tokenizer says how to make it a fast one" 1 "writes a tokenizer.json" train --model d1 --tokenizer slow --train data.bin
+expect "and one that is nowhere has no hint" 1 "error: gone.json: cannot open: No such file or directory" \
+    train --model d1 --tokenizer gone.json --train data.bin
+train --model d1 --train data.bin --steps 1 --sample-tokens 0 --out own >/dev/null
+expect "--eval says what it wants" 1 "error: --val: is not given, wanted a token file, or questions in --tasks" train --model own --eval
+expect "--tasks says what writes questions" 1 "hint: python3 dev/data/tasks.py hellaswag writes" train --model own --eval --tasks hellaswag
+expect "--train says what makes its files" 1 "hint: ./tokenize makes token files from text" train --model d1
+expect "./tokenize asks for the name of the token file" 2 "--out is missing, wanted -o OUT.bin for the token file" "$bin/tokenize" text.txt
+expect "and names its jobs without a file" 2 "wanted -o OUT.bin, --train-bpe, --jsonl, --decode or --show" "$bin/tokenize"
 printf '{"id":1,"content":"a"}\n' >named.jsonl && printf '{"messages":[{"role":"user","content":"a"}]}\n' >chat.jsonl
 expect "a text in another field is found" 1 "  hint: --field content" "$bin/tokenize" -o named.bin named.jsonl
 check "on a line of its own" grep -q '^  hint: --field content' stderr
@@ -64,6 +74,20 @@ check "such as other lengths" \
     sh -c "grep -q ' total-batch=64 ' stdout && ! grep -qE 'steps=-1|minutes=0|epochs=0|top-k=0' stdout"
 
 # --- flags in a file ---------------------------------------------------------------------------------------------------------
+
+while IFS='|' read -r line words; do
+    printf '# ours\n%s\n' "$line" >odd.flags
+    expect "a file with the line $line" 2 "odd.flags:2: \"$line\" is $words" "$bin/train_llama3" @odd.flags
+done <<'END'
+model: d3|no flag
+model = d3|no flag
+--model d1 --batch 2|more than one flag
+--resume --out x|more than one flag
+--batch=2 -t 64|more than one flag
+END
+check "with a hint" grep -q '^  hint: a file of flags has one a line, as --model d4' stderr
+printf -- '--model d1\n--train data.bin\n--prompt a --batch of words\n--steps -1\n--dry-run\n' >odd.flags
+expect "a text may look like flags" 0 "prompt=a --batch of words" "$bin/train_llama3" @odd.flags
 
 cat >mine.flags <<'END'
 # a comment
@@ -84,7 +108,7 @@ printf -- '--model d1\n--learning_rate 3\n' >wrong.flags
 expect "a wrong flag is named with its line" 2 "wrong.flags:2: unknown flag --learning_rate" train @wrong.flags
 check "with its hint" grep -q '^  hint: did you mean --lr?$' stderr
 printf 'model d1\n' >wrong.flags
-expect "a line without a flag" 2 'wrong.flags:1: unexpected argument' train @wrong.flags
+expect "a line without a flag" 2 'wrong.flags:1: "model d1" is no flag' train @wrong.flags
 expect "a file that is not there" 2 "nowhere.flags: cannot open" train @nowhere.flags
 printf -- '--model d1\n\000' >wrong.flags
 expect "a file that is no text" 2 "wrong.flags: holds a byte 0" train @wrong.flags

@@ -16,11 +16,14 @@
 #include "llmc/base/text.h"  // defines: text_mark
 #include "llmc/base/utils.h"
 
+#include <ctype.h>
+
 typedef struct {
     const char* path;
-    char* text;  // text of the whole file, into which the arguments point; the caller frees it
-    char* next;  // the next line
-    int line;    // number of the last line that was read
+    char* text;     // text of the whole file, into which the arguments point; the caller frees it
+    char* next;     // the next line
+    int line;       // number of the last line that was read
+    char raw[100];  // the start of that line
 } FlagFile;
 
 static inline bool flag_file_open(FlagFile* f, const char* path, Error* e) {
@@ -62,6 +65,14 @@ static inline void flag_join(char* line) {
     memmove(line + name + 1, value, strlen(value) + 1);
 }
 
+/* Returns whether a word of a value looks like a flag: the line holds several. */
+static inline bool flag_holds_flag(const char* value) {
+    for (const char* p = value; p; p = strchr(p, ' '), p += p != NULL) {
+        if (p[0] == '-' && (p[1] == '-' || isalpha((unsigned char)p[1]))) { return true; }
+    }
+    return false;
+}
+
 /* Returns the next flag as one argument, "--name" or "--name=value"; NULL at the end. */
 static inline char* flag_file_next(FlagFile* f) {
     while (*f->next) {
@@ -72,6 +83,7 @@ static inline char* flag_file_next(FlagFile* f) {
         while (end > line && strchr(" \t\r\n", end[-1])) { end--; }
         *end = 0;
         if (*line == 0 || *line == '#') { continue; }
+        snprintf(f->raw, sizeof f->raw, "%s", line);
         flag_join(line);
         return line;
     }

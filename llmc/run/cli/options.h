@@ -443,7 +443,16 @@ static inline bool options_parse_file(Options* o, const char* path, Error* e) {
     o->file_text[o->num_files++] = f.text;
     for (char* argument; (argument = flag_file_next(&f)) != NULL;) {
         Error cause = NO_ERROR;
+        const char* value = NULL;
+        bool negated;
         int a = 0;
+        const int i = option_find(argument, &value, &negated);
+        const bool more = i >= 0 && value && strcmp(option_specs[i].value, "TEXT") != 0 && flag_holds_flag(value);
+        if (argument[0] != '-' || more) {
+            char shown[100];
+            return fail(e, "%s:%d: \"%s\" is %s\n  hint: a file of flags has one a line, as --model d4", path, f.line,
+                        show_text(shown, sizeof shown, f.raw, strlen(f.raw)), more ? "more than one flag" : "no flag");
+        }
         if (options_parse_one(o, &a, 1, &argument, &cause)) { continue; }
         char* hint = strstr(cause.msg, "\n  hint: ");
         if (!hint) { return fail(e, "%s:%d: %s", path, f.line, cause.msg); }

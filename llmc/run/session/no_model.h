@@ -7,21 +7,13 @@
 
 #include "llmc/base/utils.h"
 
-#include "llmc/base/text.h"         // defines: edit_distance, text_plural
+#include "llmc/base/text.h"         // defines: edit_distance, is_hub_name, text_plural
 #include "llmc/config.h"            // defines: presets, config_preset
 #include "llmc/files/adapter.h"     // defines: ADAPTER_CONFIG
 #include "llmc/files/checkpoint.h"  // defines: checkpoint_list
 #include "llmc/files/folder.h"      // defines: folder_has, folder_next, folder_of, file_name
 
 #include <ctype.h>
-
-/* Returns whether a name has the form OWNER/NAME, as models on the Hugging Face hub have, and is no usual path here. */
-static inline bool is_hub_name(const char* name) {
-    const char* slash = strchr(name, '/');
-    if (strncmp(name, "out/", 4) == 0 || strncmp(name, "models/", 7) == 0) { return false; }
-    const size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./");
-    return slash && slash > name && slash[1] && !strchr(slash + 1, '/') && !strchr(".-", name[0]) && !name[n];
-}
 
 /* Returns whether a folder holds a model or adapters. */
 static inline bool holds_model(const char* dir) { return folder_has(dir, "config.json") || folder_has(dir, ADAPTER_CONFIG); }

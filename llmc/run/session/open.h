@@ -25,7 +25,7 @@
 #include "llmc/files/adapter.h"         // defines: AdapterConfig, folder_is_adapter, adapter_read_config, adapter_check
 #include "llmc/base/progress.h"         // defines: Progress, progress_begin, progress_end
 #include "llmc/run/session/machine.h"   // defines: cpu_build
-#include "llmc/run/session/no_model.h"  // defines: die_of_no_model, holds_model, holds_checkpoints, is_hub_name
+#include "llmc/run/session/no_model.h"  // defines: die_of_no_model, holds_model, holds_checkpoints
 #include "llmc/run/session/session.h"   // defines: Program, Process, Start, ModelSpec, Data, Run, run_must_read
 #include "llmc/run/session/resume.h"    // defines: run_resume, out_check
 #include "llmc/text/tokenizer_read.h"   // defines: tokenizer_load, folder_has_tokenizer
