@@ -523,8 +523,8 @@ class Training:
         self.text = text = Text(a.tokenizer or (base_folder(folder) if is_folder else os.path.dirname(parts[0][0])))
         c = read_config(base_folder(folder)) if is_folder else None
         bos = next((i for i in (text.id("<|begin_of_text|>"), c and c.bos_token_id) if i is not None), None)
-        self.loader = loader = train_loader(parts, a.batch, a.seq, a.seed, a.documents, bos)
         self.val = DataLoader(a.val, a.batch, a.seq, documents=a.documents, bos=bos) if a.val else None
+        self.loader = loader = train_loader(parts, a.batch, a.seq, a.seed, a.documents, bos, self.val)
         self.c = c = c or preset(folder, text.vocab_size or loader.vocab_size or loader.usual_vocab)
         if c is None:
             die(f"--model: {folder} is neither a folder nor a preset, wanted a Hugging Face folder, dN, {', '.join(presets())}")
@@ -587,15 +587,15 @@ class Training:
         self.table = StepTable(self.log, self.device, a.steps, self.last, a.total_batch, flops, peak)
 
     def step(self, lr):
-        """Takes a step. Returns its loss and gradient norm, on their way to the host, and the number of its trained targets;
-        None: all are trained."""
+        """Takes a step. Returns its loss and gradient norm, on their way to the host; the number of its trained targets (None:
+        all are trained); and the padding of all rows so far."""
         batches, loss = [self.loader.next(self.device, self.c.vocab_size) for _ in range(self.micro_batches)], 0.0
         counts = [int((y >= 0).sum()) if self.loader.partial else y.numel() for _, y, *_ in batches]
         for (x, y, *starts), count in zip(batches, counts):  # a step's loss is the mean over its trained targets
             loss = loss + self.engine.micro_step(x, y, count, count / sum(counts), *starts)
         norm = self.engine.update(lr)
         numbers = torch.stack((loss.float(), norm.float())).to("cpu", non_blocking=True)
-        return numbers, sum(counts) if self.loader.partial else None
+        return numbers, sum(counts) if self.loader.partial else None, self.loader.padding
 
     def validate(self, step):
         a, val, total, trained = self.a, self.val, 0.0, 0
@@ -635,11 +635,11 @@ def train(a):
     rates = schedule(a)
     for step in range(t.last):
         begin, lr = mark(t.device), learning_rate(rates, step)
-        numbers, trained = t.step(lr)
+        numbers, *counts = t.step(lr)
         end, done = mark(t.device), step + 1
         if pending:
             t.table.add(*pending)
-        pending = (done, numbers, trained, lr, begin, end)
+        pending = (done, numbers, counts, lr, begin, end)
         due = [every and done % every == 0 or done == t.last for every in (a.val_every, a.sample_every)]
         if t.device.type != "cuda" or any(due):  # a GPU's numbers are read one step late, so that it never waits for the host
             t.table.add(*pending)

@@ -114,12 +114,18 @@ class TokenFile:
 
 
 class DataLoader:
-    """Reads rows of T tokens from the files that match a pattern. `row` counts the rows read so far, over all epochs."""
+    """Reads rows of T tokens from the files that match a pattern. `row` counts the rows read so far, over all epochs, and
+    `padding` the tokens in them that are none."""
 
-    def __init__(self, pattern, B, T, seed=0, shuffle=False, documents="auto", bos=None):
+    def __init__(self, pattern, B, T, seed=0, shuffle=False, documents="auto", bos=None, apart=None):
         paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern), key=os.fsencode)
         if not paths:
             die(f"{pattern}: no such token file, and no file matches this as a pattern")
+        shared = [p for p in paths if apart and any(os.path.samefile(p, f.path) for f in apart.files)]
+        for p in shared:  # a file of the loader `apart` is read here only if there are no others
+            warn(f"--val: {p} is also what --train reads: its loss says nothing about other text" if shared == paths else
+                 f"{p}: is a file of --val, and refused as one of --train {pattern}")
+        paths = paths if shared == paths else [p for p in paths if p not in shared]
         self.files = [TokenFile(p) for p in paths]
         masked = self.files[0].masked
         self.documents = documents if documents != "auto" else "mask" if masked else "cross"
@@ -129,7 +135,7 @@ class DataLoader:
             die(f"{pattern}: the tokenizer that made it is not known\n  hint: give it as --tokenizer, or --documents cross")
         for f in self.files:
             f.make_rows(T, self.documents, bos)
-        self.B, self.T, self.seed, self.shuffle, self.row = B, T, seed, shuffle, 0
+        self.B, self.T, self.seed, self.shuffle, self.row, self.padding = B, T, seed, shuffle, 0, 0
         self.rows_per_epoch = sum(f.rows for f in self.files)
         self.num_tokens = sum(len(f.tokens) for f in self.files)
         self.vocab_size = max(f.vocab_size for f in self.files)
@@ -158,6 +164,7 @@ class DataLoader:
             f, i = self.locate(self.row + b)
             row = f.read(i, self.T)
             rows[:len(row), b] = row
+            self.padding += 0 if f.pieces is None or f.cross else self.T - sum(n for _, n in f.pieces[i])
             if rows[:2, b].max() >= vocab_size:
                 die(f"{f.path}: row {i} holds token {rows[:2, b].max()}, but the vocabulary has {vocab_size}")
         self.row += B
@@ -215,8 +222,8 @@ def mix_parts(text):
 class MixLoader(DataLoader):
     """Reads the rows of several sources in the order of llmc/files/mix.h."""
 
-    def __init__(self, parts, B, T, seed, documents="auto", bos=None):
-        self.sources = [DataLoader(pattern, B, T, seed, True, documents, bos) for pattern, _ in parts]
+    def __init__(self, parts, B, T, seed, documents="auto", bos=None, apart=None):
+        self.sources = [DataLoader(pattern, B, T, seed, True, documents, bos, apart) for pattern, _ in parts]
         self.documents = "mask" if any(s.documents == "mask" for s in self.sources) else "cross"
         total = sum(weight for _, weight in parts)
         quota = [weight / total * MIX_BLOCK for _, weight in parts]
@@ -230,7 +237,7 @@ class MixLoader(DataLoader):
         if 0 in self.share:
             die(f"--train: the weight of {parts[self.share.index(0)][0]} is too small for one row in {MIX_BLOCK}")
         self.files, self.partial = [f for s in self.sources for f in s.files], any(s.partial for s in self.sources)
-        self.B, self.T, self.seed, self.row, self.block = B, T, seed, 0, -1
+        self.B, self.T, self.seed, self.row, self.block, self.padding = B, T, seed, 0, -1, 0
         self.rows_per_epoch = sum(s.rows_per_epoch for s in self.sources)
         self.num_tokens = sum(s.num_tokens for s in self.sources)
         self.vocab_size = max(s.vocab_size for s in self.sources)
@@ -251,8 +258,8 @@ class MixLoader(DataLoader):
         return self.sources[s].locate(position)
 
 
-def train_loader(parts, B, T, seed, documents, bos):
+def train_loader(parts, B, T, seed, documents, bos, apart=None):
     """Returns the loader of the parts of a --train, which shuffles."""
     if len(parts) > 1:
-        return MixLoader(parts, B, T, seed, documents, bos)
-    return DataLoader(parts[0][0], B, T, seed, True, documents, bos)
+        return MixLoader(parts, B, T, seed, documents, bos, apart)
+    return DataLoader(parts[0][0], B, T, seed, True, documents, bos, apart)

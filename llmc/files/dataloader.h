@@ -69,10 +69,10 @@ typedef struct {
 
 typedef enum { AHEAD_EMPTY, AHEAD_ASKED, AHEAD_READY } AheadState;
 
-typedef struct {
+typedef struct DataLoader {
     // set when the loader opens; only `row` changes later
-    DataShard* shards;  // (num_shards), sorted by path
-    int num_shards;
+    DataShard* shards;  // (num_shards), sorted by path; then num_apart files that are left out, since they are of rule->apart
+    int num_shards, num_apart;
     int B, T;             // this rank's batch: B rows of T tokens
     int rank, num_ranks;  // this process among those that share the stream
     uint64_t seed;
@@ -225,6 +225,15 @@ static bool dataloader_read_row(DataLoader* d, uint64_t row, int32_t* out /* (3,
     return ok;
 }
 
+/* Returns the padding of row `row` of the stream in tokens. The reader must be idle: dataloader_wait(). */
+static inline uint64_t dataloader_padding(DataLoader* d, uint64_t row) {
+    int shard;
+    uint64_t row_in_shard;
+    if (!d->indexed) { return 0; }
+    dataloader_locate(d, row, &shard, &row_in_shard);
+    return rows_padding(&d->shards[shard].index, row_in_shard, (size_t)d->T);
+}
+
 static void dataloader_read_ahead(DataLoader* d) {
     d->ahead_error.msg[0] = 0;
     d->ahead_ok = true;
@@ -306,6 +315,25 @@ static bool dataloader_find_shards(DataLoader* d, const char* pattern, Error* e)
     }
     globfree(&g);
     return ok;
+}
+
+/* Moves the files that are also files of `apart` behind the others, unless these are all. */
+static void dataloader_set_apart(DataLoader* d, const DataLoader* apart) {
+    DataShard* moved = (DataShard*)xcalloc((size_t)d->num_shards, sizeof *moved);
+    int kept = 0, left = 0;
+    for (int i = 0; i < d->num_shards; i++) {
+        bool shared = false;
+        for (int k = 0; apart && k < apart->num_shards; k++) { shared |= same_file(d->shards[i].path, apart->shards[k].path); }
+        if (shared) {
+            moved[left++] = d->shards[i];
+        } else {
+            d->shards[kept++] = d->shards[i];
+        }
+    }
+    memcpy(d->shards + kept, moved, (size_t)left * sizeof *moved);
+    d->num_shards = kept > 0 ? kept : left;
+    d->num_apart = kept > 0 ? left : 0;
+    free(moved);
 }
 
 /* Checks shard i by itself and against the shards before it. *vocab_from and *print_from are the first shards that give a
@@ -401,7 +429,7 @@ static inline void dataloader_close(DataLoader* d) {
         pthread_mutex_destroy(&d->mutex);
         pthread_cond_destroy(&d->changed);
     }
-    for (int i = 0; i < d->num_shards; i++) {
+    for (int i = 0; i < d->num_shards + d->num_apart; i++) {
         free(d->shards[i].path);
         rows_free(&d->shards[i].index);
     }
@@ -441,6 +469,7 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, BatchShar
     d->vocab_limit = (int64_t)INT32_MAX + 1;
     d->file_shard = -1;
     bool ok = dataloader_find_shards(d, pattern, e);
+    if (ok) { dataloader_set_apart(d, rule->apart); }
     for (int i = 0, vocab_from = -1, print_from = -1; ok && i < d->num_shards; i++) {
         ok = dataloader_check_shard(d, i, &vocab_from, &print_from, e);
     }

@@ -26,6 +26,12 @@ static inline bool folder_has(const char* dir, const char* name) {
     return path_join(path, dir, name, &ignored) && lstat(path, &st) == 0;
 }
 
+/* Returns whether two paths lead to the same file or folder. */
+static inline bool same_file(const char* a, const char* b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 /* Returns the last part of a path. */
 static inline const char* file_name(const char* path) {
     const char* slash = strrchr(path, '/');

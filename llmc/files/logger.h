@@ -4,6 +4,7 @@
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
  *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": the reason, if the step was;
+ *       "padding": of the rows so far, if they have some: "tokens" and "tok_s" do not count it;
  *       "trained": the step's trained targets, if some are not trained. With several sources, "sources": the loss on each
  *       source's tokens in the order of --train, null for one without a row) with --fp8
  *       "quantised":{"weight":[0.0001,0.02],..}: for each kind of tensor in 8 bits, the share of a sample that became zero, and

@@ -209,6 +209,18 @@ static inline int mix_locate(const Mix* m, MixBlock* t, uint64_t row, uint64_t* 
     return s;
 }
 
+/* Counts the padding of `count` rows of the stream from `row` on, in tokens. */
+static inline uint64_t mix_padding(const Mix* m, uint64_t row, uint64_t count) {
+    uint64_t padding = 0, position;
+    if (!m->stream->indexed) { return 0; }
+    dataloader_wait(m->stream);
+    for (; count > 0; count--, row++) {
+        const int s = m->count > 1 ? mix_locate(m, m->caller_block, row, &position) : 0;
+        padding += dataloader_padding(m->sources[s].data, m->count > 1 ? position : row);
+    }
+    return padding;
+}
+
 /* Counts the rows of each source among the first `rows` of the stream. */
 static inline void mix_count(const Mix* m, uint64_t rows, uint64_t* counts /* (m->count) */) {
     if (m->count == 1) {

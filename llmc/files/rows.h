@@ -39,11 +39,12 @@ static inline Documents documents_of(Documents d, bool masked) {
 
 /* How rows are made. */
 typedef struct {
-    Documents documents;   // see documents_of()
-    int32_t bos;           // what documents begin with; -1: unknown
-    uint64_t fingerprint;  // fingerprint of the tokenizer that has this BOS; 0: unknown
-    bool certain;          // data that does not name its tokenizer counts as made with this one
-    Progress* progress;    // counts the bytes that are read to find documents; NULL: nobody does
+    Documents documents;             // see documents_of()
+    int32_t bos;                     // what documents begin with; -1: unknown
+    uint64_t fingerprint;            // fingerprint of the tokenizer that has this BOS; 0: unknown
+    bool certain;                    // data that does not name its tokenizer counts as made with this one
+    Progress* progress;              // counts the bytes that are read to find documents; NULL: nobody does
+    const struct DataLoader* apart;  // validation data, whose files are not trained on as well; NULL: none
 } RowRule;
 
 /* Numbers of what the rows hold. */
@@ -394,6 +395,25 @@ static bool rows_read_piece(const TokenReader* file, uint64_t first, size_t n, i
     return true;
 }
 
+/* Returns the first piece of row r. */
+static inline size_t rows_find(const RowIndex* index, uint64_t r) {
+    uint64_t k = index->steps[r / ROWS_STEP];
+    for (uint64_t row = r / ROWS_STEP * ROWS_STEP; row < r; row++) {
+        do { k++; } while (!(index->pieces[k] & 1));
+    }
+    return k;
+}
+
+/* Returns the padding of row r in tokens. */
+static inline uint64_t rows_padding(const RowIndex* index, uint64_t r, size_t T) {
+    uint64_t padding = index->pieces && !index->cross ? T : 0;
+    for (size_t k = padding ? rows_find(index, r) : 0, first = k; padding && k < index->num_pieces; k++) {
+        if (k > first && index->pieces[k] & 1) { break; }
+        padding -= piece_length(index->pieces[k]);
+    }
+    return padding;
+}
+
 /* Reads row r: tokens, targets and the starts of the documents. Without an index (all zeros) rows begin at the multiples of T.
  * `mask`: the mode is mask, and starts are wanted; otherwise they are 0. scratch: rows_scratch(T) bytes */
 static inline bool rows_read(const RowIndex* index, const TokenReader* file, uint64_t r, size_t T, bool mask,
@@ -401,11 +421,7 @@ static inline bool rows_read(const RowIndex* index, const TokenReader* file, uin
     int32_t *x = out, *y = out + T, *starts = out + 2 * T;
     memset(starts, 0, T * sizeof *starts);
     if (!index->pieces) { return rows_read_piece(file, r * T, T, x, y, scratch, e); }
-    uint64_t k = index->steps[r / ROWS_STEP];
-    for (uint64_t row = r / ROWS_STEP * ROWS_STEP; row < r; row++) {
-        do { k++; } while (!(index->pieces[k] & 1));
-    }
-    size_t t = 0;
+    size_t k = rows_find(index, r), t = 0;
     do {
         const size_t length = piece_length(index->pieces[k]), n = index->cross ? T : length;
         const uint64_t first = piece_start(index->pieces[k]) + length - n;

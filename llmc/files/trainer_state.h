@@ -59,7 +59,8 @@ typedef struct {
     uint64_t step;            // steps done
     uint64_t seed;            // `seed` and `step` are the whole state of the counter-based random numbers
     uint64_t data_row;        // DataLoader.row: rows consumed by all ranks since the run began
-    uint64_t tokens;          // tokens trained on
+    uint64_t tokens;          // tokens trained on, with padding
+    uint64_t padding;         // of them; 0 in files without the member
     uint64_t updates;         // updates: steps that were not skipped
     uint64_t row_order;       // ROW_ORDER of the build that wrote it
     uint64_t data;            // fingerprint of the training files; 0: unknown
@@ -211,6 +212,7 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     if (s->bf16_weights) { fputs(",\n  \"bf16_weights\": true", f); }
     if (s->f32_weights) { fputs(",\n  \"f32_weights\": true", f); }
     if (s->bad_steps) { fprintf(f, ",\n  \"bad_steps\": %" PRIu64, s->bad_steps); }
+    if (s->padding) { fprintf(f, ",\n  \"padding\": %" PRIu64, s->padding); }
     if (s->owed) { fprintf(f, ",\n  \"owed\": %" PRIu64, s->owed); }
     if (s->base) { fprintf(f, ",\n  \"base_crc32c\": %" PRIu64, s->base); }
     fprintf(f, ",\n  \"options\": %s,\n  \"files\": [", s->options ? s->options : "{}");
@@ -375,7 +377,7 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
         !schedule_read(j, &s->schedule, e) || !shortened_read(j, &s->shortened, e) || !trainer_state_files(s, e) ||
         !json_u64_or(j, root, "base_crc32c", &s->base, e) || !json_bool_or(j, root, "bf16_weights", &s->bf16_weights, e) ||
         !json_bool_or(j, root, "f32_weights", &s->f32_weights, e) || !json_u64_or(j, root, "bad_steps", &s->bad_steps, e) ||
-        !json_u64_or(j, root, "owed", &s->owed, e)) {
+        !json_u64_or(j, root, "owed", &s->owed, e) || !json_u64_or(j, root, "padding", &s->padding, e)) {
         return false;
     }
     s->world_size = (int)number;

@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const int B = 1 + (data[0] & 3), T = 1 + (data[0] >> 2 & 15);
     DataLoader d;
     Error e = NO_ERROR;
-    const RowRule rule = {(Documents)(data[2] >> 6), data[1], 0, true, NULL};
+    const RowRule rule = {(Documents)(data[2] >> 6), data[1], 0, true, NULL, NULL};
     bool ok = dataloader_open(&d, pattern, (BatchShare){B, T, 0, 1}, 1, data[0] >> 6 & 1, &rule, &e);
     fuzz_check_error(ok, &e);
     if (ok) {

@@ -326,7 +326,7 @@ ORDER_PROGRAM = r"""
 #include "llmc/files/dataloader.h"
 int main(int argc, char** argv) {
     DataLoader d;
-    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL};
+    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
     Error e = NO_ERROR;
     if (argc < 2 || !dataloader_open(&d, argv[1], (BatchShare){1, 16, 0, 1}, 1234567890123ull, true, &cross, &e)) { die("%s", e.msg); }
     for (uint64_t row = 0; row < 3 * d.rows_per_epoch; row++) {
@@ -360,7 +360,7 @@ MIX_PROGRAM = r"""
 int main(int argc, char** argv) {
     Mix m;
     DataLoader stream;
-    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL};
+    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
     Error e = NO_ERROR;
     if (argc < 2 || !mix_open(&m, &stream, argv[1], (BatchShare){1, 16, 0, 1}, 1234567890123ull, &cross, &e)) { die("%s", e.msg); }
     for (uint64_t row = 0; row < 9000; row++) {

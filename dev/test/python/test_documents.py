@@ -98,6 +98,63 @@ def test_python_and_c_train_alike(folder, kind, mode):
         found.append([(e["event"], e["step"], e["loss"], e.get("gnorm", 0)) for e in events(folder, out, "step", "val")])
     assert len(found[0]) == 22 and [e[:2] for e in found[0]] == [e[:2] for e in found[1]]
     assert np.abs(np.array([e[2:] for e in found[0]]) - np.array([e[2:] for e in found[1]])).max() <= 1e-4
+    c, py = ([[e.get(k) for k in ("tokens", "padding", "trained")] for e in events(folder, f"{name}_{kind}_{mode}", "step")]
+             for name in ("c", "py"))
+    assert c == py and all(n + (padding or 0) == 4 * T * (i + 1) for i, (n, padding, _) in enumerate(c))
+
+
+def test_padding_counts_neither_as_tokens_nor_as_speed(folder):
+    """meta-pytorch/torchtune#2296. A run that stops and resumes counts on."""
+    whole = events(folder, "c_masked_mask", "step")
+    loader = tokenfiles.DataLoader(str(folder / "train_masked.bin"), 4, T, seed=42, shuffle=True, bos=BOS)
+    for e in whole:
+        loader.next(torch.device("cpu"), VOCAB)
+        assert e["padding"] == loader.padding
+    assert all(abs(e["tok_s"] - 1e3 * (e["tokens"] - before["tokens"]) / e["ms"]) < 0.002 * e["tok_s"] for before, e in
+               zip(whole, whole[1:]))
+    for flags in (["--stop-after", 7], ["--resume"]):
+        r = c_run(folder, "masked", *flags, "--steps", 20, "--total-batch", 4 * T, "--val-every", 10, "--out", "parts")
+        assert r.returncode == 0, r.stdout
+    parts = events(folder, "parts", "step")
+    assert [(e["tokens"], e["padding"]) for e in parts] == [(e["tokens"], e["padding"]) for e in whole]
+
+
+def test_a_file_to_validate_on_is_not_trained_on(folder):
+    """MakazhanAlpamys/Soup#680: a pattern that takes too much, here with the file under another name, too."""
+    (folder / "both").mkdir()
+    for name in ("train", "val"):
+        shutil.copy(folder / f"{name}_plain.bin", folder / f"both/{name}.bin")
+    (folder / "both/link.bin").symlink_to("val.bin")
+    os.link(folder / "both/val.bin", folder / "both/also.bin")
+    flags = ["--val", "both/val.bin", "--steps", 3]
+    losses = []
+    for run, train, out in ((c_run, "both/*.bin", "b1"), (c_run, "both/train.bin", "b2"), (py_run, "both/*.bin", "b3")):
+        r = run(folder, "plain", "--train", train, *flags, "--out", out)
+        assert r.returncode == 0, r.stdout
+        for name in ("val", "link", "also"):
+            words = f"warning: both/{name}.bin: is a file of --val, and refused as one of --train"
+            assert (words in r.stdout) == ("*" in train)
+        losses.append([e["loss"] for e in events(folder, out, "step")])
+    assert losses[0] == losses[1] and np.abs(np.array(losses[0]) - np.array(losses[2])).max() < 1e-4
+    for run, out in ((c_run, "b4"), (py_run, "b5")):
+        r = run(folder, "plain", "--train", "both/al*.bin", *flags, "--out", out)
+        assert r.returncode == 0 and "warning: --val: both/" in r.stdout and "also what --train reads" in r.stdout, r.stdout
+
+
+def test_a_checkpoint_is_evaluated_in_rows_of_its_run(folder):
+    """EleutherAI/lm-evaluation-harness#2467: not in rows of a default length."""
+    r = c_run(folder, "plain", "--steps", 1, "--val-batches", 1000, "--seq", 16, "--out", "short")
+    assert r.returncode == 0, r.stdout
+    loss = events(folder, "short", "val")[-1]["loss"]
+    shutil.copytree(folder / "model", folder / "narrow")
+    config = json.loads((folder / "narrow/config.json").read_text())
+    (folder / "narrow/config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    evaluate = [TRAINER, "--eval", "--val", "val_plain.bin", "--model"]
+    for flags, T_of_rows in ((["short"], 16), (["short", "--seq", "32"], 32), (["narrow"], 64), (["model"], 1024)):
+        out = subprocess.run([*evaluate, *flags], cwd=folder, capture_output=True, text=True, check=True).stdout
+        assert f"rows of {T_of_rows} tokens" in out and (f"loss {loss:.5f}" in out) == (T_of_rows == 16), out
+    done = subprocess.run([*evaluate, "narrow", "--seq", "65"], cwd=folder, capture_output=True, text=True, check=True)
+    assert "warning: --seq: is 65, but narrow is for 64 positions" in done.stderr
 
 
 def test_the_modes_differ_and_a_mask_is_read_by_documents(folder):

@@ -6,7 +6,7 @@
 #include <math.h>
 
 static char folder[PATH_CAP];
-static const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL};
+static const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // making files

@@ -37,7 +37,7 @@ static const char* text_of(double a, double b, double c) {
     return text;
 }
 
-static const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL};
+static const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
 
 static void open_mix(Mix* m, DataLoader* stream, const char* text, int B, int rank, int ranks) {
     Error e = NO_ERROR;

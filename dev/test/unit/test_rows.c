@@ -183,7 +183,7 @@ static void naive_read(const Text* t, const NaiveRow* row, int T, bool mask, int
 // rows
 
 static RowRule rule_of(Documents documents) {
-    const RowRule rule = {documents, BOS, 77, true, NULL};
+    const RowRule rule = {documents, BOS, 77, true, NULL, NULL};
     return rule;
 }
 
@@ -258,7 +258,7 @@ static void documents_begin_where_the_file_marks_them(void) {
         t->ids[i] = t->starts[i] ? 7 : i % 11 == 0 ? BOS : t->ids[i];
     }
     for (int width = 2; width <= 4; width += 2) { check_rows(t, 64, DOCUMENTS_MASK, width); }
-    const RowRule unknown = {DOCUMENTS_AUTO, -1, 0, false, NULL};
+    const RowRule unknown = {DOCUMENTS_AUTO, -1, 0, false, NULL, NULL};
     DataLoader d;
     Error e = NO_ERROR;
     CHECK(dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, 64, 0, 1}, SEED, true, &unknown, &e), "%s", e.msg);
@@ -451,7 +451,7 @@ static void refuses(const char* pattern, const RowRule* rule, const char* part1,
 
 static void what_has_no_documents_is_refused(void) {
     const RowRule automatic = rule_of(DOCUMENTS_AUTO), cross = rule_of(DOCUMENTS_CROSS), mask = rule_of(DOCUMENTS_MASK);
-    RowRule pack = rule_of(DOCUMENTS_PACK), unknown = {DOCUMENTS_PACK, -1, 0, false, NULL}, other = pack;
+    RowRule pack = rule_of(DOCUMENTS_PACK), unknown = {DOCUMENTS_PACK, -1, 0, false, NULL, NULL}, other = pack;
     Text* t = random_text(100, 20, false, 1);
     write_text("a.bin", t, 2);
     other.fingerprint = 78;

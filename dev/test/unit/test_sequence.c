@@ -32,7 +32,7 @@ static const char* write_tokens(const char* folder) {
 
 /* Compares the tokens that each of groups x parts ranks gets in two steps with the rows that one rank reads. */
 static void check_rows(const char* path, Documents documents, int B, int T, int groups, int parts) {
-    const RowRule rule = {documents, BOS, 0, true, NULL};
+    const RowRule rule = {documents, BOS, 0, true, NULL, NULL};
     const size_t row = (size_t)T, n = (size_t)T / (size_t)parts, all = (size_t)(B * groups) * row, own = (size_t)B * n;
     int32_t *x = (int32_t*)xmalloc(2 * all * sizeof *x), *y = x + all;
     int32_t *part_x = (int32_t*)xmalloc(2 * own * sizeof *x), *part_y = part_x + own;

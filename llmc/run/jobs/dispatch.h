@@ -31,7 +31,7 @@ static inline void eval_loss(const Evaluator* with, const char* dir) {
     }
     printf("loss %.6f  perplexity %.4f  tokens %llu", l.loss, exp(l.loss), (unsigned long long)l.trained);
     if (!isnan(l.bpb)) { printf("  bits per byte %.4f", l.bpb); }
-    printf("\n");
+    printf("  rows of %d tokens\n", o->seq);
 }
 
 /* Prints a line for each file of --tasks. */

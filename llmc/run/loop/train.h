@@ -248,6 +248,7 @@ static inline void training_open_output(Training* t, int context) {
     step_lines_init(&t->lines, t->run->state.schedule.steps, t->run->plan.tokens_per_step, (int64_t)t->run->state.step,
                     flops_per_token(c, &t->spec->table, o->seq), t->trainer->peak_flops * ranks);
     t->lines.ranks = ranks;
+    t->lines.run_padding = t->lines.first_padding = t->run->state.padding;
 }
 
 /* On resuming, makes what was due at the checkpoint's step, if a signal or an error prevented it then. Saves the step again, so

@@ -51,7 +51,7 @@ typedef struct {
     StepLines lines;
     Pace pace;                  // of rank 0, with --minutes
     int64_t queued, reported;   // number of steps, from the start of the schedule
-    uint64_t tokens;            // trained on until the step reported last
+    uint64_t tokens;            // trained on until the step reported last, with padding
     int64_t saved;              // step of the newest checkpoint, -1: none
     int64_t sampled, answered;  // the newest step whose sample, and answers to --tasks, were made
     bool saved_timed;           // the newest checkpoint is one of --checkpoint-minutes
@@ -183,15 +183,18 @@ static inline void training_report(Training* t, const Metrics* r) {
     char note[96], name[TENSOR_TEXT];
     const char* skipped = skip_note(r, t->trainer->scales_loss, note, sizeof note);
     const bool not_finite = r->verdict == UPDATE_NOT_FINITE && t->loss_scale <= 1;  // otherwise FP16 looks for its loss scale
+    const uint64_t T = (uint64_t)t->options->seq;
     t->reported++;
+    t->lines.padding = mix_padding(&t->data->mix, t->tokens / T, t->recipe.tokens / T);
+    t->run->state.padding += t->lines.padding;
     t->tokens += t->recipe.tokens;
     t->not_finite = not_finite ? t->not_finite + 1 : 0;
     t->loss_scale = r->loss_scale;
     if (t->trainer->busy_ms) { t->busy_ms = t->trainer->busy_ms(t->model); }
     t->run->state.not_finite = not_finite;
     step_line(stdout, &t->lines, t->reported, run_stop(t->run, t->options), r, t->trainer->memory_used(t->model), skipped);
-    training_logged(t, log_step(&t->run->log, &t->lines, r, now_seconds() - t->process->started, t->tokens,
-                                t->data->train.indexed, skipped, &t->error));
+    training_logged(t, log_step(&t->run->log, &t->lines, r, now_seconds() - t->process->started,
+                                t->tokens - t->run->state.padding, t->data->train.indexed, skipped, &t->error));
     if (t->options->debug && r->verdict == UPDATE_NOT_FINITE) {
         training_name_not_finite(t, name);
         printf("debug   not finite: %s\n", name);

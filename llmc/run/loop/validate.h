@@ -96,7 +96,7 @@ static inline bool take_losses(const Evaluator* with, const BatchSource* data, u
 /* The loss on validation data. */
 typedef struct {
     double loss;       // mean over the trained targets, in nats
-    double bpb;        // bits per byte of the targets' text; NaN without a tokenizer, or without text
+    double bpb;        // bits per byte of the targets that are text; NaN without a tokenizer, or without text
     uint64_t trained;  // targets
 } ValidationLoss;
 
@@ -108,7 +108,9 @@ typedef struct {
     uint64_t read;        // rows given out so far
     uint64_t trained;     // targets of this rank's parts of the first `rows` rows
     uint64_t bytes;       // of these targets
-    double* sums;         // (rows) of this rank's losses of each row
+    double* sums;         // (2, rows) of this rank's losses of each row: of all targets, and of those that are text
+    bool* text;           // (ring, T / parts) whether a target is text, of the rows that are read and have no losses yet
+    uint64_t ring;        // rows
     int32_t* starts;      // (B, T) of the batch; NULL: rows hold no documents
     Progress progress;
 } Validation;
@@ -121,20 +123,24 @@ static inline uint64_t validation_row(const Validation* v, uint64_t i) {
 /* Returns the tokens of a row that this rank computes. */
 static inline uint64_t validation_part(const Validation* v) { return v->T / (uint64_t)v->share.row_ranks; }
 
-/* Reads a row and counts the bytes of this rank's targets: the next() of a BatchSource. The last batch is padded with rows from
- * the start, which do not count. */
+/* Reads a row and counts the bytes of this rank's targets: the next() of a BatchSource. A special token stands for none. The
+ * last batch is padded with rows from the start, which do not count. */
 static inline bool validation_next(void* validation, int32_t* x /* (T) */, int32_t* y /* (T) */, Error* e) {
     Validation* v = (Validation*)validation;
     const uint64_t row = validation_row(v, v->read);
     if (v->val->row != row) { dataloader_seek(v->val, row); }
     if (!dataloader_next(v->val, x, y, e)) { return false; }
     if (v->starts) { memcpy(v->starts + v->read % v->B * v->T, v->val->starts, v->T * sizeof *v->starts); }
-    v->read++;
-    if (row >= v->rows) { return true; }
     const size_t n = validation_part(v);
     const int32_t* own = y + (size_t)v->share.part * n;
+    bool* text = v->text + v->read++ % v->ring * n;
+    if (row >= v->rows) { return true; }
     v->trained += count_trained(own, n);
-    for (size_t i = 0; v->tokenizer && i < n; i++) { v->bytes += own[i] >= 0 ? tokenizer_text_bytes(v->tokenizer, own[i]) : 0; }
+    for (size_t i = 0; v->tokenizer && i < n; i++) {
+        const size_t bytes = own[i] >= 0 ? tokenizer_text_bytes(v->tokenizer, own[i]) : 0;
+        text[i] = bytes > 0;
+        v->bytes += bytes;
+    }
     return true;
 }
 
@@ -142,7 +148,9 @@ static inline void validation_take(void* validation, const float* losses, uint64
     Validation* v = (Validation*)validation;
     const uint64_t first = validation_row(v, batch * v->B), rows = first < v->rows ? size_min(v->rows - first, v->B) : 0;
     const size_t n = validation_part(v);
+    const bool* text = v->text + batch * v->B % v->ring * n;
     for (size_t i = 0; i < rows * n; i++) { v->sums[first + i / n] += losses[i]; }
+    for (size_t i = 0; i < rows * n; i++) { v->sums[v->rows + first + i / n] += text[i] ? losses[i] : 0; }
     progress_add(&v->progress, rows * (uint64_t)v->share.groups);
 }
 
@@ -165,7 +173,9 @@ static inline bool validate(const Evaluator* with, uint64_t max_rows, FILE* scre
     v.B = (uint64_t)o->batch;
     v.T = (uint64_t)o->seq;
     v.share = share;
-    v.sums = (double*)xcalloc(rows, sizeof *v.sums);
+    v.sums = (double*)xcalloc(rows, 2 * sizeof *v.sums);
+    v.ring = v.B * (uint64_t)(with->trainer->in_flight + 1);
+    v.text = (bool*)xcalloc(v.ring * validation_part(&v), sizeof *v.text);
     v.starts = val->starts ? (int32_t*)xcalloc(v.B * v.T, sizeof *v.starts) : NULL;
     v.progress = progress_begin(screen, "val", rows, "rows");
     const BatchSource whole = {validation_next, &v, 1, 0, NULL, v.starts};
@@ -176,17 +186,19 @@ static inline bool validate(const Evaluator* with, uint64_t max_rows, FILE* scre
     const uint64_t mine = batches > first ? ceil_div(batches - first, groups) : 0;
     const bool ok = agree_ok(team, take_losses(with, &data, mine, validation_take, &v, e), e);
     progress_end(&v.progress);
-    double counts[2] = {(double)v.trained, (double)v.bytes}, sum = 0;
+    double counts[2] = {(double)v.trained, (double)v.bytes}, sum = 0, text = 0;
     if (ok) {
-        agree_add(team, v.sums, rows);
+        agree_add(team, v.sums, 2 * rows);
         agree_add(team, counts, 2);
     }
     for (uint64_t i = 0; i < rows; i++) { sum += v.sums[i]; }
+    for (uint64_t i = 0; i < rows; i++) { text += v.sums[rows + i]; }
     free(v.sums);
+    free(v.text);
     free(v.starts);
     row_parts_free(&parts);
     l->loss = sum / counts[0];
-    l->bpb = counts[1] > 0 ? sum / (M_LN2 * counts[1]) : NAN;
+    l->bpb = counts[1] > 0 ? text / (M_LN2 * counts[1]) : NAN;
     l->trained = (uint64_t)counts[0];
     return ok;
 }

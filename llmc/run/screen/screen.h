@@ -51,7 +51,8 @@ typedef struct {
     double step_seconds;  // sum over all steps, for the summary
     int64_t first_step, last_step;
     double last_loss, last_val;
-    double tok_s;  // tokens per second of the last step
+    double tok_s;                                  // tokens per second of the last step, without padding
+    uint64_t padding, run_padding, first_padding;  // tokens of the last step, of the run, and of the run before this start
     int ranks;
 } StepLines;
 
@@ -89,7 +90,8 @@ static inline void step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, 
     s->last_step = step;
     s->last_loss = r->loss;
     s->step_seconds += r->ms * 1e-3;
-    s->tok_s = r->ms > 0 ? s->tokens_per_step / r->ms * 1e3 : 0.0;
+    s->run_padding += s->padding;
+    s->tok_s = r->ms > 0 ? (s->tokens_per_step - (double)s->padding) / r->ms * 1e3 : 0.0;
     const bool first = s->lines < STEP_FIRST_LINES && now - s->started < STEP_FIRST_SECONDS;
     if (!first && !note && step != stop && now - s->shown < 1.0) { return; }  // skipped and last steps are always shown
     s->shown = now;
@@ -117,6 +119,7 @@ static inline bool log_step(Logger* g, const StepLines* s, const Metrics* r, dou
     log_double(f, "lr", r->lr);
     fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f,\"seconds\":%.3f", r->ms, s->tok_s, seconds);
     log_int(f, "tokens", (int64_t)tokens);
+    if (s->run_padding > 0) { log_int(f, "padding", (int64_t)s->run_padding); }
     if (counted) { log_int(f, "trained", (int64_t)r->trained); }
     if (r->sources.count > 0) { log_sources(f, &r->sources); }
     log_quantised(f, r->quantised);
@@ -214,7 +217,8 @@ static inline void print_summary(FILE* f, const StepLines* s, const char* progra
     if (steps > 0) { fprintf(f, ", loss %.4f", s->last_loss); }
     if (!isnan(s->last_val)) { fprintf(f, ", validation %.4f", s->last_val); }
     if (steps > 0 && s->step_seconds > 0) {
-        const double tok_s = s->tokens_per_step * (double)steps / s->step_seconds;
+        const double padding = (double)(s->run_padding - s->first_padding);
+        const double tok_s = (s->tokens_per_step * (double)steps - padding) / s->step_seconds;
         fprintf(f, ", %.1f ms a step, %s tokens/s", s->step_seconds / (double)steps * 1e3,
                 text_count((uint64_t)(tok_s + 0.5), tokens, sizeof tokens));
         if (s->ranks > 1) { fprintf(f, " (%s a rank)", text_count((uint64_t)(tok_s / s->ranks + 0.5), tokens, sizeof tokens)); }

@@ -7,6 +7,7 @@
  *   choose_total_batch  the tokens of a step of shared rows
  *   choose_sampling     the sampling of the model's generation_config.json
  *   choose_data         the data of dev/data/tinytales
+ *   choose_eval_rows    the length of rows for --eval with --val
  *   choose_rows         the length of rows for --eval with --tasks
  *   choose_steps        the steps of --epochs
  *   choose_dtype        the type of the weights in checkpoints
@@ -128,7 +129,15 @@ static inline bool choose_data(Options* chosen, Error* e) {
     return true;
 }
 
-/* With --eval, rows are as long as the longest question, within --seq or, without it, within the model's context. */
+enum { EVAL_MOST = 1024 };  // tokens of a row, where neither --seq nor a run says more
+
+/* With --eval, rows of --val are as long as in the run that wrote the model, or else as the model's context allows. */
+static inline void choose_eval_rows(Options* chosen, const Start* start, int max_positions) {
+    const int context = max_positions < EVAL_MOST ? max_positions : EVAL_MOST;
+    if (!chosen->given[OPT_seq]) { chosen->seq = start->seq > 0 ? start->seq : context; }
+}
+
+/* With --eval and --tasks, rows are as long as the longest question, within --seq or, without it, within the model's context. */
 static inline void choose_rows(Options* chosen, const Tasks* tasks, int max_positions) {
     const int most = chosen->given[OPT_seq] ? chosen->seq : max_positions;
     chosen->seq = (int)size_min(tasks_longest(tasks), (size_t)most);

@@ -83,9 +83,12 @@ static inline void check_recompute(const Options* o, int layers) {
 // ---------------------------------------------------------------------------------------------------------------------
 // weights
 
-/* Moves the checksums out of a checkpoint's state and frees the rest. Returns the checksum of its adapters' base. */
-static inline uint64_t take_sums(FileSums* sums, TrainerState* found) {
+/* Moves the checksums and --seq out of a checkpoint's state and frees the rest. Returns the checksum of its adapters' base. */
+static inline uint64_t take_sums(FileSums* sums, int* seq, TrainerState* found) {
     const uint64_t base = found->base;
+    int64_t T = 0;
+    Error ignored = NO_ERROR;
+    if (json_int(&found->json, found->saved_options, "seq", 1, INT_MAX, &T, &ignored)) { *seq = (int)T; }
     *sums = found->files;
     memset(&found->files, 0, sizeof found->files);
     trainer_state_free(found);
@@ -94,12 +97,12 @@ static inline uint64_t take_sums(FileSums* sums, TrainerState* found) {
 
 /* take_sums() of a model folder given by name. If it is a checkpoint, its weights must match the saved checksums; the user may
  * change the other files. transformers' Trainer also writes a trainer_state.json: such a file is ignored. */
-static inline uint64_t take_folder_sums(FileSums* sums, const char* folder) {
+static inline uint64_t take_folder_sums(FileSums* sums, int* seq, const char* folder) {
     char path[PATH_CAP];
     TrainerState found;
     Error e = NO_ERROR;
     must(path_join(path, folder, "trainer_state.json", &e), &e);
-    if (trainer_state_read(&found, path, &e)) { return take_sums(sums, &found); }
+    if (trainer_state_read(&found, path, &e)) { return take_sums(sums, seq, &found); }
     trainer_state_free(&found);
     return 0;
 }
@@ -110,7 +113,7 @@ static inline void start_at_checkpoint(Start* start, Run* run, const char* folde
     TrainerState found;
     const bool ok = checkpoint_open(folder, CHECKPOINT_MODEL, screen, start->dir, &found, &e);
     run_must_read(run, ok, folder, &e);
-    run->state.base = take_sums(&start->sums, &found);
+    run->state.base = take_sums(&start->sums, &start->seq, &found);
 }
 
 /* Finds the model: --model, or for a job that needs a trained model --out. */
@@ -121,7 +124,7 @@ static inline void start_find(Start* start, Run* run, const Options* o, const Pr
         start_at_checkpoint(start, run, o->out, process_screen(p));
     } else if (is_directory(o->model) && holds_model(o->model)) {
         snprintf(start->dir, sizeof start->dir, "%s", o->model);
-        run->state.base = take_folder_sums(&start->sums, o->model);
+        run->state.base = take_folder_sums(&start->sums, &start->seq, o->model);
     } else if (is_directory(o->model) && (holds_checkpoints(o->model) || folder_is_checkpoint(o->model))) {
         start_at_checkpoint(start, run, o->model, process_screen(p));
     } else if (is_directory(o->model) || !config_preset(&preset, o->model, 1)) {
@@ -222,7 +225,8 @@ static inline void base_find(Start* start, LoraConfig* l, const Options* o, cons
     snprintf(start->base_dir, sizeof start->base_dir, "%s", start->dir);
     if (adapters) {
         lora_of_folder(l, start, o, p);
-        take_folder_sums(&start->base_sums, start->base_dir);
+        int seq;
+        take_folder_sums(&start->base_sums, &seq, start->base_dir);
     } else {
         lora_of_flags(l, start, o, p->job);
     }
@@ -353,10 +357,18 @@ static inline RowRule row_rule(const Data* d, Documents documents, bool new_mode
     return r;
 }
 
-/* Warns of answers that are left out since their question lies in another row. */
-static inline void warn_of_lost(const char* name, const DataLoader* d) {
+/* Warns of answers that are left out since their question lies in another row, and of training data that are files of `val`,
+ * too: they are refused, but if there are no others. */
+static inline void warn_of_source(const char* name, const DataLoader* d, const DataLoader* val) {
     char text[ROWS_TEXT];
     if (d->counts.lost > 0) { warn("%s: %s; they are not trained", name, rows_lost_text(&d->counts, text)); }
+    for (int i = d->num_shards; i < d->num_shards + d->num_apart; i++) {
+        warn("%s: is a file of --val, and refused as one of --train %s", d->shards[i].path, name);
+    }
+    for (int k = 0; val && k < val->num_shards; k++) {
+        if (!same_file(d->shards[0].path, val->shards[k].path)) { continue; }
+        warn("--val: %s is also what --train reads: its loss says nothing about other text", val->shards[k].path);
+    }
 }
 
 /* Opens the token files of the job. Each group of ranks that share rows reads its own rows of the training data. Every rank
@@ -368,18 +380,20 @@ static inline void data_open(Data* d, const Process* p, const Options* o, RowRul
     Progress scan = progress_begin(stdout, "index", 0, "B");
     Error e = NO_ERROR;
     rule.progress = p->rank == 0 ? &scan : NULL;
+    if (o->val && (job_trains(p->job) || p->job == JOB_EVAL)) {
+        must(dataloader_open(&d->val, o->val, alone, seed, false, &rule, &e), &e);
+        d->has_val = true;
+        rule.apart = &d->val;
+    }
     if (job_trains(p->job) && o->train) {
         must(mix_open(&d->mix, &d->train, o->train, batches, seed, &rule, &e), &e);
         d->has_train = true;
     }
-    if (o->val && (job_trains(p->job) || p->job == JOB_EVAL)) {
-        must(dataloader_open(&d->val, o->val, alone, seed, false, &rule, &e), &e);
-        d->has_val = true;
-    }
     progress_end(&scan);
-    if (p->rank != 0) { return; }
-    for (int i = 0; d->has_train && i < d->mix.count; i++) { warn_of_lost(d->mix.sources[i].pattern, d->mix.sources[i].data); }
-    if (d->has_val) { warn_of_lost(o->val, &d->val); }
+    for (int i = 0; p->rank == 0 && d->has_train && i < d->mix.count; i++) {
+        warn_of_source(d->mix.sources[i].pattern, d->mix.sources[i].data, d->has_val ? &d->val : NULL);
+    }
+    if (p->rank == 0 && d->has_val) { warn_of_source(o->val, &d->val, NULL); }
 }
 
 /* Checks all data against the model and the tokenizer. */
@@ -569,6 +583,12 @@ static inline void program_open(Program* p, int argc, char** argv, OptionScope t
     check_share(chosen, process, config);
     choose_total_batch(chosen, process_share(process, chosen).groups);
     if (job_trains(process->job) || process->job == JOB_EVAL) { must(choose_data(chosen, &e), &e); }
+    if (process->job == JOB_EVAL && !chosen->tasks) {
+        choose_eval_rows(chosen, &p->start, config->max_positions);
+        if (rank == 0 && chosen->seq > config->max_positions) {
+            warn("--seq: is %d, but %s is for %d positions", chosen->seq, start_name(&p->start, chosen), config->max_positions);
+        }
+    }
     data_find_tokenizer(data, &p->start, chosen, p->start.resumed ? p->run.state.fingerprint : 0);
     data_open(data, process, chosen, row_rule(data, (Documents)chosen->documents, !p->start.dir[0], config->bos_id));
     if (!p->start.dir[0]) { config_of_preset(config, data, chosen); }

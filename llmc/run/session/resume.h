@@ -25,10 +25,8 @@ static inline void run_lock_out(Run* run, const char* out, FILE* screen) {
 /* Returns whether the run resumes from a checkpoint in --out. */
 static inline bool resumes_in_place(const Start* start, const char* out) {
     char parent[PATH_CAP];
-    struct stat a, b;
     Error e = NO_ERROR;
-    return start->resumed && checkpoint_parent(start->dir, parent, &e) && stat(parent, &a) == 0 && stat(out, &b) == 0 &&
-           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return start->resumed && checkpoint_parent(start->dir, parent, &e) && same_file(parent, out);
 }
 
 /* Returns whether the run branches off from the run of its checkpoint, of step `step`: it uses another folder, or a step before

@@ -57,6 +57,7 @@ typedef struct {
     SideFiles side_files;     // copied from dir into the checkpoints of this run
     bool has_adapters;        // dir holds adapters, whose base is in base_dir
     bool resumed;             // dir is the checkpoint that this run resumes from
+    int seq;                  // --seq of the run that wrote dir; 0: unknown
     bool saved_master;        // its weights are rounded: the master weights are in its state, as "master"
 } Start;
 
