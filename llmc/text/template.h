@@ -13,21 +13,17 @@
  *
  * The result is that of jinja2's ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True) with what transformers
  * adds: the functions raise_exception and strftime_now, tojson as json.dumps(ensure_ascii=False), the tag generation, and the
- * tags break and continue. Variables that are not set are undefined; transformers sets messages, tools and documents (none if
- * there are none), add_generation_prompt, bos_token, eos_token and the other names of special tokens. It also leaves members out
- * of a message that are null.
- *
- * Every byte of the result says who wrote it: the template, or data (text/template_value.h).
+ * tags break and continue. Every byte of the result says who wrote it: the template, or data (text/template_value.h).
  *
  * A template is hostile input. It reaches nothing but its values; steps, depth and memory are bounded (JINJA_MAX_*). What is not
- * known here is refused by name, at its place: "FILE:12:7: the filter "foo" is not known ..."; inside an if only when it is
- * asked, as jinja2 does. Not known: loops that are recursive, other templates (extends, include, import, block), autoescape, and
- * integers beyond 64 bits.
+ * known here is refused by name and place: "FILE:12:7: the filter "foo" is not known here", where it is asked. Not known: the
+ * tags call, filter, with, include, import, extends and block, loops that are recursive, the operator **, and integers
+ * beyond 64 bits.
  */
 #ifndef LLMC_TEMPLATE_H
 #define LLMC_TEMPLATE_H
 
-#include "llmc/text/template_functions.h"  // defines: JinjaFunction, JinjaIterator, jinja_filter_named, jinja_member, jinja_binary
+#include "llmc/text/template_functions.h"  // defines: JinjaFunction, JinjaArguments, JinjaLoop, jinja_call_filter, jinja_method
 #include "llmc/text/template_parse.h"      // defines: JinjaNode, JinjaParser, JinjaLexer, jinja_lex, jinja_statements
 #include "llmc/text/template_value.h"      // defines: TemplateValue, TemplateArena, template_dict, template_string ...
 
@@ -38,11 +34,6 @@ typedef struct {
     const JinjaNode* root;  // the first statement
     bool has_generation;    // the template has the tag generation
 } Template;
-
-/* Bytes [from, to) of a rendering. */
-typedef struct TemplateSpan {
-    size_t from, to;
-} TemplateSpan;
 
 typedef struct {
     const char* text;              // len bytes; no NUL behind them
@@ -55,16 +46,11 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------------------------
 // variables
 
-/* A place with variables of its own: the template, a loop's body, a macro's body ... */
+/* A place with variables of its own: the template, a turn of a loop, a call of a macro. */
 typedef struct JinjaScope {
     struct JinjaScope* above;  // NULL: the caller's variables come next
     TemplateValue variables;   // dict
 } JinjaScope;
-
-typedef struct JinjaMacro {
-    const JinjaNode* node;
-    JinjaScope* scope;  // where it was defined
-} JinjaMacro;
 
 static inline JinjaScope* jinja_new_scope(Jinja* j, JinjaScope* above) {
     JinjaScope* scope = (JinjaScope*)jinja_alloc(j, sizeof *scope);
@@ -73,486 +59,426 @@ static inline JinjaScope* jinja_new_scope(Jinja* j, JinjaScope* above) {
     return scope;
 }
 
-static inline TemplateValue* jinja_slot(TemplateValue dict, TemplateValue name) {
-    TemplateDict* d = dict.as.dict;
-    for (size_t i = 0; i < d->count; i++) {
-        const TemplateValue key = d->items[i].key;
-        if (key.len == name.len && key.type == TEMPLATE_STRING && memcmp(key.as.s, name.as.s, name.len) == 0) {
-            return &d->items[i].value;
-        }
-    }
-    return NULL;
+static inline void jinja_put(Jinja* j, TemplateValue dict, TemplateValue name, TemplateValue value) {
+    const size_t at = jinja_dict_find(j, dict.as.dict, name);
+    if (at == dict.as.dict->count) { template_dict_add(j->arena, dict, name, value); }
+    dict.as.dict->items[at].value = value;
 }
 
-static inline void jinja_set(Jinja* j, JinjaScope* scope, TemplateValue name, TemplateValue v) {
-    TemplateValue* slot = jinja_slot(scope->variables, name);
-    if (slot) {
-        *slot = v;
-    } else {
-        jinja_alloc(j, 0);
-        template_dict_add(j->arena, scope->variables, name, v);
-    }
-}
-
-static inline TemplateValue jinja_lookup(Jinja* j, TemplateValue name) {
-    const TemplateValue* slot = NULL;
-    for (const JinjaScope* s = j->scope; s && !slot; s = s->above) {
-        slot = jinja_slot(s->variables, name);
-        jinja_spend(j, 1);
-    }
-    if (!slot) { slot = jinja_slot(j->variables, name); }
-    if (slot && jinja_given(*slot)) { return *slot; }
-    const JinjaFunction* global = slot ? NULL : jinja_function_named(TABLE_global, name);
-    return global ? jinja_function_value(j, jinja_absent(), global) : jinja_undefined(name.as.s, name.len, NULL);
-}
-
-static inline TemplateValue jinja_eval(Jinja* j, const JinjaNode* n);
-
-/* Assigns to a name, a member of a namespace, or a tuple of them. */
-static inline void jinja_assign(Jinja* j, const JinjaNode* target, TemplateValue v) {
-    if (target->kind == NODE_NAME) {
-        jinja_set(j, j->scope, target->value, v);
-    } else if (target->kind == NODE_MEMBER) {
-        TemplateValue space = jinja_lookup(j, target->value);
-        j->at = target->at;
-        jinja_check_member(j, target->b->value);
-        TemplateValue* slot = jinja_slot(space, target->b->value);
-        if (slot) { *slot = v; }
-        if (!slot) { template_dict_add(j->arena, space, target->b->value, v); }
-    } else {
-        JinjaIterator* it = jinja_iterate(j, v);
-        TemplateValue item;
-        const JinjaNode* part = target->a;
-        for (; part && jinja_next(j, it, &item); part = part->next) { jinja_assign(j, part, item); }
-        if (part || jinja_next(j, it, &item)) { jinja_fail(j, "wanted as many values as names to unpack them to"); }
-    }
-}
-
-/* Fails unless the namespaces that a target names are ones. */
-static inline void jinja_check_namespaces(Jinja* j, const JinjaNode* target) {
-    for (const JinjaNode* part = target->a; part && target->kind == NODE_TUPLE; part = part->next) {
-        jinja_check_namespaces(j, part);
-    }
-    if (target->kind != NODE_MEMBER || jinja_lookup(j, target->value).type == TEMPLATE_NAMESPACE) { return; }
-    j->at = target->at;
-    jinja_fail(j, "cannot assign attribute on non-namespace object");
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// statements
-
-typedef enum { JINJA_NEXT, JINJA_BREAK, JINJA_CONTINUE } JinjaFlow;
-
-static inline JinjaFlow jinja_run(Jinja* j, const JinjaNode* n);
-
-/* Runs statements in a scope of their own and sets *v to what they print. */
-static inline JinjaFlow jinja_capture(Jinja* j, const JinjaNode* body, JinjaScope* scope, TemplateValue* v) {
-    JinjaText text = {NULL, NULL, 0, 0};
-    JinjaText* out = j->out;
-    JinjaScope* outside = j->scope;
-    j->out = &text;
-    j->scope = scope;
-    const JinjaFlow flow = jinja_run(j, body);
-    j->out = out;
-    j->scope = outside;
-    *v = jinja_string(&text);
-    return flow;
-}
-
-static inline TemplateValue jinja_macro_value(Jinja* j, const JinjaNode* n) {
-    TemplateValue v = template_value(TEMPLATE_MACRO, 0, false);
-    v.as.macro = (JinjaMacro*)jinja_alloc(j, sizeof(JinjaMacro));
-    v.as.macro->node = n;
-    v.as.macro->scope = j->scope;
+static inline TemplateValue jinja_missing(TemplateValue name) {
+    TemplateValue v = template_value(TEMPLATE_UNDEFINED);
+    v.as.s = name.type == TEMPLATE_STRING ? name.as.s : "an item";
+    v.len = name.type == TEMPLATE_STRING ? name.len : strlen(v.as.s);
     return v;
 }
 
-/* Gives a macro's parameters their values. */
-static inline void jinja_pass(Jinja* j, const JinjaMacro* macro, JinjaScope* scope, const JinjaArguments* a) {
-    const JinjaNode* n = macro->node;
-    const TemplateValue more = template_list(j->arena), named = template_dict(j->arena);
-    size_t i = 0;
-    const JinjaNode* p = n->a;
-    for (; i < a->count && !jinja_given(a->names[i]); i++, p = p ? p->next : NULL) {
-        p ? jinja_set(j, scope, p->value, a->v[i]) : jinja_add(j, more, a->v[i]);
-    }
-    for (; i < a->count; i++) {
-        const JinjaNode* known = p;
-        while (known && !jinja_equal(j, known->value, a->names[i])) { known = known->next; }
-        known ? jinja_set(j, scope, known->value, a->v[i]) : template_dict_add(j->arena, named, a->names[i], a->v[i]);
-    }
-    for (; p; p = p->next) {
-        if (jinja_slot(scope->variables, p->value)) { continue; }
-        JinjaText hint = {NULL, NULL, 0, 0};
-        if (!p->a) {
-            jinja_append_text(j, &hint, "parameter '", 1);
-            jinja_append_string(j, &hint, p->value);
-            jinja_append_text(j, &hint, "' was not provided", 1);
-        }
-        jinja_set(j, scope, p->value, p->a ? jinja_eval(j, p->a) : jinja_undefined(hint.s, hint.len, ""));
-    }
-    TemplateValue* caller = jinja_slot(named, jinja_word(j, "caller"));
-    if (n->op & JINJA_USES_CALLER) {
-        jinja_set(j, scope, jinja_word(j, "caller"), caller ? *caller : jinja_undefined_hint("No caller defined"));
-    }
-    if (n->op & JINJA_USES_KWARGS) { jinja_set(j, scope, jinja_word(j, "kwargs"), named); }
-    const bool known = (n->op & JINJA_USES_KWARGS) || named.as.dict->count == (caller && (n->op & JINJA_USES_CALLER));
-    if (!known) { jinja_fail(j, "the macro takes no argument of this name, or takes it once"); }
-    TemplateValue rest = more;
-    rest.type = TEMPLATE_TUPLE;
-    if (n->op & JINJA_USES_VARARGS) { jinja_set(j, scope, jinja_word(j, "varargs"), rest); }
-    if (!(n->op & JINJA_USES_VARARGS) && more.as.list->count) {
-        jinja_fail(j, "the macro was given more arguments than it takes");
-    }
-}
-
-static inline TemplateValue jinja_call_macro(Jinja* j, const JinjaMacro* macro, const JinjaArguments* a) {
-    TemplateValue v;
-    JinjaScope* outside = j->scope;
-    jinja_descend(j);
-    JinjaScope* scope = j->scope = jinja_new_scope(j, macro->scope);
-    jinja_pass(j, macro, scope, a);
-    j->scope = outside;
-    jinja_capture(j, macro->node->d, scope, &v);
-    j->depth--;
+static inline TemplateValue jinja_bind(Jinja* j, const JinjaFunction* f, TemplateValue self, const JinjaNode* macro,
+                                       JinjaScope* scope) {
+    const JinjaBound filled = {f, self, macro, scope};
+    JinjaBound* bound = (JinjaBound*)jinja_alloc(j, sizeof *bound);
+    *bound = filled;
+    TemplateValue v = template_value(TEMPLATE_FUNCTION);
+    v.as.bound = bound;
     return v;
 }
 
-static inline TemplateValue jinja_call(Jinja* j, TemplateValue callee, const JinjaArguments* a) {
-    if (callee.type == TEMPLATE_MACRO) { return jinja_call_macro(j, callee.as.macro, a); }
-    if (callee.type == TEMPLATE_FUNCTION) { return jinja_apply(j, callee.as.bound->function, callee.as.bound->self, a); }
-    if (callee.type == TEMPLATE_JOINER && a->count == 0) {
-        return callee.as.cycler->at++ ? callee.as.cycler->items : jinja_word(j, "");
+static inline TemplateValue jinja_variable(Jinja* j, TemplateValue name) {
+    for (const JinjaScope* s = j->scope; s; s = s->above) {
+        const size_t at = jinja_dict_find(j, s->variables.as.dict, name);
+        if (at < s->variables.as.dict->count) { return s->variables.as.dict->items[at].value; }
     }
-    if (callee.type == TEMPLATE_LOOP) { jinja_fail(j, "the loop is called, but loops that are recursive are not known here"); }
-    jinja_fail_type(j, callee, "what can be called");
+    const size_t at = jinja_dict_find(j, j->variables.as.dict, name);
+    if (at < j->variables.as.dict->count) { return j->variables.as.dict->items[at].value; }
+    const JinjaFunction* f = jinja_named(jinja_functions, name);
+    return f ? jinja_bind(j, f, template_none(), NULL, NULL) : jinja_missing(name);
 }
 
-/* Sets *v to the next item of a loop's items for which its condition holds. */
-static inline bool jinja_next_of_loop(Jinja* j, JinjaIterator* it, TemplateValue* v) {
-    JinjaScope* outside = j->scope;
-    bool found = false;
-    while (!found && jinja_next(j, it->from, v)) {
-        j->scope = jinja_new_scope(j, it->scope);
-        jinja_assign(j, it->loop->a, *v);
-        found = jinja_truth(jinja_eval(j, it->loop->c));
-    }
-    j->scope = outside;
-    return found;
+/* Returns loop.NAME. */
+static inline TemplateValue jinja_loop_member(const JinjaLoop* loop, TemplateValue name) {
+    const int64_t i = (int64_t)loop->index, n = (int64_t)loop->items->count;
+    if (template_is(name, "index")) { return template_int(i + 1); }
+    if (template_is(name, "index0")) { return template_int(i); }
+    if (template_is(name, "revindex")) { return template_int(n - i); }
+    if (template_is(name, "revindex0")) { return template_int(n - i - 1); }
+    if (template_is(name, "length")) { return template_int(n); }
+    if (template_is(name, "first")) { return template_bool(i == 0); }
+    if (template_is(name, "last")) { return template_bool(i + 1 == n); }
+    if (template_is(name, "previtem") && i > 0) { return loop->items->items[i - 1]; }
+    if (template_is(name, "nextitem") && i + 1 < n) { return loop->items->items[i + 1]; }
+    return jinja_missing(name);
 }
 
-static inline JinjaFlow jinja_run_for(Jinja* j, const JinjaNode* n) {
-    JinjaScope* outside = j->scope;
-    JinjaLoop* loop = (JinjaLoop*)memset(jinja_alloc(j, sizeof *loop), 0, sizeof *loop);
-    JinjaFlow flow = JINJA_NEXT;
-    bool ran = false;  // a turn came to the body's end, without break and continue
-    loop->items = jinja_iterate(j, jinja_eval(j, n->b));
-    if (n->c) {
-        JinjaIterator* filter = jinja_new_iterator(j, ITERATE_LOOP, loop->items);
-        filter->loop = n;
-        filter->scope = outside;
-        loop->items = filter;
+/* Returns of.key (`attribute`) or of[key]: an item, or a method; jinja2 looks for them in this or the other order. */
+static inline TemplateValue jinja_member(Jinja* j, TemplateValue of, TemplateValue key, bool attribute) {
+    if (of.type == TEMPLATE_UNDEFINED) { jinja_misused(j, of, "asked for a member"); }
+    const JinjaFunction* method = key.type == TEMPLATE_STRING ? jinja_method(of, key) : NULL;
+    if (method && (attribute || of.type == TEMPLATE_LOOP)) { return jinja_bind(j, method, of, NULL, NULL); }
+    if (of.type == TEMPLATE_LOOP) { return jinja_loop_member(of.as.loop, key); }
+    if (of.type == TEMPLATE_DICT || of.type == TEMPLATE_NAMESPACE) {
+        const size_t at = jinja_dict_find(j, of.as.dict, key);
+        if (at < of.as.dict->count) { return of.as.dict->items[at].value; }
+    } else if (jinja_is_integer(key) && (of.type == TEMPLATE_LIST || of.type == TEMPLATE_TUPLE || of.type == TEMPLATE_STRING)) {
+        const int64_t n = (int64_t)jinja_length(j, of), i = key.as.i < 0 ? key.as.i + n : key.as.i;
+        uint32_t c;
+        if (i < 0 || i >= n) { return jinja_missing(key); }
+        if (of.type != TEMPLATE_STRING) { return of.as.list->items[i]; }
+        const size_t at = jinja_offset(of, (size_t)i);
+        return jinja_cut(of, at, at + jinja_char(of, at, &c));
     }
-    loop->index0 = loop->length = -1;
-    loop->after = loop->changed = loop->before = jinja_absent();
-    TemplateValue self = template_value(TEMPLATE_LOOP, 0, false), item, current = jinja_absent();
-    self.as.loop = loop;
-    for (; flow != JINJA_BREAK; loop->index0++, j->scope = outside) {
-        item = loop->after;
-        loop->after = jinja_absent();
-        if (!jinja_given(item) && !jinja_next(j, loop->items, &item)) { break; }
-        loop->before = current;
-        current = item;
-        j->scope = jinja_new_scope(j, outside);
-        loop->index0++;
-        jinja_set(j, j->scope, jinja_word(j, "loop"), self);
-        jinja_assign(j, n->a, item);
-        flow = jinja_run(j, n->d);
-        ran |= flow == JINJA_NEXT;
-        loop->index0--;
-    }
-    j->scope = outside;
-    if (!n->e || ran) { return JINJA_NEXT; }
-    j->scope = jinja_new_scope(j, outside);
-    flow = jinja_run(j, n->e);
-    j->scope = outside;
-    return flow;
-}
-
-/* Puts `v` through the filters of a block. */
-static inline TemplateValue jinja_filter_block(Jinja* j, const JinjaNode* filter, TemplateValue v);
-
-static inline JinjaFlow jinja_run_set_block(Jinja* j, const JinjaNode* n) {
-    TemplateValue v;
-    jinja_check_namespaces(j, n->a);
-    JinjaScope* scope = jinja_new_scope(j, j->scope);
-    const JinjaFlow flow = jinja_capture(j, n->d, scope, &v);
-    if (flow == JINJA_NEXT) { jinja_assign(j, n->a, jinja_filter_block(j, n->b, v)); }
-    return flow;
-}
-
-static inline void jinja_run_generation(Jinja* j, const JinjaNode* n) {
-    TemplateValue v;
-    jinja_capture(j, n->d, jinja_new_scope(j, j->scope), &v);
-    if (j->num_spans == j->cap_spans) { jinja_alloc(j, 0); }
-    j->spans = (TemplateSpan*)template_grow(j->arena, j->spans, j->num_spans, &j->cap_spans, sizeof *j->spans);
-    const TemplateSpan span = {j->main->len, j->main->len + v.len};
-    j->spans[j->num_spans++] = span;
-    jinja_append_string(j, j->out, v);
-}
-
-static inline TemplateValue jinja_eval_call(Jinja* j, const JinjaNode* n, const TemplateValue* caller);
-
-/* Runs a list of statements. */
-static inline JinjaFlow jinja_run(Jinja* j, const JinjaNode* n) {
-    JinjaFlow flow = JINJA_NEXT;
-    JinjaScope* outside = j->scope;
-    TemplateValue v;
-    jinja_descend(j);
-    for (; n && flow == JINJA_NEXT; n = n->next) {
-        const JinjaNode* branch = n->a;
-        jinja_spend(j, 1);
-        j->at = n->at;
-        switch (n->kind) {
-            case NODE_TEXT: jinja_append_string(j, j->out, n->value); break;
-            case NODE_PRINT:
-                v = jinja_eval(j, n->a);
-                j->at = n->a->at;
-                jinja_write(j, j->out, v);
-                break;
-            case NODE_FOR: flow = jinja_run_for(j, n); break;
-            case NODE_IF:
-                while (branch && branch->a && !jinja_truth(jinja_eval(j, branch->a))) { branch = branch->next; }
-                if (branch) { flow = jinja_run(j, branch->d); }
-                break;
-            case NODE_SET:
-                jinja_check_namespaces(j, n->a);
-                jinja_assign(j, n->a, jinja_eval(j, n->b));
-                break;
-            case NODE_SET_BLOCK: flow = jinja_run_set_block(j, n); break;
-            case NODE_MACRO: jinja_set(j, j->scope, n->value, jinja_macro_value(j, n)); break;
-            case NODE_CALL_BLOCK:
-                v = jinja_macro_value(j, n);
-                jinja_write(j, j->out, jinja_eval_call(j, n->b, &v));
-                break;
-            case NODE_FILTER_BLOCK:
-                flow = jinja_capture(j, n->d, jinja_new_scope(j, j->scope), &v);
-                if (flow == JINJA_NEXT) { jinja_write(j, j->out, jinja_filter_block(j, n->b, v)); }
-                break;
-            case NODE_WITH: {
-                JinjaScope* scope = jinja_new_scope(j, outside);
-                for (const JinjaNode* one = n->a; one; one = one->next) {
-                    v = jinja_eval(j, one->a);
-                    j->scope = scope;
-                    jinja_assign(j, one->b, v);
-                    j->scope = outside;
-                }
-                j->scope = scope;
-                flow = jinja_run(j, n->d);
-                j->scope = outside;
-                break;
-            }
-            case NODE_GENERATION: jinja_run_generation(j, n); break;
-            default: flow = n->kind == NODE_BREAK ? JINJA_BREAK : JINJA_CONTINUE; break;
-        }
-    }
-    j->depth--;
-    return flow;
+    return method ? jinja_bind(j, method, of, NULL, NULL) : jinja_missing(key);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // expressions
 
-/* Evaluates the arguments of a call. */
+static inline TemplateValue jinja_eval(Jinja* j, const JinjaNode* n);
+static inline int jinja_run(Jinja* j, const JinjaNode* n);
+
+static inline TemplateValue jinja_arithmetic(Jinja* j, char op, bool twice, TemplateValue a, TemplateValue b) {
+    if (!jinja_is_number(a) || !jinja_is_number(b)) {
+        jinja_misused(j, jinja_is_number(a) ? b : a, op == '+' ? "added to this" : "used in arithmetic");
+    }
+    const double x = jinja_double(a), y = jinja_double(b);
+    const bool whole = jinja_is_integer(a) && jinja_is_integer(b) && !(op == '/' && !twice);
+    int64_t r = 0;
+    if ((op == '/' || op == '%') && y == 0) { jinja_fail(j, "division by zero"); }
+    if (!whole) {
+        return template_float(op == '+'   ? x + y
+                              : op == '-' ? x - y
+                              : op == '*' ? x * y
+                              : op == '%' ? x - y * floor(x / y)
+                              : twice     ? floor(x / y)
+                                          : x / y);
+    }
+    const bool overflows = op == '+'   ? __builtin_add_overflow(a.as.i, b.as.i, &r)
+                           : op == '-' ? __builtin_sub_overflow(a.as.i, b.as.i, &r)
+                           : op == '*' ? __builtin_mul_overflow(a.as.i, b.as.i, &r)
+                                       : a.as.i == INT64_MIN && b.as.i == -1;
+    if (overflows) { jinja_fail(j, "a number has more than 64 bits"); }
+    if (op != '/' && op != '%') { return template_int(r); }
+    const int64_t left = a.as.i % b.as.i;
+    const bool down = left != 0 && (left < 0) != (b.as.i < 0);  // Python rounds down
+    return template_int(op == '/' ? a.as.i / b.as.i - down : down ? left + b.as.i : left);
+}
+
+/* Returns a op b: arithmetic, and what + * ~ and % make of strings and lists. */
+static inline TemplateValue jinja_binary(Jinja* j, TemplateValue op, TemplateValue a, TemplateValue b) {
+    const char c = op.as.s[0];
+    JinjaText t = {NULL, NULL, 0, 0};
+    if (c == '~') {
+        jinja_append_string(j, &t, jinja_str(j, a));
+        jinja_append_string(j, &t, jinja_str(j, b));
+        return jinja_string(&t);
+    }
+    if (c == '+' && a.type == TEMPLATE_STRING && b.type == TEMPLATE_STRING) {
+        jinja_append_string(j, &t, a);
+        jinja_append_string(j, &t, b);
+        return jinja_string(&t);
+    }
+    if (c == '+' && a.type == b.type && (a.type == TEMPLATE_LIST || a.type == TEMPLATE_TUPLE)) {
+        const TemplateValue sum = jinja_list_of(j, a);
+        for (size_t i = 0; i < b.as.list->count; i++) { jinja_add(j, sum, b.as.list->items[i]); }
+        return jinja_as(sum, a.type);
+    }
+    if (c == '*' && jinja_is_integer(a) && (b.type == TEMPLATE_STRING || b.type == TEMPLATE_LIST)) {
+        return jinja_binary(j, op, b, a);
+    }
+    if (c == '*' && a.type == TEMPLATE_STRING && jinja_is_integer(b)) {
+        for (int64_t i = 0; i < b.as.i; i++) { jinja_append_string(j, &t, a); }
+        return jinja_string(&t);
+    }
+    if (c == '*' && a.type == TEMPLATE_LIST && jinja_is_integer(b)) {
+        const TemplateValue product = template_list(j->arena);
+        for (int64_t i = 0; i < b.as.i; i++) {
+            jinja_spend(j, 0);
+            for (size_t k = 0; k < a.as.list->count; k++) { jinja_add(j, product, a.as.list->items[k]); }
+        }
+        return product;
+    }
+    if (c == '%' && a.type == TEMPLATE_STRING) { jinja_fail(j, "the operator %% on strings is not known here"); }
+    return jinja_arithmetic(j, c, op.len == 2, a, b);
+}
+
+static inline bool jinja_compares(Jinja* j, TemplateValue op, TemplateValue a, TemplateValue b) {
+    if (op.as.s[0] == 'i' || op.as.s[0] == 'n') { return jinja_contains(j, b, a) == (op.as.s[0] == 'i'); }  // in, not in
+    if (op.as.s[0] == '=' || op.as.s[0] == '!') { return jinja_equal(j, a, b) == (op.as.s[0] == '='); }
+    const int order = jinja_order(j, a, b);
+    return (op.as.s[0] == '<' ? order < 0 : order > 0) || (op.len == 2 && order == 0);
+}
+
+static inline TemplateValue jinja_slice(Jinja* j, TemplateValue of, const JinjaNode* n) {
+    const bool text = of.type == TEMPLATE_STRING;
+    if (!text && of.type != TEMPLATE_LIST && of.type != TEMPLATE_TUPLE) { jinja_misused(j, of, "sliced"); }
+    const TemplateValue items = jinja_list_of(j, of), out = template_list(j->arena);
+    const int64_t count = (int64_t)items.as.list->count;
+    int64_t at[3];
+    at[2] = n->kids[3] ? jinja_integer(j, jinja_eval(j, n->kids[3]), 1) : 1;
+    if (at[2] == 0) { jinja_fail(j, "a slice needs a step that is not 0"); }
+    const bool back = at[2] < 0;
+    for (int i = 0; i < 2; i++) {
+        const int64_t absent = (i == 0) != back ? 0 : count, low = back ? -1 : 0, high = back ? count - 1 : count;
+        const TemplateValue bound = n->kids[i + 1] ? jinja_eval(j, n->kids[i + 1]) : template_none();
+        at[i] = jinja_integer(j, bound, 0);
+        if (at[i] < 0) { at[i] += count; }
+        at[i] = at[i] < low ? low : at[i] > high ? high : at[i];
+        if (bound.type == TEMPLATE_NONE) { at[i] = back ? (i == 0 ? count - 1 : -1) : absent; }
+    }
+    for (int64_t i = at[0]; back ? i > at[1] : i < at[1]; i += at[2]) {
+        jinja_add(j, out, items.as.list->items[i]);
+        if (back ? at[2] < at[1] - i : at[2] > at[1] - i) { break; }
+    }
+    return text ? jinja_join(j, template_string(j->arena, "", 0, true), out, template_none()) : jinja_as(out, of.type);
+}
+
+static inline void jinja_add_argument(Jinja* j, JinjaArguments* a, TemplateValue v, TemplateValue name) {
+    if (a->count == JINJA_MAX_ARGUMENTS) { jinja_fail(j, "more than %d arguments are not known here", JINJA_MAX_ARGUMENTS); }
+    a->v[a->count] = v;
+    a->names[a->count++] = name;
+}
+
 static inline JinjaArguments jinja_eval_arguments(Jinja* j, const JinjaNode* n) {
-    JinjaArguments a = {NULL, NULL, 0, 0};
+    JinjaArguments a;
+    a.how = 0;
+    a.count = 0;
     for (; n; n = n->next) {
-        if (n->kind != NODE_KEYWORD) {
-            jinja_add_argument(j, &a, jinja_eval(j, n), jinja_absent());
+        const TemplateValue v = jinja_eval(j, n->kids[0]), none = template_none();
+        if (n->kind == NODE_ARGUMENT) {
+            jinja_add_argument(j, &a, v, n->value);
             continue;
         }
-        const TemplateValue v = jinja_eval(j, n->a);
-        TemplateValue item;
-        if (n->op == 'p' && v.type != TEMPLATE_DICT) { jinja_fail_type(j, v, "a dict behind **"); }
-        if (n->op == 'p') {
-            for (size_t i = 0; i < v.as.dict->count; i++) {
-                jinja_add_argument(j, &a, v.as.dict->items[i].value, jinja_text(j, v.as.dict->items[i].key));
-            }
-        } else if (n->op == '*') {
-            JinjaIterator* it = jinja_iterate(j, v);
-            while (jinja_next(j, it, &item)) {
-                jinja_add_argument(j, &a, item, jinja_absent());
-                for (size_t i = a.count - 1; i > 0 && jinja_given(a.names[i - 1]); i--) {  // before those with names
-                    a.v[i] = a.v[i - 1];
-                    a.names[i] = a.names[i - 1];
-                    a.v[i - 1] = item;
-                    a.names[i - 1] = jinja_absent();
-                }
-            }
-        } else {
-            jinja_add_argument(j, &a, v, n->value);
+        const TemplateList* list = jinja_list_of(j, v).as.list;  // the items of *v, the keys of **v
+        if (n->kind == NODE_DICT && v.type != TEMPLATE_DICT) { jinja_misused(j, v, "given as arguments with names"); }
+        for (size_t i = 0; i < list->count; i++) {
+            const bool dict = n->kind == NODE_DICT;
+            jinja_add_argument(j, &a, dict ? v.as.dict->items[i].value : list->items[i], dict ? list->items[i] : none);
         }
     }
     return a;
 }
 
-/* Evaluates a call; `caller`: the body of the call block around it, or NULL. */
-static inline TemplateValue jinja_eval_call(Jinja* j, const JinjaNode* n, const TemplateValue* caller) {
-    const TemplateValue callee = jinja_eval(j, n->a);
-    JinjaArguments a = jinja_eval_arguments(j, n->b);
-    if (caller) { jinja_add_argument(j, &a, *caller, jinja_word(j, "caller")); }
-    j->at = n->a->at;
-    return jinja_call(j, callee, &a);
-}
-
-/* Applies a filter or test to a value. */
-static inline TemplateValue jinja_eval_function(Jinja* j, const JinjaNode* n, TemplateValue v) {
-    const JinjaArguments a = jinja_eval_arguments(j, n->b);
-    j->at = n->at;
-    if (!n->function) {
-        jinja_fail(j, "the %s \"%.*s\" is not known, wanted one of Jinja's that chat templates use",
-                   n->kind == NODE_FILTER ? "filter" : "test", (int)size_min(n->value.len, 60), n->value.as.s);
+/* Runs a macro's body and returns its text. */
+static inline TemplateValue jinja_call_macro(Jinja* j, const JinjaBound* macro, const JinjaArguments* a) {
+    JinjaScope *scope = jinja_new_scope(j, macro->scope), *before = j->scope;
+    JinjaText text = {NULL, NULL, 0, 0}, *out = j->out;
+    const JinjaNode* p = macro->macro->kids[0];
+    size_t used = 0, i = 0;
+    j->scope = scope;
+    for (; p; p = p->next, i++) {
+        const bool placed = i < a->count && a->names[i].type == TEMPLATE_NONE;
+        size_t at = placed ? i : 0;
+        while (!placed && at < a->count && !(a->names[at].type == TEMPLATE_STRING && jinja_equal(j, a->names[at], p->value))) {
+            at++;
+        }
+        used += at < a->count;
+        jinja_put(j, scope->variables, p->value,
+                  at < a->count ? a->v[at]
+                  : p->kids[0]  ? jinja_eval(j, p->kids[0])
+                                : jinja_missing(p->value));
     }
-    return jinja_apply(j, n->function, v, &a);
+    if (used < a->count) {
+        jinja_fail(j, "the macro \"%.*s\" does not take these arguments", (int)macro->macro->value.len,
+                   macro->macro->value.as.s);
+    }
+    j->out = &text;
+    jinja_run(j, macro->macro->kids[1]);
+    j->out = out;
+    j->scope = before;
+    return jinja_string(&text);
 }
 
-static inline TemplateValue jinja_filter_block(Jinja* j, const JinjaNode* filter, TemplateValue v) {
-    if (!filter) { return v; }
-    return jinja_eval_function(j, filter, jinja_filter_block(j, filter->a, v));
+static inline TemplateValue jinja_call(Jinja* j, const JinjaNode* n) {
+    const TemplateValue f = jinja_eval(j, n->kids[0]);
+    const JinjaArguments a = jinja_eval_arguments(j, n->kids[1]);
+    j->at = n->at;
+    if (f.type != TEMPLATE_FUNCTION) { jinja_misused(j, f, "called: it is no function that is known here"); }
+    return f.as.bound->function ? jinja_call_function(j, f.as.bound->function, f.as.bound->self, &a)
+                                : jinja_call_macro(j, f.as.bound, &a);
 }
 
 static inline TemplateValue jinja_eval_items(Jinja* j, const JinjaNode* n) {
-    jinja_alloc(j, 0);
-    TemplateValue v = n->kind == NODE_DICT ? template_dict(j->arena) : template_list(j->arena);
-    for (const JinjaNode* item = n->a; item; item = item->next) {
-        const TemplateValue first = jinja_eval(j, item);
-        if (n->kind != NODE_DICT) {
-            jinja_add(j, v, first);
-            continue;
+    TemplateValue list = template_list(j->arena), dict = template_dict(j->arena);
+    for (const JinjaNode* item = n->kids[0]; item; item = item->next) {
+        if (n->kind == NODE_DICT) {
+            const TemplateValue key = jinja_eval(j, item->kids[0]);
+            jinja_put(j, dict, key, jinja_eval(j, item->kids[1]));
+        } else {
+            jinja_add(j, list, jinja_eval(j, item));
         }
-        item = item->next;
-        const TemplateValue second = jinja_eval(j, item);
-        if (first.type == TEMPLATE_LIST || first.type == TEMPLATE_DICT) { jinja_fail_type(j, first, "a key of a dict"); }
-        const size_t at = jinja_dict_find(j, v.as.dict, first);
-        if (at < v.as.dict->count) { v.as.dict->items[at].value = second; }
-        if (at == v.as.dict->count) { template_dict_add(j->arena, v, first, second); }
     }
-    if (n->kind == NODE_TUPLE) { v.type = TEMPLATE_TUPLE; }
-    return v;
+    return n->kind == NODE_DICT ? dict : jinja_as(list, n->kind == NODE_LIST ? TEMPLATE_LIST : TEMPLATE_TUPLE);
 }
 
 static inline TemplateValue jinja_eval_compare(Jinja* j, const JinjaNode* n) {
-    TemplateValue left = jinja_eval(j, n->a);
-    for (const JinjaNode* operand = n->b; operand; operand = operand->next) {
-        const TemplateValue right = jinja_eval(j, operand->a);
+    TemplateValue a = jinja_eval(j, n->kids[0]);
+    for (const JinjaNode* operand = n->kids[1]; operand; operand = operand->next) {
+        const TemplateValue b = jinja_eval(j, operand->kids[0]);
         j->at = operand->at;
-        if (!jinja_compares(j, operand->op, left, right)) { return template_bool(false); }
-        left = right;
+        if (!jinja_compares(j, operand->value, a, b)) { return template_bool(false); }
+        a = b;
     }
     return template_bool(true);
 }
 
-static inline TemplateValue jinja_eval_slice(Jinja* j, const JinjaNode* n) {
-    const TemplateValue of = jinja_eval(j, n->a);
-    const TemplateValue bounds[3] = {n->b ? jinja_eval(j, n->b) : jinja_absent(), n->c ? jinja_eval(j, n->c) : jinja_absent(),
-                                     n->d ? jinja_eval(j, n->d) : jinja_absent()};
-    j->at = n->at;
-    return jinja_slice(j, of, bounds);
-}
-
-static inline TemplateValue jinja_eval_sign(Jinja* j, const JinjaNode* n) {
-    const TemplateValue v = jinja_eval(j, n->a);
-    j->at = n->at;
-    if (!jinja_is_number(v)) { jinja_fail_type(j, v, "a number behind a sign"); }
-    if (n->op == '+') { return v.type == TEMPLATE_FLOAT ? v : template_int(v.as.i); }
-    return v.type == TEMPLATE_FLOAT ? template_float(-v.as.d) : jinja_binary(j, '-', template_int(0), v);
+static inline TemplateValue jinja_eval_node(Jinja* j, const JinjaNode* n) {
+    const JinjaNode *x = n->kids[0], *y = n->kids[1];
+    TemplateValue a = template_none(), b = a;
+    const bool first = n->kind >= NODE_ATTRIBUTE && n->kind <= NODE_OR && n->kind != NODE_CALL;  // the first kid has a value
+    if (first) { a = jinja_eval(j, x); }
+    switch (n->kind) {
+        case NODE_CONSTANT: return n->value;
+        case NODE_NAME: return jinja_variable(j, n->value);
+        case NODE_LIST:
+        case NODE_TUPLE:
+        case NODE_DICT: return jinja_eval_items(j, n);
+        case NODE_ATTRIBUTE: j->at = n->at; return jinja_member(j, a, n->value, true);
+        case NODE_ITEM:
+            b = jinja_eval(j, y);
+            j->at = n->at;
+            return jinja_member(j, a, b, false);
+        case NODE_SLICE: return jinja_slice(j, a, n);
+        case NODE_CALL: return jinja_call(j, n);
+        case NODE_FILTER:
+        case NODE_TEST: {
+            const JinjaArguments arguments = jinja_eval_arguments(j, y);
+            j->at = n->at;
+            if (n->kind == NODE_FILTER) { return jinja_call_filter(j, n->value, a, &arguments); }
+            return template_bool(jinja_call_test(j, n->value, a, &arguments));
+        }
+        case NODE_NOT: return template_bool(!jinja_truth(a));
+        case NODE_MINUS: return jinja_arithmetic(j, '-', false, template_int(0), a);
+        case NODE_PLUS: return jinja_arithmetic(j, '+', false, template_int(0), a);
+        case NODE_BINARY:
+            b = jinja_eval(j, y);
+            j->at = n->at;
+            return jinja_binary(j, n->value, a, b);
+        case NODE_AND: return jinja_truth(a) ? jinja_eval(j, y) : a;
+        case NODE_OR: return jinja_truth(a) ? a : jinja_eval(j, y);
+        case NODE_COMPARE: return jinja_eval_compare(j, n);
+        case NODE_CHOICE:
+            if (jinja_truth(jinja_eval(j, x))) { return jinja_eval(j, y); }
+            return n->kids[2] ? jinja_eval(j, n->kids[2]) : template_value(TEMPLATE_UNDEFINED);
+        default: return a;
+    }
 }
 
 static inline TemplateValue jinja_eval(Jinja* j, const JinjaNode* n) {
-    TemplateValue v = template_none();
-    jinja_spend(j, 1);
-    jinja_descend(j);
+    jinja_spend(j, 0);
+    jinja_enter(j);
     j->at = n->at;
-    switch (n->kind) {
-        case NODE_CONSTANT: v = n->value; break;
-        case NODE_NAME: v = jinja_lookup(j, n->value); break;
-        case NODE_LIST:
-        case NODE_TUPLE:
-        case NODE_DICT: v = jinja_eval_items(j, n); break;
-        case NODE_ATTRIBUTE:
-            v = jinja_eval(j, n->a);
-            j->at = n->at;
-            v = jinja_member(j, v, n->value, true);
-            break;
-        case NODE_ITEM: {
-            const TemplateValue of = jinja_eval(j, n->a);
-            v = jinja_eval(j, n->b);
-            j->at = n->at;
-            v = jinja_member(j, of, v, false);
-            break;
-        }
-        case NODE_SLICE: v = jinja_eval_slice(j, n); break;
-        case NODE_CALL: v = jinja_eval_call(j, n, NULL); break;
-        case NODE_FILTER:
-        case NODE_TEST: v = jinja_eval_function(j, n, jinja_eval(j, n->a)); break;
-        case NODE_NOT: v = template_bool(!jinja_truth(jinja_eval(j, n->a))); break;
-        case NODE_SIGN: v = jinja_eval_sign(j, n); break;
-        case NODE_AND:
-        case NODE_OR:
-            v = jinja_eval(j, n->a);
-            if (jinja_truth(v) == (n->kind == NODE_AND)) { v = jinja_eval(j, n->b); }
-            break;
-        case NODE_COMPARE: v = jinja_eval_compare(j, n); break;
-        case NODE_BINARY: {
-            const TemplateValue left = jinja_eval(j, n->a);
-            v = jinja_eval(j, n->b);
-            j->at = n->at;
-            v = jinja_binary(j, n->op, left, v);
-            break;
-        }
-        case NODE_CONCAT: {
-            JinjaText text = {NULL, NULL, 0, 0};
-            for (const JinjaNode* part = n->a; part; part = part->next) { jinja_write(j, &text, jinja_eval(j, part)); }
-            v = jinja_string(&text);
-            break;
-        }
-        case NODE_CHOICE:
-            if (jinja_truth(jinja_eval(j, n->b))) {
-                v = jinja_eval(j, n->a);
-            } else {
-                v = n->c ? jinja_eval(j, n->c)
-                         : jinja_undefined_hint("the inline if-expression evaluated to false and no else section was defined.");
-            }
-            break;
-        default: break;
-    }
+    const TemplateValue v = jinja_eval_node(j, n);
     j->depth--;
     return v;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the two doors
+// statements
 
-/* Makes the tree; leaves by jinja_fail(). */
-static inline void jinja_parse(Jinja* j, Template* t, size_t len) {
-    JinjaLexer l;
-    memset(&l, 0, sizeof l);
-    l.j = j;
-    l.s = t->text;
-    l.len = len;
-    jinja_lex(&l);
-    JinjaParser p = {j, l.tokens, false, NULL, 0, 0};
-    t->root = jinja_statements(&p, NULL, NULL);
-    for (size_t i = 0; i + 1 < l.count; i++) {
-        t->has_generation |= l.tokens[i].type == TOKEN_TAG && jinja_at_name(&l.tokens[i + 1], "generation");
-    }
-    if (p.unknown) {
-        j->at = p.unknown->at;
-        jinja_fail(j, "the %s \"%.*s\" is not known, wanted one of Jinja's that chat templates use",
-                   p.unknown->kind == NODE_FILTER ? "filter" : "test", (int)size_min(p.unknown->value.len, 60),
-                   p.unknown->value.as.s);
+enum { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };  // what a statement does to the loop around it
+
+/* Sets a name, a namespace's member, or several from a sequence. */
+static inline void jinja_assign(Jinja* j, const JinjaNode* target, TemplateValue v) {
+    j->at = target->at;
+    if (target->kind == NODE_TUPLE) {
+        const TemplateList* list = jinja_list_of(j, v).as.list;
+        size_t i = 0;
+        for (const JinjaNode* t = target->kids[0]; t; t = t->next, i++) {
+            if (i < list->count) { jinja_assign(j, t, list->items[i]); }
+        }
+        if (i != list->count) { jinja_fail(j, "%zu values cannot be set from %zu", i, list->count); }
+    } else if (target->kind == NODE_ATTRIBUTE) {
+        const TemplateValue of = jinja_variable(j, target->kids[0]->value);
+        if (of.type != TEMPLATE_NAMESPACE) { jinja_misused(j, of, "given members: a namespace can"); }
+        jinja_put(j, of, target->value, v);
+    } else {
+        jinja_put(j, j->scope->variables, target->value, v);
     }
 }
+
+static inline int jinja_run_for(Jinja* j, const JinjaNode* n) {
+    JinjaScope* outer = j->scope;
+    TemplateValue items = jinja_list_of(j, jinja_eval(j, n->kids[1])), kept = n->kids[4] ? template_list(j->arena) : items;
+    for (size_t i = 0; n->kids[4] && i < items.as.list->count; i++) {
+        j->scope = jinja_new_scope(j, outer);
+        jinja_assign(j, n->kids[0], items.as.list->items[i]);
+        if (jinja_truth(jinja_eval(j, n->kids[4]))) { jinja_add(j, kept, items.as.list->items[i]); }
+    }
+    JinjaLoop* loop = (JinjaLoop*)jinja_alloc(j, sizeof *loop);
+    const JinjaLoop fresh = {kept.as.list, 0, template_none()};
+    *loop = fresh;
+    TemplateValue v = template_value(TEMPLATE_LOOP);
+    v.as.loop = loop;
+    for (; loop->index < kept.as.list->count; loop->index++) {
+        j->scope = jinja_new_scope(j, outer);
+        template_dict_set(j->arena, j->scope->variables, "loop", v);
+        jinja_assign(j, n->kids[0], kept.as.list->items[loop->index]);
+        if (jinja_run(j, n->kids[2]) == FLOW_BREAK) { break; }
+    }
+    j->scope = outer;
+    return kept.as.list->count ? FLOW_ON : jinja_run(j, n->kids[3]);
+}
+
+static inline void jinja_run_set_block(Jinja* j, const JinjaNode* n) {
+    JinjaText text = {NULL, NULL, 0, 0}, *out = j->out;
+    JinjaScope* outer = j->scope;
+    j->out = &text;
+    j->scope = jinja_new_scope(j, outer);
+    jinja_run(j, n->kids[2]);
+    j->scope = outer;
+    j->out = out;
+    TemplateValue v = jinja_string(&text);
+    const JinjaNode* filters[JINJA_MAX_DEPTH];
+    int count = 0;
+    for (const JinjaNode* f = n->kids[1]; f && count < JINJA_MAX_DEPTH; f = f->kids[0]) { filters[count++] = f; }
+    while (count-- > 0) {
+        const JinjaArguments a = jinja_eval_arguments(j, filters[count]->kids[1]);
+        v = jinja_call_filter(j, filters[count]->value, v, &a);
+    }
+    jinja_assign(j, n->kids[0], v);
+}
+
+static inline void jinja_run_generation(Jinja* j, const JinjaNode* n) {
+    const size_t from = j->out->len;
+    jinja_run(j, n->kids[0]);
+    if (j->out != j->whole) { return; }  // text of a macro or block: nobody knows where it goes
+    const TemplateSpan span = {from, j->out->len};
+    j->spans = (TemplateSpan*)template_grow(j->arena, j->spans, j->num_spans, &j->spans_cap, sizeof span);
+    j->spans[j->num_spans++] = span;
+}
+
+/* Runs a list of statements. */
+static inline int jinja_run(Jinja* j, const JinjaNode* n) {
+    int flow = FLOW_ON;
+    jinja_enter(j);
+    for (; n && flow == FLOW_ON; n = n->next) {
+        j->at = n->at;
+        jinja_spend(j, 0);
+        switch (n->kind) {
+            case NODE_TEXT: jinja_append_string(j, j->out, n->value); break;
+            case NODE_OUTPUT: jinja_append_string(j, j->out, jinja_str(j, jinja_eval(j, n->kids[0]))); break;
+            case NODE_IF: {
+                const JinjaNode* at = n;  // kids[3] leads from an if to its elif
+                bool passes = jinja_truth(jinja_eval(j, at->kids[0]));
+                for (; !passes && at->kids[3]; passes = jinja_truth(jinja_eval(j, at->kids[0]))) { at = at->kids[3]; }
+                flow = jinja_run(j, at->kids[passes ? 1 : 2]);
+                break;
+            }
+            case NODE_FOR: flow = jinja_run_for(j, n); break;
+            case NODE_SET: jinja_assign(j, n->kids[0], jinja_eval(j, n->kids[1])); break;
+            case NODE_SET_BLOCK: jinja_run_set_block(j, n); break;
+            case NODE_MACRO:
+                jinja_put(j, j->scope->variables, n->value, jinja_bind(j, NULL, template_none(), n, j->scope));
+                break;
+            case NODE_GENERATION: jinja_run_generation(j, n); break;
+            case NODE_BREAK: flow = FLOW_BREAK; break;
+            default: flow = FLOW_CONTINUE;
+        }
+    }
+    j->depth--;
+    return flow;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the door
 
 static inline void template_free(Template* t) {
     template_arena_free(&t->arena);
@@ -561,7 +487,19 @@ static inline void template_free(Template* t) {
     memset(t, 0, sizeof *t);
 }
 
-/* Parses a template of `len` bytes, which is copied. `path` names it in messages. */
+/* Sets up the state of a parsing or rendering. */
+static inline Jinja jinja_begin(const Template* t, TemplateArena* arena, Error* e) {
+    Jinja j;
+    memset(&j, 0, sizeof j);
+    j.arena = arena;
+    j.start = arena->total;
+    j.text = t->text;
+    j.path = t->path;
+    j.e = e;
+    return j;
+}
+
+/* Parses a template's text of `len` bytes; `path` names it in messages. Free with template_free(). */
 static inline bool template_parse(Template* t, const char* text, size_t len, const char* path, Error* e) {
     memset(t, 0, sizeof *t);
     if (len > TEMPLATE_MAX_BYTES) {
@@ -575,14 +513,8 @@ static inline bool template_parse(Template* t, const char* text, size_t len, con
         t->text[used++] = text[i] == '\r' ? '\n' : text[i];
     }
     used -= used > 0 && t->text[used - 1] == '\n';
-    memset(t->text + used, 0, 4);  // the lexer looks up to three bytes ahead
-    Jinja j;
-    memset(&j, 0, sizeof j);
-    j.arena = &t->arena;
-    j.path = t->path;
-    j.text = t->text;
-    j.e = e;
-    j.depth = JINJA_MAX_DEPTH - JINJA_MAX_HEIGHT;
+    memset(t->text + used, 0, len + 4 - used);  // the lexer looks ahead
+    Jinja j = jinja_begin(t, &t->arena, e);
     if (setjmp(j.leave)) {
         template_free(t);
         return false;
@@ -592,7 +524,14 @@ static inline bool template_parse(Template* t, const char* text, size_t len, con
         n = utf8_char_length(t->text + i, used - i);
         if (!n || !t->text[i]) { jinja_fail(&j, "byte 0x%02x is not valid UTF-8 text", (uint8_t)t->text[i]); }
     }
-    jinja_parse(&j, t, used);
+    JinjaLexer l = {&j, t->text, 0, used, NULL, 0, 0, true};
+    jinja_lex(&l);
+    JinjaParser p = {&j, l.tokens, 0};
+    t->root = jinja_statements(&p, "");
+    for (size_t i = 0; i + 1 < l.count; i++) {
+        const bool tag = l.tokens[i].type == TOKEN_TAG && l.tokens[i + 1].type == TOKEN_NAME;
+        t->has_generation = t->has_generation || (tag && template_is(l.tokens[i + 1].value, "generation"));
+    }
     return true;
 }
 
@@ -601,17 +540,11 @@ static inline bool template_parse(Template* t, const char* text, size_t len, con
 static inline bool template_render(const Template* t, TemplateArena* arena, TemplateValue variables, const struct tm* now,
                                    TemplateRendered* out, Error* e) {
     JinjaText text = {NULL, NULL, 0, 0};
-    Jinja j;
-    memset(&j, 0, sizeof j);
-    memset(out, 0, sizeof *out);
-    j.arena = arena;
-    j.start = arena->total;
-    j.path = t->path;
-    j.text = t->text;
-    j.e = e;
-    j.out = j.main = &text;
-    j.variables = variables;
+    Jinja j = jinja_begin(t, arena, e);
     const time_t moment = time(NULL);
+    memset(out, 0, sizeof *out);
+    j.out = j.whole = &text;
+    j.variables = variables;
     now ? (void)(j.now = *now) : (void)localtime_r(&moment, &j.now);
     if (setjmp(j.leave)) { return false; }
     j.scope = jinja_new_scope(&j, NULL);

@@ -1,1081 +1,777 @@
-/* template_parse.h -- parses a chat template (text/template.h) into a tree: jinja2's lexer and grammar, as transformers sets
- * them: trim_blocks, lstrip_blocks, no newline at the end, the tags generation, break and continue.
+/* template_parse.h -- reads the text of a chat template (text/template.h) into a tree of nodes.
  *
- * White space, as in jinja2: the newline behind a tag {% %} or a comment goes, and so do blanks between the start of a line and
- * the tag. A minus sign inside a tag's brackets takes all white space at that side; a plus sign keeps it.
+ * The text becomes tokens first: pieces of text, and between {{ }} and {% %} names, strings, numbers and operators. White space
+ * around tags goes as in jinja2 with trim_blocks and lstrip_blocks: the newline behind a {% %} or {# #}, and the blanks before one
+ * at the start of a line; with "-" all of it, with "+" none.
  *
- * Trees are bounded: at most JINJA_MAX_HEIGHT nodes lie between the root and a leaf, so that whoever walks one may recurse.
+ * Expressions, loosest first:
+ *   a if b else c | or | and | not | == != < <= > >= in, not in | + - | ~ | * / // % | - + | x.y x[y] x[a:b] x(y) | x|filter, x is test
  */
 #ifndef LLMC_TEMPLATE_PARSE_H
 #define LLMC_TEMPLATE_PARSE_H
 
-#include "llmc/text/template_value.h"  // defines: Jinja, TemplateValue, jinja_fail, jinja_alloc, jinja_append
+#include "llmc/text/template_value.h"  // defines: Jinja, JinjaText, TemplateValue, jinja_fail, jinja_alloc, jinja_append
 
-enum { TEMPLATE_MAX_BYTES = 1 << 20 };  // of a template's text
+#include <ctype.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the lexer
+// tokens
 
 typedef enum {
-    TOKEN_END,        // of the template
-    TOKEN_TEXT,       // between the tags
-    TOKEN_PRINT,      // {{
-    TOKEN_PRINT_END,  // }}
-    TOKEN_TAG,        // {%
-    TOKEN_TAG_END,    // %}
+    TOKEN_TEXT,
+    TOKEN_OUTPUT,      // {{
+    TOKEN_OUTPUT_END,  // }}
+    TOKEN_TAG,         // {%
+    TOKEN_TAG_END,     // %}
     TOKEN_NAME,
-    TOKEN_STRING,
-    TOKEN_NUMBER,
-    TOKEN_OPERATOR
+    TOKEN_CONSTANT,  // a string or number
+    TOKEN_OPERATOR,
+    TOKEN_END
 } JinjaTokenType;
 
 typedef struct {
-    uint32_t type;        // JinjaTokenType
-    uint32_t at;          // its first byte in the template
-    TemplateValue value;  // text, name, string, number; operator: its characters
+    JinjaTokenType type;
+    size_t at;            // its place in the text
+    TemplateValue value;  // name and operator: their text
 } JinjaToken;
 
 typedef struct {
     Jinja* j;
-    const char* s;  // the template, with newlines \n alone and a NUL behind it
-    size_t len, at;
+    const char* s;  // the text, with its NUL at `end`
+    size_t at, end;
     JinjaToken* tokens;
     size_t count, cap;
-    char open[JINJA_MAX_HEIGHT];  // brackets that are open inside a tag
-    int num_open;
+    bool line_start;  // what comes next begins a line
 } JinjaLexer;
 
-static inline TemplateValue jinja_literal(JinjaLexer* l, size_t from, size_t to) {
-    jinja_alloc(l->j, to - from);
-    return template_string(l->j->arena, l->s + from, to - from, true);
-}
-
 static inline void jinja_token(JinjaLexer* l, JinjaTokenType type, size_t at, TemplateValue value) {
-    const JinjaToken token = {(uint32_t)type, (uint32_t)at, value};
-    if (l->count == l->cap) { jinja_alloc(l->j, 0); }
+    const JinjaToken token = {type, at, value};
+    jinja_alloc(l->j, 0);  // asks whether it is too much
     l->tokens = (JinjaToken*)template_grow(l->j->arena, l->tokens, l->count, &l->cap, sizeof token);
     l->tokens[l->count++] = token;
 }
 
-/* Returns the byte behind the white space at `at`. */
-static inline size_t jinja_skip_space(const JinjaLexer* l, size_t at) {
-    uint32_t c;
-    for (int n; at < l->len && (n = utf8_decode((const uint8_t*)l->s + at, l->len - at, &c)) && unicode_is_stripped(c);) {
-        at += (size_t)n;
-    }
-    return at;
-}
+static inline bool jinja_sees(const JinjaLexer* l, size_t at, const char* s) { return strncmp(l->s + at, s, strlen(s)) == 0; }
+static inline bool jinja_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-/* Returns the byte at which the white space before `to` starts, but not one before `from`. */
-static inline size_t jinja_back_space(const JinjaLexer* l, size_t from, size_t to) {
-    for (size_t start = to; start > from;) {
-        uint32_t c;
-        do { start--; } while (start > from && ((uint8_t)l->s[start] & 0xC0) == 0x80);
-        utf8_decode((const uint8_t*)l->s + start, l->len - start, &c);
-        if (!unicode_is_stripped(c)) { break; }
-        to = start;
-    }
-    return to;
-}
-
-static inline bool jinja_looking_at(const JinjaLexer* l, size_t at, const char* s) {
-    return strncmp(l->s + at, s, strlen(s)) == 0;
-}
-
-/* Returns the byte behind a tag's end, such as "%}", at `at`, and behind the white space it takes; 0 if it is not there. */
-static inline size_t jinja_close(const JinjaLexer* l, size_t at, const char* end) {
-    const bool minus = l->s[at] == '-', plus = l->s[at] == '+' && *end != '}';
-    if (!jinja_looking_at(l, at + (minus || plus), end)) { return 0; }
-    at += (size_t)(minus || plus) + 2;
-    if (minus) { return jinja_skip_space(l, at); }
-    return at + (!plus && *end != '}' && l->s[at] == '\n');
-}
-
-/* Returns the byte behind "{% raw %}" at `at`, or 0. A newline behind it stays. */
-static inline size_t jinja_raw_begin(const JinjaLexer* l, size_t at) {
-    at += 2;
-    at = jinja_skip_space(l, at + (l->s[at] == '-' || l->s[at] == '+'));
-    if (!jinja_looking_at(l, at, "raw")) { return 0; }
-    at = jinja_skip_space(l, at + 3);
-    if (jinja_looking_at(l, at, "%}")) { return at + 2; }
-    return jinja_looking_at(l, at, "-%}") ? jinja_skip_space(l, at + 3) : 0;
-}
-
-/* Adds the text before a tag, whose brackets start at `to`, without the white space that the tag takes. */
-static inline void jinja_add_text(JinjaLexer* l, size_t from, size_t to) {
-    const char sign = to < l->len ? l->s[to + 2] : '+';
-    size_t end = to;
+/* Moves past the end of a tag, `end` behind its sign, and past the white space that goes with it. */
+static inline void jinja_skip_end(JinjaLexer* l, const char* end) {
+    const char sign = l->s[l->at];
+    l->at += (sign == '-' || sign == '+') + strlen(end);
     if (sign == '-') {
-        end = jinja_back_space(l, from, to);
-    } else if (sign != '+' && l->s[to + 1] != '{') {
-        const char* newline = to > from ? (const char*)memrchr(l->s + from, '\n', to - from) : NULL;
-        const size_t line = newline ? (size_t)(newline - l->s) + 1 : from;
-        if ((newline || from == 0 || l->s[from - 1] == '\n') && jinja_back_space(l, line, to) == line) { end = line; }
+        while (jinja_blank(l->s[l->at])) { l->at++; }
+    } else if (sign != '+' && end[0] != '}') {
+        l->at += l->s[l->at] == '\n';
     }
-    if (end > from) { jinja_token(l, TOKEN_TEXT, from, jinja_literal(l, from, end)); }
+    l->line_start = l->s[l->at - 1] == '\n';
 }
 
-/* Adds the text up to the tag "{% endraw %}". */
-static inline void jinja_add_raw(JinjaLexer* l) {
-    for (size_t at = l->at; at + 1 < l->len; at++) {
-        if (!jinja_looking_at(l, at, "{%")) { continue; }
-        size_t in = at + 2;
-        in = jinja_skip_space(l, in + (l->s[in] == '-' || l->s[in] == '+'));
-        if (!jinja_looking_at(l, in, "endraw")) { continue; }
-        const size_t end = jinja_close(l, jinja_skip_space(l, in + 6), "%}");
+/* Returns whether a tag ends here: `end`, or a sign and `end`. */
+static inline bool jinja_ends(const JinjaLexer* l, const char* end) {
+    return jinja_sees(l, l->at, end) || (l->s[l->at] == '-' && jinja_sees(l, l->at + 1, end)) ||
+           (l->s[l->at] == '+' && end[0] != '}' && jinja_sees(l, l->at + 1, end));
+}
+
+/* Adds the text [from, to), which ends at a tag whose sign is `sign`; `lstrip`: blanks at the start of its last line go. */
+static inline void jinja_add_piece(JinjaLexer* l, size_t from, size_t to, char sign, bool lstrip) {
+    size_t cut = to;
+    while (cut > from && jinja_blank(l->s[cut - 1]) && (sign == '-' || l->s[cut - 1] != '\n')) { cut--; }
+    const bool whole_line = cut > from ? l->s[cut - 1] == '\n' : l->line_start;
+    if (sign != '-' && (!lstrip || sign == '+' || !whole_line)) { cut = to; }
+    if (cut > from) { jinja_token(l, TOKEN_TEXT, from, template_string(l->j->arena, l->s + from, cut - from, true)); }
+}
+
+/* Returns the end of a {% NAME %} at a place, and its text's end sign in *l; 0: another tag. */
+static inline size_t jinja_bare_tag(const JinjaLexer* l, size_t at, const char* name) {
+    at += 2 + (l->s[at + 2] == '-' || l->s[at + 2] == '+');
+    while (jinja_blank(l->s[at])) { at++; }
+    if (!jinja_sees(l, at, name)) { return 0; }
+    at += strlen(name);
+    while (jinja_blank(l->s[at])) { at++; }
+    return jinja_sees(l, at, "%}") || ((l->s[at] == '-' || l->s[at] == '+') && jinja_sees(l, at + 1, "%}")) ? at : 0;
+}
+
+/* Adds the text between {% raw %} and {% endraw %}. */
+static inline void jinja_add_raw(JinjaLexer* l, size_t tag) {
+    l->at = tag;
+    const bool strip = l->s[tag] == '-';
+    l->at += l->s[tag] == '%' ? 2 : 3;
+    while (strip && jinja_blank(l->s[l->at])) { l->at++; }
+    l->line_start = l->s[l->at - 1] == '\n';
+    for (size_t from = l->at, at = from; at < l->end; at++) {
+        const size_t end = jinja_sees(l, at, "{%") ? jinja_bare_tag(l, at, "endraw") : 0;
         if (!end) { continue; }
-        jinja_add_text(l, l->at, at);
+        jinja_add_piece(l, from, at, l->s[at + 2], true);
         l->at = end;
+        jinja_skip_end(l, "%}");
         return;
     }
-    jinja_fail(l->j, "the tag raw has no end, wanted {%% endraw %%}");
+    jinja_fail(l->j, "{%% raw %%} has no {%% endraw %%}");
 }
 
-/* Appends the character of the escape at s->at (a backslash) in a string, as Python's "unicode-escape" reads it. */
-static inline void jinja_add_escape(JinjaLexer* l, JinjaText* t, size_t end) {
-    static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
+/* Appends what a backslash in a string stands for. */
+static inline void jinja_add_escape(JinjaLexer* l, JinjaText* t) {
+    static const char names[] = "n\nt\tr\r\\\\'\'\"\"a\ab\bf\fv\v0";
     const char c = l->s[l->at + 1];
-    const char* plain = strchr(from, c);
-    char text[16], digits[9] = "";
-    uint32_t code = 0;
-    if (plain) {
-        jinja_append(l->j, t, to + (plain - from), NULL, 1, 1);
+    const char* known = c && c != '0' ? strchr(names, c) : NULL;
+    const int digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    char out[8], hex[9] = "";
+    if (c == '\n') {  // a line that goes on
         l->at += 2;
-    } else if (c == '\n') {
+    } else if (known && (known - names) % 2 == 0) {
+        jinja_append(l->j, t, known + 1, 1, NULL, 1);
         l->at += 2;
-    } else if (c >= '0' && c <= '7') {
+    } else if (digits || (c >= '0' && c <= '7')) {
+        const size_t from = l->at + 1 + (digits > 0), most = digits ? (size_t)digits : 3;
+        size_t n = 0;
+        while (n < most && isxdigit((unsigned char)l->s[from + n]) && (digits || l->s[from + n] < '8')) { n++; }
+        memcpy(hex, l->s + from, n);
+        const unsigned long code = strtoul(hex, NULL, digits ? 16 : 8);
+        if ((digits && n < most) || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
+            jinja_fail(l->j, "the escape \\%c is not a character", c);
+        }
+        jinja_append(l->j, t, out, utf8_encode(out, (int)code), NULL, 1);
+        l->at = from + n;
+    } else {  // Python keeps what it does not know
+        jinja_append(l->j, t, "\\", 1, NULL, 1);
         l->at++;
-        for (int i = 0; i < 3 && l->s[l->at] >= '0' && l->s[l->at] <= '7'; i++) {
-            code = code * 8 + (uint32_t)(l->s[l->at++] - '0');
-        }
-        jinja_append(l->j, t, text, NULL, 1, utf8_encode(text, (int)code));
-    } else if (c == 'x' || c == 'u' || c == 'U') {
-        const size_t want = c == 'x' ? 2 : c == 'u' ? 4 : 8;
-        for (size_t i = 0; i < want && l->at + 2 + i < end && strchr("0123456789abcdefABCDEF", l->s[l->at + 2 + i]); i++) {
-            digits[i] = l->s[l->at + 2 + i];
-        }
-        code = (uint32_t)strtoul(digits, NULL, 16);
-        if (strlen(digits) != want || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
-            jinja_fail(l->j, "the escape \\%c%s is no character, wanted %zu hexadecimal digits of one", c, digits, want);
-        }
-        jinja_append(l->j, t, text, NULL, 1, utf8_encode(text, (int)code));
-        l->at += 2 + want;
-    } else if (c == 'N') {
-        jinja_fail(l->j, "the escape \\N is not known, wanted \\u and four hexadecimal digits");
-    } else if ((uint8_t)c < 0x80) {  // no escape: the backslash stays
-        jinja_append(l->j, t, l->s + l->at, NULL, 1, 2);
-        l->at += 2;
-    } else {  // jinja2 turns the character into its escape first, and its backslash is then escaped
-        const int n = utf8_decode((const uint8_t*)l->s + l->at + 1, end - l->at - 1, &code);
-        snprintf(text, sizeof text, code < 0x100 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x", code);
-        jinja_append_text(l->j, t, text, 1);
-        l->at += 1 + (size_t)n;
     }
 }
 
 static inline void jinja_add_string(JinjaLexer* l) {
-    const size_t start = l->at;
-    const char quote = l->s[start];
-    size_t end = start + 1;
-    while (end < l->len && l->s[end] != quote) { end += 1 + (l->s[end] == '\\'); }
-    if (end >= l->len) { jinja_fail(l->j, "the string that starts here has no end"); }
     JinjaText t = {NULL, NULL, 0, 0};
-    for (l->at++; l->at < end;) {
-        const char* escape = (const char*)memchr(l->s + l->at, '\\', end - l->at);
-        const size_t to = escape ? (size_t)(escape - l->s) : end;
-        jinja_append(l->j, &t, l->s + l->at, NULL, 1, to - l->at);
-        l->at = to;
-        if (escape) { jinja_add_escape(l, &t, end); }
+    const size_t from = l->at;
+    const char quote = l->s[l->at++];
+    while (l->s[l->at] != quote) {
+        if (l->at >= l->end) { jinja_fail(l->j, "a string has no end"); }
+        if (l->s[l->at] == '\\') {
+            jinja_add_escape(l, &t);
+        } else {
+            jinja_append(l->j, &t, l->s + l->at++, 1, NULL, 1);
+        }
     }
-    l->at = end + 1;
-    jinja_token(l, TOKEN_STRING, start, jinja_string(&t));
+    l->at++;
+    jinja_token(l, TOKEN_CONSTANT, from, jinja_string(&t));
 }
 
-/* Copies digits of a base to `out`, without single underscores between them; returns how many. */
-static inline size_t jinja_scan_digits(JinjaLexer* l, char* out, size_t used, size_t cap, int base) {
-    const size_t before = used;
-    for (;; l->at++) {
-        const size_t at = l->at + (l->s[l->at] == '_' && (used > before || base != 10));
-        const int c = l->s[at] | 0x20;
-        const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : 99;
-        if (digit >= base || l->s[at] == 0x10) { break; }
-        if (used + 1 >= cap) { jinja_fail(l->j, "the number that starts here is too long"); }
-        out[used++] = l->s[at];
-        l->at = at;
+static inline void jinja_add_number(JinjaLexer* l) {
+    char digits[64];
+    size_t n = 0, from = l->at;
+    bool whole = true;
+    for (; n < sizeof digits - 1; l->at++) {
+        const char c = l->s[l->at], next = l->s[l->at + 1];
+        const bool exponent = (c == 'e' || c == 'E') && (isdigit((unsigned char)next) || next == '-' || next == '+');
+        const bool sign = (c == '+' || c == '-') && n > 0 && (digits[n - 1] == 'e' || digits[n - 1] == 'E');
+        const bool point = c == '.' && whole && isdigit((unsigned char)next);
+        if (c == '_' && isdigit((unsigned char)next)) { continue; }
+        if (!isdigit((unsigned char)c) && !exponent && !sign && !point) { break; }
+        whole = whole && isdigit((unsigned char)c);
+        digits[n++] = c;
     }
-    out[used] = 0;
-    return used - before;
-}
-
-static inline void jinja_add_number(JinjaLexer* l, bool after_point) {
-    char text[400];
-    const size_t start = l->at;
-    const int letter = l->s[start] == '0' ? l->s[start + 1] | 0x20 : 0;
-    const int base = letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 10;
-    TemplateValue v = template_int(0);
-    if (base != 10) { l->at += 2; }
-    size_t used = jinja_scan_digits(l, text, 0, sizeof text, base);
-    if (base != 10 && used == 0) {  // "0x" is the number 0 and a name
-        l->at = start + 1;
-        snprintf(text, sizeof text, "0");
-    }
-    if (base == 10 && !after_point) {
-        const size_t whole = l->at, whole_used = used;
-        bool real = false;
-        if (l->s[l->at] == '.' && l->s[l->at + 1] >= '0' && l->s[l->at + 1] <= '9') {
-            text[used++] = '.';
-            l->at++;
-            used += jinja_scan_digits(l, text, used, sizeof text, 10);
-            real = true;
-        }
-        if ((l->s[l->at] | 0x20) == 'e') {
-            const size_t mark = l->at, mark_used = used;
-            text[used++] = 'e';
-            l->at++;
-            if (l->s[l->at] == '+' || l->s[l->at] == '-') { text[used++] = l->s[l->at++]; }
-            const size_t digits = jinja_scan_digits(l, text, used, sizeof text, 10);
-            if (digits == 0) { l->at = mark; }
-            used = digits ? used + digits : mark_used;
-            real |= digits > 0;
-        }
-        if (real) {
-            text[used] = 0;
-            jinja_token(l, TOKEN_NUMBER, start, template_float(strtod(text, NULL)));
-            return;
-        }
-        l->at = whole;
-        text[whole_used] = 0;
-    }
-    if (base == 10 && text[0] == '0' && strspn(text, "0") < strlen(text)) {  // "012" is two numbers, which no grammar takes
-        jinja_fail(l->j, "the number %.20s starts with a zero, wanted 0o before octal digits", text);
-    }
+    digits[n] = 0;
     errno = 0;
-    v.as.i = strtoll(text, NULL, base);
-    if (errno) { jinja_fail(l->j, "the number %.40s needs more than 64 bits", text); }
-    jinja_token(l, TOKEN_NUMBER, start, v);
+    const int64_t i = strtoll(digits, NULL, 10);
+    if (whole && errno) { jinja_fail(l->j, "%s has more than 64 bits", digits); }
+    jinja_token(l, TOKEN_CONSTANT, from, whole ? template_int(i) : template_float(strtod(digits, NULL)));
 }
 
-/* Returns the length of the character of a name at `at`; 0: there is none. */
-static inline size_t jinja_name_char(const JinjaLexer* l, size_t at) {
-    uint32_t c;
-    const uint8_t b = (uint8_t)l->s[at];
-    if (b < 0x80) { return b == '_' || (b >= '0' && b <= '9') || ((b | 0x20) >= 'a' && (b | 0x20) <= 'z'); }
-    const int n = utf8_decode((const uint8_t*)l->s + at, l->len - at, &c);
-    return unicode_class(c) == UNICODE_LETTER || unicode_class(c) == UNICODE_NUMBER ? (size_t)n : 0;
-}
-
-/* Adds an operator, and keeps the account of brackets: inside them "}}" and "%}" do not end a tag. */
-static inline void jinja_add_operator(JinjaLexer* l) {
-    static const char* const two[] = {"//", "**", "==", "!=", ">=", "<=", NULL};
-    const char c = l->s[l->at];
-    const char* close = c ? strchr(")]}", c) : NULL;
-    size_t n = 1;
-    for (int i = 0; two[i]; i++) { n = jinja_looking_at(l, l->at, two[i]) ? 2 : n; }
-    if (n == 1 && !(c && strchr("+-/*%~[](){}><=.:|,;", c))) {
-        char shown[16];
-        show_text(shown, sizeof shown, l->s + l->at,
-                  size_min(l->len - l->at, jinja_char(jinja_literal(l, l->at, l->len), 0, NULL)));
-        jinja_fail(l->j, "found \"%s\", wanted an expression of Jinja", shown);
-    }
-    if (n == 1 && strchr("([{", c)) {
-        if (l->num_open == JINJA_MAX_HEIGHT) { jinja_fail(l->j, "more than %d brackets are open", JINJA_MAX_HEIGHT); }
-        l->open[l->num_open++] = c;
-    } else if (close && (l->num_open == 0 || l->open[--l->num_open] != "([{"[close - ")]}"])) {
-        jinja_fail(l->j, "found \"%c\", which closes no bracket", c);
-    }
-    jinja_token(l, TOKEN_OPERATOR, l->at, jinja_literal(l, l->at, l->at + n));
-    l->at += n;
-}
-
-/* Adds the tokens of a tag from behind its opening brackets to its end. */
+/* Adds the tokens of a tag, up to its `end`. Within brackets the end does not count: {{ {'a': {}} }}. */
 static inline void jinja_add_tag(JinjaLexer* l, JinjaTokenType end_type, const char* end) {
-    const size_t start = l->at;
-    for (l->num_open = 0;;) {
-        const size_t close = l->num_open == 0 ? jinja_close(l, l->at, end) : 0;
-        l->j->at = l->at;
-        if (close) {
-            jinja_token(l, end_type, l->at, template_none());
-            l->at = close;
-            return;
-        }
-        const size_t space = jinja_skip_space(l, l->at);
-        const char c = l->s[l->at];
-        if (space > l->at) {
-            l->at = space;
-        } else if (l->at == l->len) {
-            l->j->at = start;
-            jinja_fail(l->j, "the tag that starts here has no end, wanted %s", end);
-        } else if (c >= '0' && c <= '9') {
-            jinja_add_number(l, l->at > 0 && l->s[l->at - 1] == '.');
-        } else if (jinja_name_char(l, l->at)) {
-            size_t to = l->at;
-            for (size_t n; (n = jinja_name_char(l, to)) > 0;) { to += n; }
-            jinja_token(l, TOKEN_NAME, l->at, jinja_literal(l, l->at, to));
-            l->at = to;
-        } else if (c == '\'' || c == '"') {
+    static const char* const pairs[] = {"//", "**", "==", "!=", ">=", "<="};
+    char open[JINJA_MAX_DEPTH];
+    size_t depth = 0;
+    for (;;) {
+        const size_t at = l->at;
+        const char c = l->s[at];
+        l->j->at = at;
+        if (at >= l->end) { jinja_fail(l->j, "a tag has no end, wanted %s", end); }
+        if (depth == 0 && jinja_ends(l, end)) { break; }
+        size_t n = 0;
+        if (jinja_blank(c)) {
+            l->at++;
+        } else if (c == '"' || c == '\'') {
             jinja_add_string(l);
+        } else if (isdigit((unsigned char)c)) {
+            jinja_add_number(l);
+        } else if (isalpha((unsigned char)c) || c == '_') {
+            while (isalnum((unsigned char)l->s[at + n]) || l->s[at + n] == '_') { n++; }
+            jinja_token(l, TOKEN_NAME, at, template_string(l->j->arena, l->s + at, n, true));
+        } else if (strchr("+-/*%~()[]{}.:|,;=<>!", c)) {
+            n = 1;
+            for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) { n = jinja_sees(l, at, pairs[i]) ? 2 : n; }
+            if (strchr("([{", c) && depth == JINJA_MAX_DEPTH) {
+                jinja_fail(l->j, "is nested more than %d deep", JINJA_MAX_DEPTH);
+            }
+            if (strchr("([{", c)) { open[depth++] = c == '(' ? ')' : c == '[' ? ']' : '}'; }
+            if (strchr(")]}", c) && (depth == 0 || open[--depth] != c)) { jinja_fail(l->j, "'%c' closes nothing", c); }
+            jinja_token(l, TOKEN_OPERATOR, at, template_string(l->j->arena, l->s + at, n, true));
         } else {
-            jinja_add_operator(l);
+            jinja_fail(l->j, "the character '%c' is not expected here", c);
         }
+        l->at += n;
     }
+    jinja_token(l, end_type, l->at, template_none());
+    jinja_skip_end(l, end);
 }
 
-/* Cuts the whole template into tokens. */
+/* Turns the text into tokens. */
 static inline void jinja_lex(JinjaLexer* l) {
-    while (l->at < l->len) {
-        size_t tag = l->at;
-        while (tag + 1 < l->len && !(l->s[tag] == '{' && strchr("{%#", l->s[tag + 1]))) { tag++; }
-        if (tag + 1 >= l->len) { tag = l->len; }
-        const size_t raw = tag < l->len && l->s[tag + 1] == '%' ? jinja_raw_begin(l, tag) : 0;
-        l->j->at = tag;
-        jinja_add_text(l, l->at, tag);
-        if (tag == l->len) { break; }
-        l->at = tag + 2;
-        if (raw) {
-            l->at = raw;
-            jinja_add_raw(l);
-            continue;
+    l->line_start = true;
+    for (size_t from = 0; from < l->end; from = l->at) {
+        size_t at = from;
+        while (at < l->end && !(l->s[at] == '{' && l->s[at + 1] && strchr("{%#", l->s[at + 1]))) { at++; }
+        if (at == l->end) {
+            jinja_token(l, TOKEN_TEXT, from, template_string(l->j->arena, l->s + from, at - from, true));
+            break;
         }
-        l->at += l->s[l->at] == '-' || l->s[l->at] == '+';
-        if (l->s[tag + 1] == '#') {
-            size_t end = 0;
-            while (l->at < l->len && !(end = jinja_close(l, l->at, "#}"))) { l->at++; }
-            if (!end) { jinja_fail(l->j, "the comment that starts here has no end, wanted #}"); }
-            l->at = end;
-        } else if (l->s[tag + 1] == '{') {
-            jinja_token(l, TOKEN_PRINT, tag, template_none());
-            jinja_add_tag(l, TOKEN_PRINT_END, "}}");
+        const char kind = l->s[at + 1], sign = l->s[at + 2];
+        const size_t raw = kind == '%' ? jinja_bare_tag(l, at, "raw") : 0;
+        l->j->at = at;
+        jinja_add_piece(l, from, at, sign, kind != '{');
+        l->at = at + 2 + (sign == '-' || (sign == '+' && kind != '{'));
+        if (raw) {
+            jinja_add_raw(l, raw);
+        } else if (kind == '#') {
+            while (l->at < l->end && !jinja_ends(l, "#}")) { l->at++; }
+            if (l->at == l->end) { jinja_fail(l->j, "a comment has no end, wanted #}"); }
+            jinja_skip_end(l, "#}");
         } else {
-            jinja_token(l, TOKEN_TAG, tag, template_none());
-            jinja_add_tag(l, TOKEN_TAG_END, "%}");
+            jinja_token(l, kind == '{' ? TOKEN_OUTPUT : TOKEN_TAG, at, template_none());
+            jinja_add_tag(l, kind == '{' ? TOKEN_OUTPUT_END : TOKEN_TAG_END, kind == '{' ? "}}" : "%}");
         }
     }
-    jinja_token(l, TOKEN_END, l->len, template_none());
+    jinja_token(l, TOKEN_END, l->end, template_none());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the tree
+// nodes
 
+/* kids[0] ... of each kind; lists of nodes go on by `next`. */
 typedef enum {
     // expressions
     NODE_CONSTANT,   // value
     NODE_NAME,       // value
-    NODE_LIST,       // a: items
-    NODE_TUPLE,      // a: items
-    NODE_DICT,       // a: key, value, key, value ...
-    NODE_ATTRIBUTE,  // a . value
-    NODE_ITEM,       // a [ b ]
-    NODE_SLICE,      // a [ b : c : d ], each may be NULL
-    NODE_CALL,       // a ( b: arguments )
-    NODE_FILTER,     // a | value ( b: arguments ); a NULL: of a block
-    NODE_TEST,       // a is value ( b: arguments )
+    NODE_LIST,       // items
+    NODE_TUPLE,      // items
+    NODE_DICT,       // items: NODE_PAIRs
+    NODE_PAIR,       // key, value
+    NODE_ATTRIBUTE,  // of; value: the name
+    NODE_ITEM,       // of, key
+    NODE_SLICE,      // of, start, stop, step; NULL where absent
+    NODE_CALL,       // function, arguments
+    NODE_ARGUMENT,   // expression; value: its name, or none; NODE_LIST or NODE_DICT instead: *expression, **expression
+    NODE_FILTER,     // of (NULL: the text of a block), arguments; value: the name
+    NODE_TEST,       // of, arguments; value: the name
     NODE_NOT,        // a
-    NODE_SIGN,       // op a
+    NODE_MINUS,      // a
+    NODE_PLUS,       // a
+    NODE_BINARY,     // a, b; value: the operator
     NODE_AND,        // a, b
     NODE_OR,         // a, b
-    NODE_COMPARE,    // a, then b: operands
-    NODE_OPERAND,    // op a
-    NODE_BINARY,     // a op b
-    NODE_CONCAT,     // a: parts
-    NODE_CHOICE,     // a if b else c; c may be NULL
-    NODE_KEYWORD,    // value = a, an argument or a default; op '*' or 'p' (for **): the items of a are arguments
-    NODE_MEMBER,     // value . b->value, where set may store
+    NODE_COMPARE,    // a, then its NODE_OPERANDs
+    NODE_OPERAND,    // b; value: the operator
+    NODE_CHOICE,     // condition, a, b or NULL
     // statements
-    NODE_TEXT,          // value
-    NODE_PRINT,         // a
-    NODE_FOR,           // for a in b if c: d, else e
-    NODE_IF,            // a: branches
-    NODE_BRANCH,        // if a: d; a NULL: else
-    NODE_SET,           // a = b
-    NODE_SET_BLOCK,     // a = d, through the filters b
-    NODE_MACRO,         // macro value ( a: parameters ): d
-    NODE_CALL_BLOCK,    // call ( a: parameters ) b: d
-    NODE_FILTER_BLOCK,  // b: filters, d
-    NODE_WITH,          // a: KEYWORDs whose b is the target, d
-    NODE_GENERATION,    // d
+    NODE_TEXT,        // value
+    NODE_OUTPUT,      // expression
+    NODE_IF,          // condition, body, else, elif (a NODE_IF)
+    NODE_FOR,         // target, items, body, else, condition
+    NODE_SET,         // target, expression
+    NODE_SET_BLOCK,   // target, filters, body
+    NODE_MACRO,       // parameters (NODE_ARGUMENTs with their default), body; value: the name
+    NODE_GENERATION,  // body
     NODE_BREAK,
-    NODE_CONTINUE
-} JinjaNodeKind;
-
-enum { JINJA_USES_CALLER = 1, JINJA_USES_KWARGS = 2, JINJA_USES_VARARGS = 4 };  // what a macro's body names
+    NODE_CONTINUE,
+} JinjaKind;
 
 typedef struct JinjaNode {
-    uint8_t kind;     // JinjaNodeKind
-    uint8_t op;       // of an operator: its first character; "//": 'f', "**": 'p', "==": 'e', "!=": 'n', ">=": 'g', "<=": 'l',
-                      // in: 'i', not in: 'x'. Of a macro: JINJA_USES_*
-    uint16_t height;  // levels below
-    uint32_t at;
-    struct JinjaNode *a, *b, *c, *d, *e;
-    struct JinjaNode* next;  // in a list
+    JinjaKind kind;
+    size_t at;
     TemplateValue value;
-    const struct JinjaFunction* function;  // of a filter or test; NULL: not known, an error if it is asked
+    struct JinjaNode *kids[5], *next;
 } JinjaNode;
 
 typedef struct {
     Jinja* j;
-    const JinjaToken* t;       // the next token
-    bool soft;                 // inside an if: an unknown filter is an error only if it is asked
-    const JinjaNode* unknown;  // the first unknown filter or test outside of them
-    int loops;                 // around this statement and in the same macro
-    int uses;                  // JINJA_USES_* since the macro's start
+    const JinjaToken* token;  // the next one
+    int loops;                // within which the parser is
 } JinjaParser;
 
-static inline const struct JinjaFunction* jinja_filter_named(TemplateValue name);
-static inline const struct JinjaFunction* jinja_test_named(TemplateValue name);
-
-static inline JinjaNode* jinja_node(JinjaParser* p, JinjaNodeKind kind, size_t at) {
-    JinjaNode* n = (JinjaNode*)memset(jinja_alloc(p->j, sizeof(JinjaNode)), 0, sizeof(JinjaNode));
-    n->kind = (uint8_t)kind;
-    n->at = (uint32_t)at;
+static inline JinjaNode* jinja_node(JinjaParser* p, JinjaKind kind, TemplateValue value, JinjaNode* a, JinjaNode* b) {
+    JinjaNode* n = (JinjaNode*)memset(template_alloc(p->j->arena, sizeof *n), 0, sizeof *n);
+    n->kind = kind;
+    n->at = p->token->at;
+    n->value = value;
+    n->kids[0] = a;
+    n->kids[1] = b;
     return n;
 }
 
-/* Returns n, whose child is `child` now too: keeps the account of heights. */
-static inline JinjaNode* jinja_above(JinjaParser* p, JinjaNode* n, const JinjaNode* child) {
-    if (child && child->height >= n->height) { n->height = (uint16_t)(child->height + 1); }
-    if (n->height >= JINJA_MAX_HEIGHT) { jinja_fail(p->j, "the template is nested more than %d deep", JINJA_MAX_HEIGHT); }
-    return n;
+static inline bool jinja_next_is(JinjaParser* p, JinjaTokenType type, const char* text) {
+    p->j->at = p->token->at;
+    return p->token->type == type && (!text || template_is(p->token->value, text));
 }
 
-static inline JinjaNode* jinja_node2(JinjaParser* p, JinjaNodeKind kind, size_t at, int op, JinjaNode* a, JinjaNode* b) {
-    JinjaNode* n = jinja_node(p, kind, at);
-    n->op = (uint8_t)op;
-    n->a = a;
-    n->b = b;
-    return jinja_above(p, jinja_above(p, n, a), b);
+/* Moves past a token if it is this one. */
+static inline bool jinja_skip(JinjaParser* p, JinjaTokenType type, const char* text) {
+    const bool is = jinja_next_is(p, type, text);
+    p->token += is;
+    return is;
 }
+static inline bool jinja_skip_operator(JinjaParser* p, const char* text) { return jinja_skip(p, TOKEN_OPERATOR, text); }
+static inline bool jinja_skip_word(JinjaParser* p, const char* text) { return jinja_skip(p, TOKEN_NAME, text); }
 
-static inline bool jinja_at_name(const JinjaToken* t, const char* name) {
-    return t->type == TOKEN_NAME && jinja_is(t->value, name);
-}
-static inline bool jinja_at(const JinjaToken* t, const char* op) { return t->type == TOKEN_OPERATOR && jinja_is(t->value, op); }
-
-/* Fails with "found X, wanted Y" at the next token. */
-LLMC_NORETURN static inline void jinja_unexpected(JinjaParser* p, const char* wanted) {
+LLMC_NORETURN static void jinja_unexpected(JinjaParser* p, const char* wanted) {
     static const char* const names[] = {
-        "the end of the template", "text", "{{", "}}", "{%", "%}", "", "a string", "a number", ""};
-    char shown[64];
-    p->j->at = p->t->at;
-    if (p->t->type != TOKEN_NAME && p->t->type != TOKEN_OPERATOR) {
-        jinja_fail(p->j, "found %s, wanted %s", names[p->t->type], wanted);
-    }
-    jinja_fail(p->j, "found \"%s\", wanted %s", show_text(shown, sizeof shown, p->t->value.as.s, p->t->value.len), wanted);
+        "text", "{{", "}}", "{%", "%}", "", "a string or number", "", "the end of the template"};
+    const TemplateValue v = p->token->value;
+    const bool shown = p->token->type == TOKEN_NAME || p->token->type == TOKEN_OPERATOR;
+    p->j->at = p->token->at;
+    if (shown) { jinja_fail(p->j, "found \"%.*s\", wanted %s", (int)v.len, v.as.s, wanted); }
+    jinja_fail(p->j, "found %s, wanted %s", names[p->token->type], wanted);
 }
 
-/* Steps over a name or operator if it is the next token. */
-static inline bool jinja_skip_name(JinjaParser* p, const char* name) {
-    if (!jinja_at_name(p->t, name)) { return false; }
-    p->t++;
-    return true;
+static inline void jinja_expect(JinjaParser* p, JinjaTokenType type, const char* text, const char* wanted) {
+    if (!jinja_skip(p, type, text)) { jinja_unexpected(p, wanted); }
 }
-static inline bool jinja_skip(JinjaParser* p, const char* op) {
-    if (!jinja_at(p->t, op)) { return false; }
-    p->t++;
-    return true;
-}
-static inline void jinja_expect(JinjaParser* p, const char* op) {
-    if (!jinja_skip(p, op)) { jinja_unexpected(p, op); }
-}
+
 static inline TemplateValue jinja_expect_name(JinjaParser* p, const char* wanted) {
-    if (p->t->type != TOKEN_NAME) { jinja_unexpected(p, wanted); }
-    return p->t++->value;
+    if (!jinja_next_is(p, TOKEN_NAME, NULL)) { jinja_unexpected(p, wanted); }
+    return p->token++->value;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// expressions, in jinja2's order of precedence: choice, or, and, not, comparison, + -, ~, * / // %, **, sign, filter
+// expressions
 
-typedef struct {
-    JinjaNode *first, *last;
-} JinjaNodes;
-
-static inline void jinja_push(JinjaNodes* list, JinjaNode* n) {
-    *(list->last ? &list->last->next : &list->first) = n;
-    list->last = n;
-}
-
-static inline JinjaNode* jinja_expression(JinjaParser* p, bool with_choice);
-static inline JinjaNode* jinja_tuple(JinjaParser* p, bool targets, bool with_choice, const char* end, bool brackets);
-
-/* Parses the items of a list or dict up to its closing bracket. */
-static inline JinjaNode* jinja_items(JinjaParser* p, JinjaNodeKind kind, const char* close) {
-    JinjaNode* n = jinja_node(p, kind, p->t++->at);
-    JinjaNodes list = {NULL, NULL};
-    while (!jinja_at(p->t, close)) {
-        if (list.first) { jinja_expect(p, ","); }
-        if (jinja_at(p->t, close)) { break; }
-        jinja_push(&list, jinja_expression(p, true));
-        jinja_above(p, n, list.last);
-        if (kind != NODE_DICT) { continue; }
-        jinja_expect(p, ":");
-        jinja_push(&list, jinja_expression(p, true));
-        jinja_above(p, n, list.last);
-    }
-    p->t++;
-    n->a = list.first;
-    return n;
-}
-
-/* Parses a name or a literal; with_member: also NAME.NAME, a place where set may store. */
-static inline JinjaNode* jinja_primary(JinjaParser* p, bool with_member) {
-    static const char* const constants[] = {"true", "True", "false", "False", "none", "None"};
-    const JinjaToken* t = p->t;
-    if (jinja_at(t, "[")) { return jinja_items(p, NODE_LIST, "]"); }
-    if (jinja_at(t, "{")) { return jinja_items(p, NODE_DICT, "}"); }
-    if (jinja_skip(p, "(")) {
-        JinjaNode* n = jinja_tuple(p, false, true, NULL, true);
-        jinja_expect(p, ")");
-        return n;
-    }
-    if (t->type != TOKEN_NAME && t->type != TOKEN_STRING && t->type != TOKEN_NUMBER) { jinja_unexpected(p, "an expression"); }
-    JinjaNode* n = jinja_node(p, t->type == TOKEN_NAME ? NODE_NAME : NODE_CONSTANT, t->at);
-    n->value = p->t++->value;
-    if (t->type == TOKEN_STRING && p->t->type == TOKEN_STRING) {
-        JinjaText all = {NULL, NULL, 0, 0};
-        jinja_append_string(p->j, &all, n->value);
-        while (p->t->type == TOKEN_STRING) { jinja_append_string(p->j, &all, p->t++->value); }
-        n->value = jinja_string(&all);
-    }
-    if (t->type != TOKEN_NAME) { return n; }
-    for (int i = 0; i < 6; i++) {
-        if (!jinja_is(t->value, constants[i])) { continue; }
-        n->kind = NODE_CONSTANT;
-        n->value = i < 4 ? template_bool(i < 2) : template_none();
-        return n;
-    }
-    p->uses |= jinja_is(n->value, "caller")    ? JINJA_USES_CALLER
-               : jinja_is(n->value, "kwargs")  ? JINJA_USES_KWARGS
-               : jinja_is(n->value, "varargs") ? JINJA_USES_VARARGS
-                                               : 0;
-    if (with_member && jinja_skip(p, ".")) {
-        JinjaNode* name = jinja_node(p, NODE_NAME, p->t->at);
-        name->value = jinja_expect_name(p, "a name");
-        n->kind = NODE_MEMBER;
-        n->b = name;
-    }
-    return n;
-}
-
-/* Parses expressions with commas between them: a tuple, or the expression alone if there is no comma. `end` is a name that
- * also ends it. */
-static inline JinjaNode* jinja_tuple(JinjaParser* p, bool targets, bool with_choice, const char* end, bool brackets) {
-    JinjaNode* n = jinja_node(p, NODE_TUPLE, p->t->at);
-    JinjaNodes list = {NULL, NULL};
-    bool comma = false;
-    for (;; comma = true) {
-        if (list.first && !jinja_skip(p, ",")) { break; }
-        if (p->t->type == TOKEN_PRINT_END || p->t->type == TOKEN_TAG_END || jinja_at(p->t, ")")) { break; }
-        if (end && jinja_at_name(p->t, end)) { break; }
-        jinja_push(&list, targets ? jinja_primary(p, strcmp(end ? end : "", "in") != 0) : jinja_expression(p, with_choice));
-        jinja_above(p, n, list.last);
-        if (!jinja_at(p->t, ",")) { break; }
-    }
-    comma |= list.first && p->t[-1].type == TOKEN_OPERATOR && jinja_at(p->t - 1, ",");
-    if (!comma && list.first) { return list.first; }
-    if (!comma && !brackets) { jinja_unexpected(p, "an expression"); }
-    n->a = list.first;
-    return n;
-}
-
-/* Parses "(...)" of a call. */
-static inline JinjaNode* jinja_arguments(JinjaParser* p) {
-    JinjaNodes list = {NULL, NULL};
-    bool named = false, star = false, stars = false;
-    jinja_expect(p, "(");
-    while (!jinja_at(p->t, ")")) {
-        if (list.first) { jinja_expect(p, ","); }
-        if (jinja_at(p->t, ")")) { break; }
-        const JinjaToken* t = p->t;
-        const bool is_star = jinja_at(t, "*"), is_stars = jinja_at(t, "**");
-        const bool is_named = t->type == TOKEN_NAME && jinja_at(t + 1, "=");
-        if (stars || (star && !is_named && !is_stars) || (named && !is_named && !is_star && !is_stars)) {
-            jinja_unexpected(p, "an argument with a name behind the others");
-        }
-        JinjaNode* n = jinja_node(p, NODE_KEYWORD, t->at);
-        n->op = is_star ? '*' : is_stars ? 'p' : 0;
-        n->value = t->value;
-        for (const JinjaNode* other = list.first; other && is_named; other = other->next) {
-            if (other->kind == NODE_KEYWORD && !other->op && jinja_equal(p->j, other->value, n->value)) {
-                jinja_unexpected(p, "each argument once");
-            }
-        }
-        p->t += is_named ? 2 : is_star || is_stars;
-        n->a = jinja_expression(p, true);
-        jinja_above(p, n, n->a);
-        jinja_push(&list, is_named || is_star || is_stars ? n : n->a);
-        named |= is_named;
-        star |= is_star;
-        stars |= is_stars;
-    }
-    p->t++;
-    return list.first;
-}
-
-static inline JinjaNode* jinja_above_all(JinjaParser* p, JinjaNode* n, const JinjaNode* list) {
-    for (; list; list = list->next) { jinja_above(p, n, list); }
-    return n;
-}
-
-static inline JinjaNode* jinja_parse_call(JinjaParser* p, JinjaNode* callee) {
-    JinjaNode* n = jinja_node(p, NODE_CALL, p->t->at);
-    n->a = callee;
-    n->b = jinja_arguments(p);
-    return jinja_above_all(p, jinja_above(p, n, callee), n->b);
-}
-
-/* Parses the name of a filter or test, which may have dots. */
-static inline TemplateValue jinja_function_name(JinjaParser* p, const char* wanted) {
-    TemplateValue name = jinja_expect_name(p, wanted);
-    while (jinja_skip(p, ".")) {
-        const TemplateValue more = jinja_expect_name(p, wanted);
-        name.len = (uint32_t)(more.as.s + more.len - name.as.s);
-    }
-    return name;
-}
-
-/* Notes an unknown filter or test, unless it stands inside an if. */
-static inline void jinja_check_known(JinjaParser* p, const JinjaNode* n) {
-    if (!n->function && !p->soft && !p->unknown) { p->unknown = n; }
-}
-
-/* Parses a filter behind its "|". */
-static inline JinjaNode* jinja_parse_filter(JinjaParser* p, JinjaNode* of) {
-    JinjaNode* n = jinja_node(p, NODE_FILTER, p->t->at);
-    n->value = jinja_function_name(p, "the name of a filter");
-    n->function = jinja_filter_named(n->value);
-    n->a = of;
-    jinja_check_known(p, n);
-    if (jinja_at(p->t, "(")) { n->b = jinja_arguments(p); }
-    return jinja_above_all(p, jinja_above(p, n, of), n->b);
-}
-
+static inline JinjaNode* jinja_expression(JinjaParser* p);
+static inline JinjaNode* jinja_or(JinjaParser* p);
 static inline JinjaNode* jinja_postfix(JinjaParser* p, JinjaNode* n);
 
-/* Parses a test behind its "is". */
-static inline JinjaNode* jinja_parse_test(JinjaParser* p, JinjaNode* of) {
-    const bool negated = jinja_skip_name(p, "not");
-    JinjaNode* n = jinja_node(p, NODE_TEST, p->t->at);
-    n->value = jinja_function_name(p, "the name of a test");
-    n->function = jinja_test_named(n->value);
-    n->a = of;
-    jinja_check_known(p, n);
-    const bool word =
-        p->t->type == TOKEN_NAME && !jinja_at_name(p->t, "else") && !jinja_at_name(p->t, "or") && !jinja_at_name(p->t, "and");
-    if (jinja_at(p->t, "(")) {
-        n->b = jinja_arguments(p);
-    } else if (word || p->t->type == TOKEN_STRING || p->t->type == TOKEN_NUMBER || jinja_at(p->t, "[") || jinja_at(p->t, "{")) {
-        if (jinja_at_name(p->t, "is")) { jinja_unexpected(p, "one test: tests cannot be chained"); }
-        n->b = jinja_postfix(p, jinja_primary(p, false));
+/* Parses a list of expressions up to the closing operator, with a comma allowed at its end. */
+static inline JinjaNode* jinja_items_until(JinjaParser* p, const char* close) {
+    JinjaNode *first = NULL, **end = &first;
+    while (!jinja_skip_operator(p, close)) {
+        if (first) { jinja_expect(p, TOKEN_OPERATOR, ",", "a comma"); }
+        if (first && jinja_skip_operator(p, close)) { break; }
+        *end = jinja_expression(p);
+        if (close[0] == '}') {
+            jinja_expect(p, TOKEN_OPERATOR, ":", "a colon");
+            *end = jinja_node(p, NODE_PAIR, template_none(), *end, NULL);
+            (*end)->kids[1] = jinja_expression(p);
+        }
+        end = &(*end)->next;
     }
-    jinja_above_all(p, jinja_above(p, n, of), n->b);
-    return negated ? jinja_node2(p, NODE_NOT, n->at, 0, n, NULL) : n;
+    return first;
 }
 
-/* Parses "[...]" behind an expression: an item or a slice. */
+/* Parses `first, second ...` as a tuple, and one expression alone as itself. `with_choice`: "if" belongs to the expression. */
+static inline JinjaNode* jinja_tuple(JinjaParser* p, bool with_choice) {
+    JinjaNode* first = with_choice ? jinja_expression(p) : jinja_or(p);
+    if (!jinja_next_is(p, TOKEN_OPERATOR, ",")) { return first; }
+    JinjaNode* tuple = jinja_node(p, NODE_TUPLE, template_none(), first, NULL);
+    for (JinjaNode** end = &first->next; jinja_skip_operator(p, ","); end = &(*end)->next) {
+        const bool ends = jinja_next_is(p, TOKEN_OPERATOR, ")") || jinja_next_is(p, TOKEN_OPERATOR, "=") ||
+                          jinja_next_is(p, TOKEN_OUTPUT_END, NULL) || jinja_next_is(p, TOKEN_TAG_END, NULL);
+        if (ends) { break; }
+        *end = with_choice ? jinja_expression(p) : jinja_or(p);
+    }
+    return tuple;
+}
+
+static inline JinjaNode* jinja_primary(JinjaParser* p) {
+    static const char* const words[] = {"true", "True", "false", "False", "none", "None"};
+    const TemplateValue v = p->token->value;
+    if (jinja_next_is(p, TOKEN_NAME, NULL)) {
+        int word = 0;
+        while (word < 6 && !template_is(v, words[word])) { word++; }
+        JinjaNode* n = jinja_node(p, word < 6 ? NODE_CONSTANT : NODE_NAME, v, NULL, NULL);
+        if (word < 6) { n->value = word < 4 ? template_bool(word < 2) : template_none(); }
+        p->token++;
+        return n;
+    }
+    if (jinja_next_is(p, TOKEN_CONSTANT, NULL)) {
+        JinjaNode* n = jinja_node(p, NODE_CONSTANT, v, NULL, NULL);
+        JinjaText t = {NULL, NULL, 0, 0};
+        p->token++;
+        if (v.type != TEMPLATE_STRING || p->token->type != TOKEN_CONSTANT || p->token->value.type != TEMPLATE_STRING) {
+            return n;
+        }
+        jinja_append_string(p->j, &t, v);  // neighbours are one string
+        for (; p->token->type == TOKEN_CONSTANT && p->token->value.type == TEMPLATE_STRING; p->token++) {
+            jinja_append_string(p->j, &t, p->token->value);
+        }
+        n->value = jinja_string(&t);
+        return n;
+    }
+    if (jinja_skip_operator(p, "(")) {
+        if (jinja_skip_operator(p, ")")) { return jinja_node(p, NODE_TUPLE, template_none(), NULL, NULL); }
+        JinjaNode* n = jinja_tuple(p, true);
+        jinja_expect(p, TOKEN_OPERATOR, ")", "\")\"");
+        return n;
+    }
+    if (jinja_skip_operator(p, "[")) { return jinja_node(p, NODE_LIST, template_none(), jinja_items_until(p, "]"), NULL); }
+    if (jinja_skip_operator(p, "{")) { return jinja_node(p, NODE_DICT, template_none(), jinja_items_until(p, "}"), NULL); }
+    jinja_unexpected(p, "an expression");
+}
+
+/* Parses the arguments of a call behind its "(". */
+static inline JinjaNode* jinja_arguments(JinjaParser* p) {
+    JinjaNode *first = NULL, **end = &first;
+    bool named = false;
+    while (!jinja_skip_operator(p, ")")) {
+        if (first) { jinja_expect(p, TOKEN_OPERATOR, ",", "a comma or \")\""); }
+        if (first && jinja_skip_operator(p, ")")) { break; }
+        JinjaNode* n = jinja_node(p, NODE_ARGUMENT, template_none(), NULL, NULL);
+        const bool has_name =
+            p->token->type == TOKEN_NAME && p->token[1].type == TOKEN_OPERATOR && template_is(p->token[1].value, "=");
+        if (jinja_next_is(p, TOKEN_OPERATOR, "*") || jinja_next_is(p, TOKEN_OPERATOR, "**")) {
+            n->kind = template_is(p->token++->value, "*") ? NODE_LIST : NODE_DICT;
+        } else if (has_name) {
+            n->value = p->token->value;
+            p->token += 2;
+        } else if (named) {
+            jinja_unexpected(p, "an argument with a name");
+        }
+        named = has_name;
+        n->kids[0] = jinja_expression(p);
+        *end = n;
+        end = &n->next;
+    }
+    return first;
+}
+
+/* Parses what stands in the [ ] of a subscript. */
 static inline JinjaNode* jinja_subscript(JinjaParser* p, JinjaNode* of) {
-    JinjaNode* n = jinja_node2(p, NODE_ITEM, p->t++->at, 0, of, NULL);
-    JinjaNode** part[] = {&n->b, &n->c, &n->d};
-    int colons = 0;
-    if (jinja_at(p->t, "]")) {  // an empty tuple
-        n->b = jinja_node(p, NODE_TUPLE, p->t->at);
+    JinjaNode* n = jinja_node(p, NODE_ITEM, template_none(), of, NULL);
+    for (int part = 1; part < 4; part++) {
+        const bool absent = jinja_next_is(p, TOKEN_OPERATOR, ":") || jinja_next_is(p, TOKEN_OPERATOR, "]");
+        n->kids[part] = absent ? NULL : jinja_expression(p);
+        if (!jinja_skip_operator(p, ":")) { break; }
+        n->kind = NODE_SLICE;
     }
-    while (!jinja_at(p->t, "]")) {
-        if (jinja_at(p->t, ",") && colons == 0) {  // a tuple
-            JinjaNodes list = {n->b, n->b};
-            while (jinja_skip(p, ",")) { jinja_push(&list, jinja_expression(p, true)); }
-            n->b = jinja_node(p, NODE_TUPLE, n->at);
-            n->b->a = list.first;
-            jinja_above_all(p, n->b, list.first);
-            break;
-        }
-        if (jinja_at(p->t, ":") && colons < 2) {
-            p->t++;
-            colons++;
-            n->kind = NODE_SLICE;
-        } else if (!*part[colons]) {
-            *part[colons] = jinja_expression(p, true);
-        } else {
-            jinja_unexpected(p, "]");
-        }
-        jinja_above(p, n, *part[colons]);
-    }
-    jinja_expect(p, "]");
-    return jinja_above(p, n, n->b);
+    if (n->kind == NODE_ITEM && !n->kids[1]) { jinja_unexpected(p, "a key"); }
+    jinja_expect(p, TOKEN_OPERATOR, "]", "\"]\"");
+    return n;
 }
 
-/* Parses what follows a primary: ".name", ".0", "[...]", "(...)". */
+static inline JinjaNode* jinja_parse_filter(JinjaParser* p, JinjaNode* of) {
+    JinjaNode* n = jinja_node(p, NODE_FILTER, template_none(), of, NULL);
+    n->value = jinja_expect_name(p, "the name of a filter");
+    if (jinja_skip_operator(p, "(")) { n->kids[1] = jinja_arguments(p); }
+    return n;
+}
+
+/* Parses a test behind its "is". An argument may stand without brackets: x is divisibleby 3. */
+static inline JinjaNode* jinja_parse_test(JinjaParser* p, JinjaNode* of) {
+    const bool negated = jinja_skip_word(p, "not");
+    JinjaNode* n = jinja_node(p, NODE_TEST, template_none(), of, NULL);
+    n->value = jinja_expect_name(p, "the name of a test");
+    const bool ends =
+        jinja_next_is(p, TOKEN_NAME, "else") || jinja_next_is(p, TOKEN_NAME, "or") || jinja_next_is(p, TOKEN_NAME, "and");
+    const bool bare = (p->token->type == TOKEN_NAME && !ends) || p->token->type == TOKEN_CONSTANT ||
+                      jinja_next_is(p, TOKEN_OPERATOR, "[") || jinja_next_is(p, TOKEN_OPERATOR, "{");
+    if (jinja_skip_operator(p, "(")) {
+        n->kids[1] = jinja_arguments(p);
+    } else if (bare) {
+        if (jinja_next_is(p, TOKEN_NAME, "is")) { jinja_unexpected(p, "one test: they do not chain"); }
+        n->kids[1] = jinja_node(p, NODE_ARGUMENT, template_none(), NULL, NULL);
+        n->kids[1]->kids[0] = jinja_postfix(p, jinja_primary(p));
+    }
+    return negated ? jinja_node(p, NODE_NOT, template_none(), n, NULL) : n;
+}
+
+/* Parses members, subscripts and calls behind an expression. */
 static inline JinjaNode* jinja_postfix(JinjaParser* p, JinjaNode* n) {
-    for (;;) {
-        if (jinja_at(p->t, "[")) {
+    for (;; jinja_spend(p->j, 0)) {
+        if (jinja_skip_operator(p, ".")) {
+            JinjaNode* member = jinja_node(p, NODE_ATTRIBUTE, p->token->value, n, NULL);
+            if (p->token->type == TOKEN_CONSTANT && p->token->value.type == TEMPLATE_INT) {  // x.0
+                member->kind = NODE_ITEM;
+                member->kids[1] = jinja_primary(p);
+            } else {
+                jinja_expect_name(p, "a member's name");
+            }
+            n = member;
+        } else if (jinja_skip_operator(p, "[")) {
             n = jinja_subscript(p, n);
-        } else if (jinja_at(p->t, "(")) {
-            n = jinja_parse_call(p, n);
-        } else if (jinja_at(p->t, ".")) {
-            const JinjaToken* t = ++p->t;
-            const bool number = t->type == TOKEN_NUMBER && t->value.type == TEMPLATE_INT;
-            if (t->type != TOKEN_NAME && !number) { jinja_unexpected(p, "a name or number"); }
-            n = jinja_node2(p, number ? NODE_ITEM : NODE_ATTRIBUTE, t->at, 0, n, NULL);
-            n->value = t->value;
-            if (number) { n->b = jinja_primary(p, false); }
-            p->t += !number;
+        } else if (jinja_skip_operator(p, "(")) {
+            n = jinja_node(p, NODE_CALL, template_none(), n, NULL);
+            n->kids[1] = jinja_arguments(p);
         } else {
             return n;
         }
     }
 }
 
-/* Parses an expression with its sign, and behind it filters and tests. */
+/* Parses filters, tests and calls behind an expression. */
+static inline JinjaNode* jinja_filters(JinjaParser* p, JinjaNode* n) {
+    for (;;) {
+        if (jinja_skip_operator(p, "|")) {
+            n = jinja_parse_filter(p, n);
+        } else if (jinja_skip_word(p, "is")) {
+            n = jinja_parse_test(p, n);
+        } else if (jinja_next_is(p, TOKEN_OPERATOR, "(")) {
+            n = jinja_postfix(p, n);
+        } else {
+            return n;
+        }
+    }
+}
+
 static inline JinjaNode* jinja_unary(JinjaParser* p, bool with_filters) {
-    JinjaNode* n;
-    const JinjaToken* t = p->t;
-    jinja_descend(p->j);
-    if (jinja_skip(p, "-") || jinja_skip(p, "+")) {
-        n = jinja_unary(p, false);
-        n = jinja_node2(p, NODE_SIGN, t->at, t->value.as.s[0], n, NULL);
+    jinja_enter(p->j);
+    const bool minus = jinja_next_is(p, TOKEN_OPERATOR, "-"), plus = jinja_next_is(p, TOKEN_OPERATOR, "+");
+    JinjaNode* n = NULL;
+    if (minus || plus) {
+        p->token++;
+        n = jinja_node(p, minus ? NODE_MINUS : NODE_PLUS, template_none(), NULL, NULL);
+        n->kids[0] = jinja_unary(p, false);
     } else {
-        n = jinja_primary(p, false);
+        n = jinja_primary(p);
     }
     n = jinja_postfix(p, n);
-    while (with_filters) {
-        if (jinja_skip(p, "|")) {
-            n = jinja_parse_filter(p, n);
-        } else if (jinja_skip_name(p, "is")) {
-            n = jinja_parse_test(p, n);
-        } else if (jinja_at(p->t, "(")) {
-            n = jinja_parse_call(p, n);
-        } else {
-            break;
-        }
-    }
     p->j->depth--;
-    return n;
+    return with_filters ? jinja_filters(p, n) : n;
 }
 
-/* Returns the letter of JinjaNode.op for an operator. */
-static inline int jinja_op(const JinjaToken* t) {
-    static const char* const two[] = {"//f", "**p", "==e", "!=n", ">=g", "<=l"};
-    if (t->type != TOKEN_OPERATOR) { return 0; }
-    for (int i = 0; i < 6 && t->value.len == 2; i++) {
-        if (memcmp(two[i], t->value.as.s, 2) == 0) { return two[i][2]; }
+/* Parses operators of one level, from the left: 0: + -, 1: ~, 2: * / // %. */
+static inline JinjaNode* jinja_binary_level(JinjaParser* p, int level) {
+    static const char* const levels[3][5] = {{"+", "-"}, {"~"}, {"*", "/", "//", "%"}};
+    JinjaNode* a = level == 3 ? jinja_unary(p, true) : jinja_binary_level(p, level + 1);
+    for (int i = 0; level < 3 && i < 5 && levels[level][i];) {
+        if (!jinja_next_is(p, TOKEN_OPERATOR, levels[level][i])) {
+            i++;
+            continue;
+        }
+        a = jinja_node(p, NODE_BINARY, p->token->value, a, NULL);
+        p->token++;
+        a->kids[1] = level == 2 ? jinja_unary(p, true) : jinja_binary_level(p, level + 1);
+        i = 0;
     }
-    return t->value.as.s[0];
+    return a;
 }
 
-/* The levels of operators between "or" and the sign. */
-enum { LEVEL_OR, LEVEL_AND, LEVEL_NOT, LEVEL_COMPARE, LEVEL_SUM, LEVEL_CONCAT, LEVEL_PRODUCT, LEVEL_POWER, LEVEL_UNARY };
-
-static inline JinjaNode* jinja_level(JinjaParser* p, int level);
-
-/* Parses "a < b in c ...": a comparison of each with the next. */
 static inline JinjaNode* jinja_compare(JinjaParser* p) {
-    JinjaNode* n = jinja_level(p, LEVEL_SUM);
-    JinjaNodes list = {NULL, NULL};
+    static const char* const operators[] = {"==", "!=", "<", "<=", ">", ">="};
+    JinjaNode *a = jinja_binary_level(p, 0), *compare = NULL, **end = NULL;
     for (;;) {
-        const JinjaToken* t = p->t;
-        int op = jinja_op(t);
-        if (op && strchr("en<>gl", op)) {
-            p->t++;
-        } else if (jinja_skip_name(p, "in")) {
-            op = 'i';
-        } else if (jinja_at_name(t, "not") && jinja_at_name(t + 1, "in")) {
-            p->t += 2;
-            op = 'x';
-        } else {
-            break;
+        const bool not_in =
+            jinja_next_is(p, TOKEN_NAME, "not") && p->token[1].type == TOKEN_NAME && template_is(p->token[1].value, "in");
+        bool found = not_in || jinja_next_is(p, TOKEN_NAME, "in");
+        for (int i = 0; i < 6; i++) { found = found || jinja_next_is(p, TOKEN_OPERATOR, operators[i]); }
+        if (!found) { return compare ? compare : a; }
+        JinjaNode* operand = jinja_node(p, NODE_OPERAND, p->token->value, NULL, NULL);
+        p->token += not_in ? 2 : 1;
+        operand->kids[0] = jinja_binary_level(p, 0);
+        if (!compare) {
+            compare = jinja_node(p, NODE_COMPARE, template_none(), a, NULL);
+            end = &compare->kids[1];
         }
-        jinja_push(&list, jinja_node2(p, NODE_OPERAND, t->at, op, jinja_level(p, LEVEL_SUM), NULL));
+        *end = operand;
+        end = &operand->next;
     }
-    return list.first ? jinja_above_all(p, jinja_node2(p, NODE_COMPARE, n->at, 0, n, list.first), list.first) : n;
 }
 
-/* Parses the operators of a level and of those that bind tighter. */
-static inline JinjaNode* jinja_level(JinjaParser* p, int level) {
-    static const char* const ops[] = {"", "", "", "", "+-", "~", "*/f%", "p"};
-    if (level == LEVEL_UNARY) { return jinja_unary(p, true); }
-    if (level == LEVEL_COMPARE) { return jinja_compare(p); }
-    if (level == LEVEL_NOT) {
-        const size_t at = p->t->at;
-        if (!jinja_at_name(p->t, "not")) { return jinja_compare(p); }
-        jinja_descend(p->j);
-        p->t++;
-        JinjaNode* n = jinja_node2(p, NODE_NOT, at, 0, jinja_level(p, LEVEL_NOT), NULL);
-        p->j->depth--;
-        return n;
-    }
-    JinjaNode* n = jinja_level(p, level + 1);
-    JinjaNodes parts = {n, n};
-    for (;;) {
-        const JinjaToken* t = p->t;
-        const int op = jinja_op(t);
-        if (level == LEVEL_OR || level == LEVEL_AND) {
-            if (!jinja_skip_name(p, level == LEVEL_OR ? "or" : "and")) { return n; }
-            n = jinja_node2(p, level == LEVEL_OR ? NODE_OR : NODE_AND, t->at, 0, n, jinja_level(p, level + 1));
-        } else if (!op || !strchr(ops[level], op)) {
-            break;
-        } else if (level == LEVEL_CONCAT) {
-            p->t++;
-            jinja_push(&parts, jinja_level(p, level + 1));
-        } else {
-            p->t++;
-            n = jinja_node2(p, NODE_BINARY, t->at, op, n, jinja_level(p, level + 1));
-        }
-    }
-    if (parts.first == parts.last) { return n; }
-    return jinja_above_all(p, jinja_node2(p, NODE_CONCAT, n->at, 0, parts.first, NULL), parts.first);
+static inline JinjaNode* jinja_not(JinjaParser* p) {
+    int count = 0;
+    while (jinja_next_is(p, TOKEN_NAME, "not")) { p->token++, count++; }
+    JinjaNode* n = jinja_compare(p);
+    for (int i = 0; i < (count > 1 ? 2 - count % 2 : count); i++) { n = jinja_node(p, NODE_NOT, template_none(), n, NULL); }
+    return n;
 }
 
-static inline JinjaNode* jinja_expression(JinjaParser* p, bool with_choice) {
-    const JinjaNode* unknown = p->unknown;
-    jinja_descend(p->j);
-    JinjaNode* n = jinja_level(p, LEVEL_OR);
-    while (with_choice && jinja_at_name(p->t, "if")) {
-        JinjaNode* choice = jinja_node(p, NODE_CHOICE, p->t++->at);
-        choice->a = n;
-        choice->b = jinja_level(p, LEVEL_OR);
-        choice->c = jinja_skip_name(p, "else") ? jinja_expression(p, true) : NULL;
-        n = jinja_above(p, jinja_above(p, jinja_above(p, choice, choice->a), choice->b), choice->c);
-        p->unknown = unknown;
+static inline JinjaNode* jinja_and(JinjaParser* p) {
+    JinjaNode* a = jinja_not(p);
+    while (jinja_skip_word(p, "and")) {
+        a = jinja_node(p, NODE_AND, template_none(), a, NULL);
+        a->kids[1] = jinja_not(p);
+    }
+    return a;
+}
+
+static inline JinjaNode* jinja_or(JinjaParser* p) {
+    JinjaNode* a = jinja_and(p);
+    while (jinja_skip_word(p, "or")) {
+        a = jinja_node(p, NODE_OR, template_none(), a, NULL);
+        a->kids[1] = jinja_and(p);
+    }
+    return a;
+}
+
+static inline JinjaNode* jinja_expression(JinjaParser* p) {
+    jinja_enter(p->j);
+    JinjaNode* a = jinja_or(p);
+    while (jinja_skip_word(p, "if")) {
+        JinjaNode* condition = jinja_or(p);
+        JinjaNode* choice = jinja_node(p, NODE_CHOICE, template_none(), condition, a);
+        if (jinja_skip_word(p, "else")) { choice->kids[2] = jinja_expression(p); }
+        a = choice;
     }
     p->j->depth--;
-    return n;
+    return a;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // statements
 
-/* Fails unless n is what may be assigned to: a name, a member of a namespace, or a tuple of them. */
-static inline JinjaNode* jinja_check_target(JinjaParser* p, JinjaNode* n) {
-    p->j->at = n->at;
-    if (n->kind == NODE_TUPLE) {
-        for (JinjaNode* item = n->a; item; item = item->next) { jinja_check_target(p, item); }
-    } else if (n->kind != NODE_NAME && n->kind != NODE_MEMBER) {
-        jinja_fail(p->j, "cannot assign to this, wanted a name");
-    } else if (p->loops && n->kind == NODE_NAME && jinja_is(n->value, "loop")) {
-        jinja_fail(p->j, "cannot assign to loop inside a loop");
+static inline JinjaNode* jinja_statements(JinjaParser* p, const char* ends);
+
+/* Returns whether a name is one of the words of a text. */
+static inline bool jinja_listed(const char* words, TemplateValue name) {
+    for (const char* w = words; *w; w += strspn(w, " ")) {
+        const size_t n = strcspn(w, " ");
+        if (n == name.len && memcmp(w, name.as.s, n) == 0) { return true; }
+        w += n;
     }
-    return n;
+    return false;
 }
 
-/* Parses statements up to a tag with one of these names, with spaces around each; stops at its name, inside the tag. */
-static inline JinjaNode* jinja_statements(JinjaParser* p, JinjaNode* above, const char* ends);
-
-/* Parses the body of a statement behind its tag: steps over the tag's end first. */
-static inline JinjaNode* jinja_body(JinjaParser* p, JinjaNode* n, const char* ends) {
-    jinja_skip(p, ":");
-    if (p->t->type != TOKEN_TAG_END) { jinja_unexpected(p, "%}"); }
-    p->t++;
-    return jinja_statements(p, n, ends);
+/* Parses the rest of a tag, a body, and one of the tags that may end it: its token, which is left behind the name. */
+static inline JinjaNode* jinja_body(JinjaParser* p, const char* ends) {
+    jinja_expect(p, TOKEN_TAG_END, NULL, "%}");
+    return jinja_statements(p, ends);
 }
 
-/* Parses a body that has variables of its own, up to and with its end tag. */
-static inline JinjaNode* jinja_own_body(JinjaParser* p, JinjaNode* n, const char* ends, bool keeps_loop) {
-    const bool soft = p->soft;
-    const int loops = p->loops;
-    p->soft = false;
-    p->loops = keeps_loop ? loops : 0;
-    JinjaNode* body = jinja_body(p, n, ends);
-    p->soft = soft;
-    p->loops = loops;
-    return body;
-}
-
-static inline JinjaNode* jinja_parse_for(JinjaParser* p, JinjaNode* n) {
-    const bool soft = p->soft;
-    p->loops++;
-    n->a = jinja_check_target(p, jinja_tuple(p, true, true, "in", false));
-    if (!jinja_skip_name(p, "in")) { jinja_unexpected(p, "in"); }
-    n->b = jinja_tuple(p, false, false, "recursive", false);
-    p->soft = false;
-    if (jinja_skip_name(p, "if")) { n->c = jinja_expression(p, true); }
-    p->soft = soft;
-    if (jinja_at_name(p->t, "recursive")) { jinja_unexpected(p, "a loop that is not recursive"); }
-    n->d = jinja_own_body(p, n, " endfor else ", true);
-    p->loops--;
-    if (!jinja_at_name(p->t++, "endfor")) {
-        n->e = jinja_own_body(p, n, " endfor ", true);
-        p->t++;
-    }
-    return jinja_above(p, jinja_above(p, jinja_above(p, n, n->a), n->b), n->c);
-}
-
-static inline JinjaNode* jinja_parse_if(JinjaParser* p, JinjaNode* n) {
-    const bool soft = p->soft;
-    JinjaNodes branches = {NULL, NULL};
-    p->soft = true;
-    for (bool more = true, test = true; more;) {
-        JinjaNode* branch = jinja_node(p, NODE_BRANCH, p->t->at);
-        if (test) { branch->a = jinja_tuple(p, false, false, NULL, false); }
-        branch->d = jinja_body(p, branch, test ? " elif else endif " : " endif ");
-        jinja_above(p, branch, branch->a);
-        jinja_above(p, n, branch);
-        jinja_push(&branches, branch);
-        more = !jinja_at_name(p->t, "endif");
-        test = !jinja_at_name(p->t++, "else");
-    }
-    n->a = branches.first;
-    p->soft = soft;
-    return n;
-}
-
-static inline JinjaNode* jinja_parse_set(JinjaParser* p, JinjaNode* n) {
-    n->a = jinja_check_target(p, jinja_tuple(p, true, true, NULL, false));
-    if (jinja_skip(p, "=")) {
-        n->b = jinja_tuple(p, false, true, NULL, false);
-        return jinja_above(p, jinja_above(p, n, n->a), n->b);
-    }
-    const bool soft = p->soft;
-    p->soft = false;
-    while (jinja_skip(p, "|")) { n->b = jinja_parse_filter(p, n->b); }
-    p->soft = soft;
-    n->kind = NODE_SET_BLOCK;
-    n->d = jinja_own_body(p, n, " endset ", true);
-    p->t++;
-    return jinja_above(p, jinja_above(p, n, n->a), n->b);
-}
-
-/* Parses "(a, b=1)" of a macro. */
-static inline void jinja_parameters(JinjaParser* p, JinjaNode* n) {
-    JinjaNodes list = {NULL, NULL};
-    jinja_expect(p, "(");
-    while (!jinja_at(p->t, ")")) {
-        if (list.first) { jinja_expect(p, ","); }
-        JinjaNode* parameter = jinja_node(p, NODE_KEYWORD, p->t->at);
-        for (const JinjaNode* other = list.first; other && p->t->type == TOKEN_NAME; other = other->next) {
-            if (jinja_equal(p->j, other->value, p->t->value)) { jinja_unexpected(p, "each parameter once"); }
-        }
-        parameter->value = jinja_expect_name(p, "the name of a parameter");
-        if (jinja_skip(p, "=")) {
-            parameter->a = jinja_expression(p, true);
-        } else if (list.last && list.last->a) {
-            jinja_unexpected(p, "\"=\": the parameter before this one has a default");
-        }
-        jinja_push(&list, jinja_above(p, parameter, parameter->a));
-        jinja_above(p, n, parameter);
-    }
-    p->t++;
-    n->a = list.first;
-}
-
-/* Parses a macro, or a call block, whose body is a macro too. */
-static inline JinjaNode* jinja_parse_macro(JinjaParser* p, JinjaNode* n, const char* end) {
-    const int uses = p->uses;
-    if (n->kind == NODE_MACRO) { n->value = jinja_expect_name(p, "the name of the macro"); }
-    if (n->kind == NODE_MACRO || jinja_at(p->t, "(")) { jinja_parameters(p, n); }
-    if (n->kind == NODE_CALL_BLOCK) {
-        n->b = jinja_expression(p, true);
-        if (n->b->kind != NODE_CALL) { jinja_unexpected(p, "a call of a macro"); }
-    }
-    p->uses = 0;
-    n->d = jinja_own_body(p, n, end, false);
-    p->t++;
-    n->op = (uint8_t)p->uses;
-    p->uses |= uses;
-    return jinja_above(p, n, n->b);
-}
-
-static inline JinjaNode* jinja_parse_with(JinjaParser* p, JinjaNode* n) {
-    JinjaNodes list = {NULL, NULL};
-    while (p->t->type != TOKEN_TAG_END) {
-        if (list.first) { jinja_expect(p, ","); }
-        JinjaNode* one = jinja_node(p, NODE_KEYWORD, p->t->at);
-        one->b = jinja_check_target(p, jinja_tuple(p, true, true, "in", false));
-        jinja_expect(p, "=");
-        one->a = jinja_expression(p, true);
-        jinja_push(&list, jinja_above(p, jinja_above(p, one, one->a), one->b));
-        jinja_above(p, n, one);
-    }
-    n->a = list.first;
-    n->d = jinja_own_body(p, n, " endwith ", true);
-    p->t++;
-    return n;
-}
-
-/* Parses a tag behind its "{%"; stops before its "%}". */
-static inline JinjaNode* jinja_statement(JinjaParser* p) {
-    static const struct {
-        const char* name;
-        JinjaNodeKind kind;
-    } tags[] = {{"for", NODE_FOR},
-                {"if", NODE_IF},
-                {"set", NODE_SET},
-                {"macro", NODE_MACRO},
-                {"with", NODE_WITH},
-                {"filter", NODE_FILTER_BLOCK},
-                {"print", NODE_PRINT},
-                {"break", NODE_BREAK},
-                {"generation", NODE_GENERATION},
-                {"call", NODE_CALL_BLOCK},
-                {"continue", NODE_CONTINUE}};
-    size_t i = 0;
-    if (p->t->type != TOKEN_NAME) { jinja_unexpected(p, "the name of a tag"); }
-    while (i < sizeof tags / sizeof *tags && !jinja_is(p->t->value, tags[i].name)) { i++; }
-    if (i == sizeof tags / sizeof *tags) {
-        char shown[64];
-        p->j->at = p->t->at;
-        jinja_fail(p->j,
-                   "the tag \"%s\" is not known here, wanted for, if, set, macro, call, filter, with, generation, break, "
-                   "continue, or the end of the innermost of them",
-                   show_text(shown, sizeof shown, p->t->value.as.s, p->t->value.len));
-    }
-    JinjaNode* n = jinja_node(p, tags[i].kind, p->t->at);
-    if ((n->kind == NODE_BREAK || n->kind == NODE_CONTINUE) && !p->loops) { jinja_unexpected(p, "a loop around it"); }
-    p->t++;
-    switch (n->kind) {
-        case NODE_FOR: return jinja_parse_for(p, n);
-        case NODE_IF: return jinja_parse_if(p, n);
-        case NODE_SET: return jinja_parse_set(p, n);
-        case NODE_MACRO: return jinja_parse_macro(p, n, " endmacro ");
-        case NODE_CALL_BLOCK: return jinja_parse_macro(p, n, " endcall ");
-        case NODE_WITH: return jinja_parse_with(p, n);
-        case NODE_FILTER_BLOCK:
-            n->b = jinja_parse_filter(p, NULL);
-            while (jinja_skip(p, "|")) { n->b = jinja_parse_filter(p, n->b); }
-            jinja_above(p, n, n->b);
-            n->d = jinja_own_body(p, n, " endfilter ", true);
-            p->t++;
-            return n;
-        case NODE_GENERATION:
-            n->d = jinja_own_body(p, n, " endgeneration ", false);
-            p->t++;
-            return n;
-        case NODE_PRINT: n->a = jinja_tuple(p, false, true, NULL, false); return jinja_above(p, n, n->a);
-        default: return n;
-    }
-}
-
-static inline JinjaNode* jinja_statements(JinjaParser* p, JinjaNode* above, const char* ends) {
-    JinjaNodes list = {NULL, NULL};
-    jinja_descend(p->j);
-    for (;; p->t++) {
-        const JinjaToken* t = p->t;
-        char word[32];
-        if (t->type == TOKEN_END) {
-            if (!ends) { break; }
-            p->j->at = above->at;
-            jinja_fail(p->j, "the tag has no end, wanted one of:%s", ends);
-        }
-        if (t->type == TOKEN_TEXT) {
-            JinjaNode* n = jinja_node(p, NODE_TEXT, t->at);
-            n->value = t->value;
-            jinja_push(&list, n);
-            continue;
-        }
-        p->t++;
-        if (t->type == TOKEN_PRINT) {
-            JinjaNode* n = jinja_node(p, NODE_PRINT, t->at);
-            n->a = jinja_tuple(p, false, true, NULL, false);
-            jinja_push(&list, jinja_above(p, n, n->a));
-            if (p->t->type != TOKEN_PRINT_END) { jinja_unexpected(p, "}}"); }
+/* Parses what is set: a name, a namespace's member, or several. */
+static inline JinjaNode* jinja_target(JinjaParser* p, bool with_members) {
+    JinjaNode *first = NULL, **end = &first;
+    const size_t at = p->token->at;
+    const bool brackets = jinja_skip_operator(p, "(");
+    bool several = false;
+    do {
+        if (first && !jinja_next_is(p, TOKEN_NAME, NULL) && !jinja_next_is(p, TOKEN_OPERATOR, "(")) { break; }
+        if (jinja_next_is(p, TOKEN_OPERATOR, "(")) {
+            jinja_enter(p->j);
+            *end = jinja_target(p, with_members);
+            p->j->depth--;
         } else {
-            snprintf(word, sizeof word, " %.*s ", (int)size_min(p->t->type == TOKEN_NAME ? p->t->value.len : 0, 20),
-                     p->t->value.as.s);
-            if (ends && strstr(ends, word) && word[1] != ' ') { break; }
-            jinja_push(&list, jinja_statement(p));
-            if (p->t->type != TOKEN_TAG_END) { jinja_unexpected(p, "%}"); }
+            *end = jinja_node(p, NODE_NAME, p->token->value, NULL, NULL);
+            if (jinja_listed("true True false False none None in not and or if else is", jinja_expect_name(p, "a name"))) {
+                p->token--;
+                jinja_unexpected(p, "a name");
+            }
+            if (with_members && jinja_skip_operator(p, ".")) {
+                *end = jinja_node(p, NODE_ATTRIBUTE, p->token->value, *end, NULL);
+                jinja_expect_name(p, "a member's name");
+            }
         }
-        if (above) { jinja_above(p, above, list.last); }
+        end = &(*end)->next;
+        several = several || jinja_next_is(p, TOKEN_OPERATOR, ",");
+    } while (jinja_skip_operator(p, ","));
+    if (brackets) { jinja_expect(p, TOKEN_OPERATOR, ")", "\")\""); }
+    if (!several) { return first; }
+    JinjaNode* tuple = jinja_node(p, NODE_TUPLE, template_none(), first, NULL);
+    tuple->at = at;
+    return tuple;
+}
+
+static inline void jinja_parse_for(JinjaParser* p, JinjaNode* n) {
+    n->kind = NODE_FOR;
+    n->kids[0] = jinja_target(p, false);
+    jinja_expect(p, TOKEN_NAME, "in", "\"in\"");
+    n->kids[1] = jinja_tuple(p, false);
+    if (jinja_skip_word(p, "if")) { n->kids[4] = jinja_expression(p); }
+    if (jinja_next_is(p, TOKEN_NAME, "recursive")) { jinja_unexpected(p, "%}: loops that are recursive are not known"); }
+    p->loops++;
+    n->kids[2] = jinja_body(p, "else endfor");
+    p->loops--;
+    if (template_is(p->token[-1].value, "else")) { n->kids[3] = jinja_body(p, "endfor"); }
+}
+
+static inline void jinja_parse_if(JinjaParser* p, JinjaNode* n) {
+    for (;;) {
+        n->kind = NODE_IF;
+        n->kids[0] = jinja_tuple(p, true);
+        n->kids[1] = jinja_body(p, "elif else endif");
+        if (!template_is(p->token[-1].value, "elif")) { break; }
+        n->kids[3] = jinja_node(p, NODE_IF, template_none(), NULL, NULL);
+        n = n->kids[3];
+    }
+    if (template_is(p->token[-1].value, "else")) { n->kids[2] = jinja_body(p, "endif"); }
+}
+
+static inline void jinja_parse_set(JinjaParser* p, JinjaNode* n) {
+    n->kind = NODE_SET;
+    n->kids[0] = jinja_target(p, true);
+    if (jinja_skip_operator(p, "=")) {
+        n->kids[1] = jinja_tuple(p, true);
+        return;
+    }
+    n->kind = NODE_SET_BLOCK;
+    while (jinja_skip_operator(p, "|")) { n->kids[1] = jinja_parse_filter(p, n->kids[1]); }
+    n->kids[2] = jinja_body(p, "endset");
+}
+
+static inline void jinja_parse_macro(JinjaParser* p, JinjaNode* n) {
+    const int loops = p->loops;
+    JinjaNode** end = &n->kids[0];
+    n->kind = NODE_MACRO;
+    n->value = jinja_expect_name(p, "the macro's name");
+    jinja_expect(p, TOKEN_OPERATOR, "(", "\"(\"");
+    while (!jinja_skip_operator(p, ")")) {
+        if (n->kids[0]) { jinja_expect(p, TOKEN_OPERATOR, ",", "a comma or \")\""); }
+        *end = jinja_node(p, NODE_ARGUMENT, p->token->value, NULL, NULL);
+        jinja_expect_name(p, "a parameter's name");
+        if (jinja_skip_operator(p, "=")) { (*end)->kids[0] = jinja_expression(p); }
+        end = &(*end)->next;
+    }
+    p->loops = 0;
+    n->kids[1] = jinja_body(p, "endmacro");
+    p->loops = loops;
+}
+
+/* Parses a tag behind its {% and name. */
+static inline JinjaNode* jinja_statement(JinjaParser* p) {
+    const TemplateValue name = jinja_expect_name(p, "the name of a tag");
+    JinjaNode* n = jinja_node(p, NODE_GENERATION, name, NULL, NULL);
+    n->at = p->token[-1].at;
+    if (template_is(name, "for")) {
+        jinja_parse_for(p, n);
+    } else if (template_is(name, "if")) {
+        jinja_parse_if(p, n);
+    } else if (template_is(name, "set")) {
+        jinja_parse_set(p, n);
+    } else if (template_is(name, "macro")) {
+        jinja_parse_macro(p, n);
+    } else if (template_is(name, "generation")) {
+        n->kids[0] = jinja_body(p, "endgeneration");
+    } else if (p->loops && (template_is(name, "break") || template_is(name, "continue"))) {
+        n->kind = template_is(name, "break") ? NODE_BREAK : NODE_CONTINUE;
+    } else {
+        p->token--;
+        jinja_unexpected(
+            p, "one of the tags for, if, set, macro, generation, raw, in loops break and continue, or the end of a tag");
+    }
+    jinja_expect(p, TOKEN_TAG_END, NULL, "%}");
+    return n;
+}
+
+/* Parses up to a tag whose name is in `ends`, and moves past that name; "": up to the end of the template. */
+static inline JinjaNode* jinja_statements(JinjaParser* p, const char* ends) {
+    JinjaNode *first = NULL, **end = &first;
+    jinja_enter(p->j);
+    for (;; end = *end ? &(*end)->next : end) {
+        if (jinja_skip(p, TOKEN_OUTPUT, NULL)) {
+            *end = jinja_node(p, NODE_OUTPUT, template_none(), NULL, NULL);
+            (*end)->kids[0] = jinja_tuple(p, true);
+            jinja_expect(p, TOKEN_OUTPUT_END, NULL, "}}");
+        } else if (jinja_next_is(p, TOKEN_TEXT, NULL)) {
+            *end = jinja_node(p, NODE_TEXT, p->token->value, NULL, NULL);
+            p->token++;
+        } else if (jinja_skip(p, TOKEN_TAG, NULL)) {
+            if (p->token->type == TOKEN_NAME && jinja_listed(ends, p->token->value)) {
+                p->token++;
+                break;
+            }
+            *end = jinja_statement(p);
+        } else if (*ends) {
+            jinja_unexpected(p, ends);
+        } else {
+            break;
+        }
     }
     p->j->depth--;
-    return list.first;
+    return first;
 }
 
 #endif
