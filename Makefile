@@ -66,6 +66,7 @@ train_llama3 tokenize build/tinytales: WARNINGS += -Wframe-larger-than=65536
 train_llama3 build/sanitize/train_llama3: DEFINES = $(EDIT_FLAGS)
 train_llama3 build/sanitize/train_llama3: LIBS = $(EDIT_LIBS)
 train_llama3: train_llama3.c $(HEADERS)
+	@echo "compiling $<: about half a minute"
 	$(COMPILE)
 tokenize: dev/data/tokenize.c $(HEADERS)
 	$(COMPILE)
@@ -87,6 +88,10 @@ serve build/sanitize/serve: dev/serve/serve.c $(wildcard dev/serve/*.h) build/se
 include dev/make/cuda.mk dev/make/emulated.mk dev/make/tests.mk
 build build/sanitize $(EMULATED):
 	@mkdir -p $@
+
+.PHONY: train run chat generate install
+train run chat generate install:
+	@echo "error: make $@: there is no such target; make quickstart trains a small model, make help lists the others" >&2; exit 2
 
 # --- the embedded data set and the first run ---------------------------------------------------------------------------
 

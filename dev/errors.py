@@ -2,7 +2,8 @@
 
 A package that is not installed is named, with the pip command for it and for the other packages of this script: requirements.txt
 says which. A file that cannot be opened is named, too. Ctrl-C prints "stopped". Any other exception is a mistake in the script,
-and shows its traceback. Standard library only.
+and shows its traceback. --help needs no package: without it, or without argparse, the script's own text is shown.
+Standard library only.
 """
 import fnmatch
 import importlib.util
@@ -41,7 +42,11 @@ def pip_command(module):
 def one_line(kind, error, trace):
     """Is called for an exception that nobody catches."""
     module = (getattr(error, "name", None) or "").split(".")[0]
-    if issubclass(kind, ModuleNotFoundError) and module not in {"dev", *sys.stdlib_module_names}:
+    missing = issubclass(kind, ModuleNotFoundError) and module not in {"dev", *sys.stdlib_module_names}
+    if missing and wants_help:
+        print(f"{about}\n\nThe flags are listed where {module} is installed: {pip_command(module)}", flush=True)
+        os._exit(0)  # sys.exit() has no effect here
+    if missing:
         text = f"error: {module} is not installed\n  hint: {pip_command(module)}"
     elif issubclass(kind, BrokenPipeError):  # the reader of a pipe has ended, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -57,3 +62,7 @@ def one_line(kind, error, trace):
 
 
 sys.excepthook = one_line
+wants_help, about = {"-h", "--help"} & set(sys.argv[1:]), (sys.modules["__main__"].__doc__ or "").strip()
+if wants_help and about and "argparse" not in sys.modules:  # a script with argparse imports it before this file
+    print(about)
+    sys.exit(0)

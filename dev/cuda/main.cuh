@@ -150,6 +150,10 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
                 own.n[k] = strtoull(rest, &rest, 10);
                 rest += *rest == ',';
             }
+            if (*rest && strcmp(shape, "classic") != 0 && strcmp(shape, "large") != 0) {
+                fprintf(stderr, "error: %s: --shape is %s, wanted classic, large or sizes such as 4096,1024\n", file, shape);
+                return 2;
+            }
         } else if (isdigit(word[0])) {
             numbers.push_back(atoi(argv[i]));
         } else if (named(ladders, word)) {
@@ -167,6 +171,14 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
         die("%s: no GPU here; make -C dev/cuda test-emulated runs the tests without one", file);
     }
     add_mine(ladders);
+    for (int number : numbers) {
+        bool known = false;
+        for (const Ladder& l : ladders) {
+            for (const Version& v : l.versions) { known |= v.number == number && (!name || !strcmp(name, l.name)); }
+        }
+        if (!known) { die("%s: there is no version %d%s%s", file, number, name ? " of " : "", name ? name : ""); }
+    }
+    if (shape && only_tests) { die("%s: --shape is for times: the tests have shapes of their own", file); }
     const int arch = compiled_arch(fill_kernel<float>);
     FILE* json = path ? fopen(path, "a") : NULL;
     if (path && !json) { die("%s: can't be opened: %s", path, strerror(errno)); }

@@ -136,6 +136,8 @@ def picture(ladders):
 
 def main():
     check = "--check" in sys.argv
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     if sys.argv[1:] and not check:
         add(sys.argv[1])
     zoo, gpus = read()

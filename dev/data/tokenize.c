@@ -41,13 +41,15 @@ enum {
 // ---------------------------------------------------------------------------------------------------------------------
 // the outputs
 
-static TokenFile token_files[2];  // for training and for validation; global, since a signal may have to remove them
+static TokenFile token_files[2];    // for training and for validation; global, since a signal may have to remove them
+static char made_folder[PATH_CAP];  // the folder of the output, if it is new
 
-/* Removes the unfinished files. A signal handler may call it. */
+/* Removes the unfinished files, and their folder if it is new and empty. A signal handler may call it. */
 static void remove_unfinished(void) {
     for (int i = 0; i < 2; i++) {
         if (token_files[i].unfinished) { unlink(token_files[i].tmp); }
     }
+    if (made_folder[0]) { rmdir(made_folder); }
 }
 
 static void on_signal(int signal_number) {
@@ -98,7 +100,9 @@ static bool out_path(char* path, const Job* job, const char* kind, Error* e) {
     char* slash = strrchr(path, '/');
     if (!slash || slash == path) { return true; }
     *slash = 0;
-    const bool made = !file_exists(path), ok = make_directories(path, e);
+    const bool made = !file_exists(path);
+    if (made) { strcpy(made_folder, path); }  // first: a signal may come in between
+    const bool ok = make_directories(path, e);
     if (made && ok) { print_names(stdout, "made folder %s\n", path); }
     *slash = '/';
     return ok;

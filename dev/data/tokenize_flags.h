@@ -3,7 +3,7 @@
 #define DATA_TOKENIZE_FLAGS_H
 
 #include "llmc/base/utils.h"  // defines: die_usage, xcalloc, LLMC_VERSION
-#include "llmc/base/text.h"   // defines: edit_distance, text_starts
+#include "llmc/base/text.h"   // defines: edit_distance, text_ends, text_starts
 
 #include <inttypes.h>
 
@@ -225,7 +225,7 @@ static inline void check_jobs(const Args* a) {
 }
 
 /* Checks what a job that writes a file needs. */
-static inline void check_out(const Args* a) {
+static inline void check_out(Args* a) {
     if (!a->out || !*a->out) {
         die_usage("--out is missing, wanted -o %s\n  hint: --help shows the usage",
                   a->train_bpe   ? "tokenizer.json"
@@ -233,6 +233,11 @@ static inline void check_out(const Args* a) {
                                  : "OUT.bin, --train-bpe, --jsonl, --decode or --show");
     }
     if (strcmp(a->out, "-") == 0) { die_usage("--out is -, wanted the name of a file: it is no stream"); }
+    if (a->train_bpe && !text_ends(a->out, ".json")) {  // a name without it is a folder, which --tokenizer takes
+        char* file = (char*)xmalloc(strlen(a->out) + sizeof "/tokenizer.json");
+        sprintf(file, "%s/tokenizer.json", a->out);
+        a->out = file;
+    }
     if (!a->num_files) { die_usage("no input file, wanted at least one text or .jsonl file, or -, after -o %s", a->out); }
     check_inputs(a);
 }

@@ -73,7 +73,11 @@ build/trainers_cu: train_llama3.cu test_llama3.cu dev/test/cuda/test_determinism
 build/%_cu: %.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 	$(COMPILE_CUDA)
 
-# the kernel zoo; its targets are those of dev/cuda/Makefile
+# the kernel zoo; its targets are those of dev/cuda/Makefile. A pattern rule whose prerequisite is missing is no error for make:
+# the program of an earlier MINE would pass for this one's
+ifneq ($(MINE),)
+$(if $(wildcard $(MINE)),,$(error MINE: there is no file $(MINE)))
+endif
 ZOO_FLAGS = -DZOO_ARCHS='"$(ARCHS)"' $(if $(MINE),-DMINE='"$(if $(EMULATED_ZOO),mine.cuh,$(MINE))"')
 build/zoo/flags: FORCE
 	@mkdir -p build/zoo && { echo "$(ZOO_FLAGS) $(MINE)" | cmp -s - $@ || echo "$(ZOO_FLAGS) $(MINE)" > $@; }

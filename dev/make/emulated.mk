@@ -49,7 +49,7 @@ build/emulated/zoo/%: dev/cuda/% $(EMULATOR)/launches.sed $(MINE) build/zoo/flag
 	@$(if $(MINE),$(REWRITE) $(MINE) > $(@D)/mine.cuh)
 $(EMULATED)/zoo/%: EMULATED_ZOO = 1
 $(EMULATED)/zoo/%: build/emulated/zoo/%.cu build/emulated/sources $(EMULATED_CARD) $(EMULATED)/device.h.gch
-	@mkdir -p $(@D)
+	@mkdir -p $(@D) && echo "compiling $@"
 	$(CXX) $(EMULATED_FLAGS) $(ZOO_FLAGS) -Ibuild/emulated/sources -Ibuild/emulated/zoo -x c++ -include $(DEVICE) $< $(LINK_EMULATED)
 
 # several variants, each by a make of its own

@@ -317,6 +317,10 @@ int main(int argc, char** argv) {
         while (f < 4 && strcmp(argv[i], flags[f]) != 0) { f++; }
         if (f < 4 && i + 1 < argc) {
             *values[f] = argv[++i];
+        } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return puts(usage) < 0;
+        } else if (strcmp(argv[i], "--version") == 0) {
+            return puts("serve (llama3.c) " LLMC_VERSION) < 0;
         } else if (f == 4 && argv[i][0] != '-' && !s.queue.run) {
             s.queue.run = argv[i];
         } else {

@@ -12,6 +12,11 @@
 /* Returns whether a text begins with `start`. */
 static inline bool text_starts(const char* s, const char* start) { return strncmp(s, start, strlen(start)) == 0; }
 
+static inline bool text_ends(const char* s, const char* end) {
+    const size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
 /* Copies text into a message's buffer of `cap` bytes. Control characters and invalid bytes become '?'; text that does not fit
  * is cut and ends in "...". */
 static inline const char* show_text(char* out, size_t cap, const char* s, size_t len) {

@@ -12,6 +12,7 @@
 
 #include "llmc/base/utils.h"
 
+#include "llmc/base/text.h"           // defines: text_ends
 #include "llmc/config.h"              // defines: LoraConfig, lora_pairs, ParamTable
 #include "llmc/files/json.h"          // defines: json_read_file, json_wanted
 #include "llmc/files/model_folder.h"  // defines: ModelFiles, model_find, model_read, model_save_shard
@@ -59,7 +60,7 @@ static inline bool adapter_is_variant(const char* key) {
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
         if (strcmp(key, plain[i]) == 0) { return false; }
     }
-    return strncmp(key, "use_", 4) == 0 || name_ends(key, "_config");
+    return strncmp(key, "use_", 4) == 0 || text_ends(key, "_config");
 }
 
 static inline bool adapter_refuse(const Json* j, const char* key, const char* wanted, Error* e) {
@@ -93,7 +94,7 @@ static inline bool adapter_check_targets(const Json* j, unsigned on, Error* e) {
     const JsonNode* list = json_get(j, json_root(j), "target_modules");
     for (int i = 0; list && list->type == JSON_ARRAY && i < NUM_LORA_PAIRS; i++) {
         const JsonNode* n = json_first(j, list);
-        while (n && !name_ends(json_string(j, n, NULL) ? json_string(j, n, NULL) : "", lora_pairs[i].name)) {
+        while (n && !text_ends(json_string(j, n, NULL) ? json_string(j, n, NULL) : "", lora_pairs[i].name)) {
             n = json_next(j, n);
         }
         if (n || !(on >> i & 1)) { continue; }

@@ -21,6 +21,7 @@
 
 #include "llmc/base/utils.h"
 
+#include "llmc/base/text.h"  // defines: text_ends, show_text
 #include "llmc/config.h"
 #include "llmc/files/config_file.h"
 #include "llmc/files/file_sums.h"
@@ -170,15 +171,9 @@ static inline bool model_match_tensor(const SafeTensors* file, const SafeTensor*
     return fail(e, "%s: %s.shape is %s, wanted [%zu] as %s", file->path, t->name, found, p->cols, says);
 }
 
-/* Returns whether a name ends with `end`. */
-static inline bool name_ends(const char* name, const char* end) {
-    const size_t n = strlen(name), m = strlen(end);
-    return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 /* Returns whether the files may hold a tensor of this name that is not a parameter. */
 static inline bool model_ignores(const ModelConfig* c, const char* name) {
-    return name_ends(name, ".inv_freq") || (c->tied && name_ends(name, "lm_head.weight"));
+    return text_ends(name, ".inv_freq") || (c->tied && text_ends(name, "lm_head.weight"));
 }
 
 /* Checks that the open files hold exactly the parameters of the table, each once. */

@@ -349,6 +349,7 @@ def test_elsewhere_it_wants_a_key(tmp_path):
     for flags in ("--host 0.0.0.0", "--host ::", "--host localhost", "--port x", "--port 65536", "--what"):
         assert refused(*flags.split())[0] == 2, flags
     assert refused("--port")[1].startswith("error: --port: has no value")
+    assert refused("--help") == refused("--version") == (0, "")
     assert refused("--key-file", tmp_path / "none")[0] == 1
     for file in ("short", "bytes"):
         assert "wanted a key of at least 16 printable ASCII characters" in refused("--key-file", tmp_path / file)[1]

@@ -63,6 +63,20 @@ expect "--tasks says what writes questions" 1 "hint: python3 dev/data/tasks.py h
 expect "--train says what makes its files" 1 "hint: ./tokenize makes token files from text" train --model d1
 expect "./tokenize asks for the name of the token file" 2 "--out is missing, wanted -o OUT.bin for the token file" "$bin/tokenize" text.txt
 expect "and names its jobs without a file" 2 "wanted -o OUT.bin, --train-bpe, --jsonl, --decode or --show" "$bin/tokenize"
+expect "an export that looks like a file is refused" 1 "x.bin looks like a file, wanted the name of a folder" \
+    train --model own --export x.bin
+check "and makes nothing" test ! -e x.bin
+mkdir plain && cp own/step_00000001/config.json own/step_00000001/model.safetensors plain
+expect "--verify names a model's folder as such" 1 "error: plain: is a model's folder, wanted a run or a checkpoint" \
+    "$bin/train_llama3" --verify plain
+expect "a tokenizer's name without .json is a folder" 0 "made folder bpe" "$bin/tokenize" --train-bpe 300 -o bpe text.txt
+check "which --tokenizer takes" "$bin/tokenize" --tokenizer bpe -o bpe.bin text.txt
+expect "an input that is missing" 1 "error: gone.txt" "$bin/tokenize" --train-bpe 300 -o bpe2/x.json gone.txt
+check "leaves no new folder" test ! -e bpe2
+mkfifo pipe && { "$bin/tokenize" --train-bpe 300 -o bpe3/x.json - <pipe >/dev/null 2>&1 & } && pid=$! && exec 9>pipe
+wait_for test -d bpe3 && kill $pid && exec 9>&-
+wait $pid 2>/dev/null
+check "nor does a signal" test ! -e bpe3
 printf '{"id":1,"content":"a"}\n' >named.jsonl && printf '{"messages":[{"role":"user","content":"a"}]}\n' >chat.jsonl
 expect "a text in another field is found" 1 "  hint: --field content" "$bin/tokenize" -o named.bin named.jsonl
 check "on a line of its own" grep -q '^  hint: --field content' stderr
@@ -72,6 +86,21 @@ check "on a line of its own, too" grep -q '^  hint: a conversation is no text' s
 expect "what is not set is not shown" 0 "checkpoint-minutes=10" train --model d1 --train data.bin --total-batch 64 --dry-run
 check "such as other lengths" \
     sh -c "grep -q ' total-batch=64 ' stdout && ! grep -qE 'steps=-1|minutes=0|epochs=0|top-k=0' stdout"
+
+# --- make, the zoo and the page ------------------------------------------------------------------------------------------------
+
+refuses() { # refuses WORDS make's arguments
+    words=$1 && shift
+    ! env -u MAKEFLAGS -u MAKELEVEL make -C "$root" "$@" >makes.txt 2>&1 && grep -qF "$words" makes.txt
+}
+check "make train says what there is" refuses "error: make train: there is no such target; make quickstart" train
+check "the zoo's targets are listed" grep -q '^FILES: adamw ' <<END
+$(env -u MAKEFLAGS -u MAKELEVEL make -s -C "$root/dev/cuda")
+END
+check "a file of the zoo with a typing error" refuses "rmsnrom: unknown; FILES are some of: adamw" -C dev/cuda test FILES=rmsnrom
+check "a variant without architecture" refuses "FP32: unknown" -C dev/cuda test-emulated FILES=rmsnorm.cu VARIANTS=FP32
+check "MINE with a typing error runs no old program" refuses "MINE: there is no file build/mien.cuh" \
+    -C dev/cuda test-emulated FILES=rmsnorm VARIANTS=FP32_90 MINE=build/mien.cuh
 
 # --- flags in a file ---------------------------------------------------------------------------------------------------------
 
@@ -337,6 +366,9 @@ if command -v python3 >/dev/null; then
     installs "huggingface_hub" dev/data/model.py owner/name
     installs "tensorboard" dev/track.py first --tensorboard board
     installs "matplotlib" dev/plot.py first
+    for script in train_llama3.py dev/plot.py dev/doc/check.py dev/bench/bench_cpu.py; do
+        expect "$script --help needs no package" 0 "${script##*/} " bare "$root/$script" --help
+    done
     expect "a folder that cannot be made" 1 "error: /proc/none: No such file" bare "$root/dev/data/conversations.py" -o /proc/none
 
     # --- one page about a card, where PyTorch is not installed

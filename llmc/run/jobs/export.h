@@ -481,9 +481,14 @@ static inline bool export_is_empty(const char* path) {
     return empty;
 }
 
-/* Refuses a target that exists, unless it is an empty folder. */
+/* Refuses a target that exists, unless it is an empty folder, and a name that is meant as a file's. */
 static inline bool export_check_target(const Options* o, const char* path, Error* e) {
+    static const char* const files[] = {".bin", ".safetensors", ".pt", ".pth", ".onnx", ".json", ".ggml"};
     struct stat st;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        if (!text_ends(path, files[i])) { continue; }
+        return fail(e, "--export: %s looks like a file, wanted the name of a folder, or of a file that ends with .gguf", path);
+    }
     if (lstat(path, &st) != 0) { return true; }
     if (options_export_gguf(o)) { return fail(e, "--export: %s exists, wanted a new name", path); }
     return (S_ISDIR(st.st_mode) && export_is_empty(path)) ||

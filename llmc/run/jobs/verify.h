@@ -131,6 +131,9 @@ static inline void verify(const char* path, const char* lora_base) {
         must(verify_run(path, lora_base, &count, &damaged, &e), &e);
     }
     if (count == 0) { must(verify_runs(path, lora_base, &count, &damaged, &e), &e); }
+    if (count == 0 && folder_has(path, "config.json")) {
+        die("%s: is a model's folder, wanted a run or a checkpoint: only a run lists the checksums of its files", path);
+    }
     if (count == 0) { die("%s: holds no checkpoint, wanted a folder step_NNNNNNNN in it, or in a folder of it", path); }
     if (damaged > 0) { die("%s: damaged checkpoints: %zu of %zu", path, damaged, count); }
 }

@@ -7,7 +7,7 @@
 
 #include "llmc/base/utils.h"
 
-#include "llmc/base/text.h"         // defines: edit_distance, is_hub_name, text_plural
+#include "llmc/base/text.h"         // defines: edit_distance, is_hub_name, text_ends, text_plural
 #include "llmc/config.h"            // defines: presets, config_preset
 #include "llmc/files/adapter.h"     // defines: ADAPTER_CONFIG
 #include "llmc/files/checkpoint.h"  // defines: checkpoint_list
@@ -55,7 +55,7 @@ static inline bool folder_has_end(const char* dir, const char* end) {
     Error ignored = NO_ERROR;
     DIR* d = opendir(dir);
     bool found = false;
-    while (d && !found && folder_next(d, dir, &entry, &ignored) && entry) { found = name_ends(entry->d_name, end); }
+    while (d && !found && folder_next(d, dir, &entry, &ignored) && entry) { found = text_ends(entry->d_name, end); }
     if (d) { closedir(d); }
     return found;
 }
@@ -82,7 +82,7 @@ LLMC_NORETURN static inline void die_of_folder(const char* flag, const char* dir
 LLMC_NORETURN static inline void die_of_file(const char* flag, const char* path) {
     char dir[PATH_CAP];
     folder_of(path, dir);
-    if (name_ends(path, ".gguf")) { die("%s: %s is a GGUF file: " NO_MODEL_GGUF, flag, path); }
+    if (text_ends(path, ".gguf")) { die("%s: %s is a GGUF file: " NO_MODEL_GGUF, flag, path); }
     if (holds_model(dir) || holds_checkpoints(dir)) {
         die("%s: %s is a file, wanted the folder that it lies in\n  hint: did you mean %s?", flag, path, dir);
     }
