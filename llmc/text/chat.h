@@ -234,18 +234,35 @@ static inline size_t chat_find_request(ChatWriter* w, size_t count, size_t end) 
     return end;
 }
 
-/* Adds the span of answer i, unless the whole conversation shows it otherwise. */
+/* Returns where the turn of the last message ends in a rendering: behind the first token behind its text that ends turns, or at
+ * the end. */
+static inline size_t chat_turn_end(const ChatWriter* w, const TemplateRendered* r) {
+    const int id = w->form->end_of_turn;
+    size_t len = 0, text = 0;
+    const char* name = id >= 0 ? tokenizer_token(w->encoder->t, id, &len) : NULL;
+    for (size_t i = 0; i < r->len; i++) { text = r->from_template[i] ? text : i + 1; }
+    for (size_t at = text; name && at + len <= r->len; at++) {
+        if (memcmp(r->text + at, name, len) == 0) { return at + len; }
+    }
+    return r->len;
+}
+
+/* Adds the span of answer i, unless the whole conversation shows it otherwise. Some templates write more behind the last turn
+ * than behind the others: EOS, or a request for an answer though nobody asks. That is no part of the answer. */
 static inline bool chat_find_answer(ChatWriter* w, const ChatMessages* m, size_t i, Error* e) {
     TemplateRendered r;
+    Error asking = NO_ERROR, ignored = NO_ERROR;
     bool first = true;  // nobody asked before
     size_t end = w->len;
     for (size_t k = 0; k < i; k++) { first = first && strcmp(m->items[k].role, "system") == 0; }
     if (i + 1 < m->count) {
         if (!chat_render(w, i + 1, false, &r, e)) { return false; }
+        if (!chat_begins(w, &r)) { r.len = chat_turn_end(w, &r); }
         if (!chat_begins(w, &r)) { return true; }
         end = r.len;
+    } else if (chat_render(w, i + 1, true, &r, &ignored) && r.len == w->len && chat_begins(w, &r)) {
+        end = chat_turn_end(w, &r);
     }
-    Error asking = NO_ERROR;
     const bool asked = chat_render(w, i, true, &r, &asking);
     if (!asked && !first) { return fail(e, "%s", asking.msg); }
     size_t start = asked && chat_begins(w, &r) && r.len < end ? r.len : end;

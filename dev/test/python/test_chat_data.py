@@ -289,6 +289,31 @@ def test_an_answer_that_a_member_takes_out_is_not_trained(tmp_path, member, valu
     assert sum(less) == sum(mask) / 2 > 0
 
 
+# What a template writes behind the last turn alone: Llama 3's first one a request for an answer (huggingface/transformers#30893),
+# Phi-3's EOS (ggml-org/llama.cpp#6857).
+@pytest.mark.parametrize("behind", ["{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}",
+                                    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
+                                    "{% else %}{{ eos_token }}{% endif %}"])
+def test_an_end_of_the_last_turn_alone_takes_no_answer_away(transformers, tmp_path, behind):
+    folder = make_folder(tmp_path / "t", None)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = ("{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content"
+                               " + '<|eot_id|>' }}{% endfor %}" + behind)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    talk = [{"role": role, "content": text} for role, text in
+            zip(["user", "assistant", "user", "assistant"], ["Hi", "One.", "And then?", "Two."])]
+    lines = write_lines(tmp_path / "lines.jsonl", [{"messages": talk}])
+    done = tokenize(folder, "--chat", "-o", tmp_path / "out.bin", lines)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    data = (tmp_path / "out.bin").read_bytes()
+    count = struct.unpack_from("<3i", data)[2]
+    ids, bits = list(struct.unpack_from(f"<{count}H", data, 1024)), data[1024 + 2 * count:]
+    t = transformers.AutoTokenizer.from_pretrained(folder)
+    assert ids == t.apply_chat_template(talk, tokenize=True, return_dict=False)
+    trained = t.decode([i for k, i in enumerate(ids) if bits[k // 8] >> k % 8 & 1])
+    assert trained.replace("<|end_of_text|>", "") == "One.<|eot_id|>Two.<|eot_id|>"
+
+
 def test_the_number_of_threads_changes_nothing(tmp_path):
     folder = make_folder(tmp_path / "t", "3.2")
     conversations = random_conversations(6, 3000)
