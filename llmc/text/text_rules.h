@@ -240,13 +240,18 @@ static inline void generation_number(const Json* j, const char* key, double min,
 
 static inline void generation_read_sampling(Sampling* s, const Json* j, bool says) {
     const JsonNode* draws = json_get(j, json_root(j), "do_sample");
-    double top_k = -1;
+    const JsonNode* top_k = json_get(j, json_root(j), "top_k");
+    int64_t minus_one = 0;
+    Error e = NO_ERROR;
     s->stated = draws != NULL;
     s->draws = !json_is_off(j, json_root(j), "do_sample");
     generation_number(j, "temperature", 0, 100, &s->temperature, says);
     generation_number(j, "top_p", 0, 1, &s->top_p, says);
-    generation_number(j, "top_k", -1, INT32_MAX, &top_k, says);
-    s->top_k = json_get(j, json_root(j), "top_k") && top_k < 0 ? 0 : (int64_t)top_k;  // in other programs -1 turns it off
+    if (top_k && json_node_int(j, top_k, &minus_one) && minus_one == -1) {
+        s->top_k = 0;  // as other programs turn it off
+    } else if (!json_int_or(j, json_root(j), "top_k", 0, INT32_MAX, &s->top_k, &e) && says) {
+        warn("%s: it is left out", e.msg);
+    }
     generation_number(j, "repetition_penalty", 1e-6, 1e6, &s->repetition_penalty, says);
 }
 
