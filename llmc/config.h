@@ -26,7 +26,7 @@
 #include <math.h>
 
 enum {
-    MAX_EOS = 8,
+    MAX_EOS = 32,
     MAX_LAYERS = 1024,
     MAX_HEAD_DIM = 256,
     PARAM_ALIGN = 128,  // elements: 256 bytes in 16-bit builds, 512 in fp32
@@ -62,6 +62,13 @@ typedef struct {
     LoraConfig lora;  // not part of config.json
     int optimizer;    // the rule that trains it: a row of optimizer_rules (optim/optimizer.h); not part of config.json
 } ModelConfig;
+
+/* Adds a token that ends texts, unless it is -1 or known. */
+static inline void config_end_at(ModelConfig* c, int id) {
+    bool known = id < 0 || id >= c->vocab_size || c->num_eos == MAX_EOS;
+    for (int i = 0; i < c->num_eos; i++) { known |= c->eos_ids[i] == id; }
+    if (!known) { c->eos_ids[c->num_eos++] = id; }
+}
 
 /* Return the elements of one packed QKV row: its queries, its keys (as many as its values), and all of it. */
 static inline int q_width(const ModelConfig* c) { return c->num_heads * c->head_dim; }

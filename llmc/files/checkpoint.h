@@ -198,8 +198,9 @@ static inline void checkpoint_add_optional(Checkpoint* k, const char* name) {
     checkpoint_drop(k, name);
 }
 
-static inline bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const ParamTable* t, StateSlot weights, Error* e) {
-    return model_save_weights(k->tmp, c, t, weights, &k->sums, e) && checkpoint_add(k, "config.json", e) &&
+static inline bool checkpoint_model(Checkpoint* k, const ModelConfig* c, const char* source, const ParamTable* t,
+                                    StateSlot weights, Error* e) {
+    return model_save_weights(k->tmp, c, source, t, weights, &k->sums, e) && checkpoint_add(k, "config.json", e) &&
            checkpoint_add(k, "model.safetensors.index.json", e);
 }
 
@@ -223,17 +224,11 @@ static inline void checkpoint_list_state(Checkpoint* k, int rank, uint64_t size,
 }
 
 /* Writes the files that a run can do without; only warns if that fails. Keeps files that exist already. */
-static inline void checkpoint_side_files(Checkpoint* k, const SideFiles* files, const ModelConfig* c) {
-    Error e = NO_ERROR;
+static inline void checkpoint_side_files(Checkpoint* k, const SideFiles* files) {
     side_files_write(files, k->tmp);
-    if (!model_save_generation(k->tmp, c, &e)) {
-        warn("%s: this checkpoint will not have this file", e.msg);
-        checkpoint_drop(k, "generation_config.json");
-    }
     for (size_t i = 0; i < files->count; i++) {
         if (!file_sums_find(&k->sums, files->items[i].name)) { checkpoint_add_optional(k, files->items[i].name); }
     }
-    if (!file_sums_find(&k->sums, "generation_config.json")) { checkpoint_add_optional(k, "generation_config.json"); }
 }
 
 /* Checks that a listed file has its size. This is cheap and finds files that were cut short. */

@@ -203,23 +203,31 @@ static inline bool config_read_all_rope(ModelConfig* c, const Json* j, Error* e)
     return true;
 }
 
-/* Reads bos_token_id and eos_token_id; the latter is one id or a list of up to MAX_EOS. */
+/* Reads bos_token_id and eos_token_id; the latter is one id or a list. An id that is no token of the model begins or ends no
+ * text: config_warn() names it. */
 static inline bool config_read_ids(ModelConfig* c, const Json* j, Error* e) {
-    int64_t bos = -1;
-    if (!json_int_or(j, json_root(j), "bos_token_id", 0, c->vocab_size - 1, &bos, e)) { return false; }
-    c->bos_id = (int)bos;
+    const JsonNode* bos = json_get(j, json_root(j), "bos_token_id");
     const JsonNode* eos = json_get(j, json_root(j), "eos_token_id");
-    if (!eos) { return true; }
-    const bool list = eos->type == JSON_ARRAY;
+    int64_t id = -1;
+    if (bos && !json_node_int(j, bos, &id)) { return json_wanted(j, json_root(j), "bos_token_id", e, "an integer"); }
+    c->bos_id = id < c->vocab_size ? (int)id : -1;
+    if (c->bos_id < 0) { c->bos_id = -1; }
+    const bool list = eos && eos->type == JSON_ARRAY;
     for (const JsonNode* n = list ? json_first(j, eos) : eos; n; n = list ? json_next(j, n) : NULL) {
-        int64_t id = 0;
-        if (!json_node_int(j, n, &id) || id < 0 || id >= c->vocab_size || c->num_eos == MAX_EOS) {
-            return json_wanted(j, json_root(j), "eos_token_id", e, "up to %d ids from 0 to vocab_size - 1 = %d", MAX_EOS,
-                               c->vocab_size - 1);
+        if (!json_node_int(j, n, &id)) {
+            return json_wanted(j, json_root(j), "eos_token_id", e, "an integer or a list of them");
         }
-        c->eos_ids[c->num_eos++] = (int)id;
+        if (c->num_eos == MAX_EOS) { return json_wanted(j, json_root(j), "eos_token_id", e, "up to %d ids", MAX_EOS); }
+        if (id >= 0 && id < c->vocab_size) { c->eos_ids[c->num_eos++] = (int)id; }
     }
     return true;
+}
+
+/* Returns whether a list of layer_types has no other word than "full_attention". */
+static inline bool config_is_full(const Json* j, const JsonNode* list) {
+    const JsonNode* n = list->type == JSON_ARRAY ? json_first(j, list) : list;
+    while (n && json_is_string(j, n, "full_attention")) { n = json_next(j, n); }
+    return !n;
 }
 
 /* Checks that the model is a Llama: model_type, architectures, hidden_act, and no field of config_unsupported. */
@@ -233,7 +241,7 @@ static inline bool config_check_kind(const Json* j, Error* e) {
     if (!json_text(j, root, "model_type", &text, e)) { return false; }
     if (strcmp(text, "llama") != 0) { return json_wanted(j, root, "model_type", e, "\"llama\""); }
     const JsonNode* kinds = json_get(j, root, "architectures");
-    if (kinds) {
+    if (kinds && !(kinds->type == JSON_ARRAY && kinds->length == 0)) {
         const JsonNode* first = json_first(j, kinds);
         text = first ? json_string(j, first, NULL) : NULL;
         if (!text || (strcmp(text, "LlamaForCausalLM") != 0 && strcmp(text, "LlamaModel") != 0)) {
@@ -252,6 +260,7 @@ static inline bool config_check_kind(const Json* j, Error* e) {
         const JsonNode* n = json_get(j, root, config_unsupported[i]);
         double number = 1;
         if (!n || n->type == JSON_FALSE || (json_node_double(j, n, &number) && number == 0)) { continue; }
+        if (strcmp(config_unsupported[i], "layer_types") == 0 && config_is_full(j, n)) { continue; }
         return json_wanted(j, root, config_unsupported[i], e, "no such field: it is not supported");
     }
     return true;
@@ -354,6 +363,20 @@ static inline const char* config_meant(const char* key, size_t len) {
     return meant;
 }
 
+/* Warns of ids that are no tokens of the model. */
+static inline void config_warn_of_ids(const ModelConfig* c, const Json* j) {
+    static const char* const fields[] = {"bos_token_id", "eos_token_id"};
+    for (int i = 0; i < 2; i++) {
+        const JsonNode* ids = json_get(j, json_root(j), fields[i]);
+        const bool list = ids && ids->type == JSON_ARRAY;
+        for (const JsonNode* n = list ? json_first(j, ids) : ids; n; n = list ? json_next(j, n) : NULL) {
+            int64_t id = 0;
+            if (!json_node_int(j, n, &id) || id < c->vocab_size) { continue; }
+            warn("%s: %s has %lld, which is no token of the model's %d", j->path, fields[i], (long long)id, c->vocab_size);
+        }
+    }
+}
+
 /* Warns of fields that an accepted config.json may have lost: a field whose name is one edit off, and rope_theta beside RoPE
  * type llama3. Either changes the model. */
 static inline void config_warn(const ModelConfig* c, const char* path) {
@@ -370,6 +393,7 @@ static inline void config_warn(const ModelConfig* c, const char* path) {
             if (meant) { warn("%s: the field \"%s\" is unknown and ignored, did you mean \"%s\"?", path, key, meant); }
         }
     }
+    config_warn_of_ids(c, &j);
     if (c->rope_llama3 && !has_theta) {
         warn("%s: has RoPE of type llama3, but no rope_theta: it is %g, as in transformers", path, c->rope_theta);
     }
@@ -379,11 +403,19 @@ static inline void config_warn(const ModelConfig* c, const char* path) {
 // ---------------------------------------------------------------------------------------------------------------------
 // writing
 
-/* Writes the value of a plain field. */
-static inline void config_write_value(FILE* f, const ModelConfig* c, const ConfigField* field) {
-    const char* member = (const char*)c + field->member;
+/* Writes the value of a plain field. A fixed one is as in `source`, the text of the config.json that was read, if it is there:
+ * that was found to mean the same. NULL: the model is new. */
+static inline void config_write_value(FILE* f, const ModelConfig* c, const ConfigField* field, const char* source) {
+    const char *member = (const char*)c + field->member, *from, *to;
+    const bool names_kind = strcmp(field->name, "architectures") == 0 || strcmp(field->name, "model_type") == 0;
     switch (field->kind) {
-        case CONFIG_FIXED: fputs(field->text, f); break;
+        case CONFIG_FIXED:
+            if (source && !names_kind && json_find_member(source, field->name, &from, &to) && strncmp(from, "null", 4) != 0) {
+                fwrite(from, 1, (size_t)(to - from), f);
+            } else {
+                fputs(field->text, f);
+            }
+            break;
         case CONFIG_INT: fprintf(f, "%d", *(const int*)member); break;
         case CONFIG_FLOAT: json_write_float(f, *(const float*)member); break;
         case CONFIG_BOOL: fputs(*(const bool*)member ? "true" : "false", f); break;
@@ -419,16 +451,34 @@ static inline void config_write_ids(FILE* f, const ModelConfig* c) {
     fputs(c->num_eos > 1 ? "],\n" : ",\n", f);
 }
 
+/* Writes the members of `source` that the text so far does not have: what we do not know stays as it is. */
+static inline void config_write_others(FILE* f, const char* text, const char* source) {
+    const char *from, *to;
+    Json j;
+    Error ignored = NO_ERROR;  // it was parsed when it was read
+    if (!source || !json_parse(&j, xstrdup(source), strlen(source), "config.json", &ignored)) { return; }
+    for (const JsonNode* n = json_first(&j, json_root(&j)); n; n = json_next(&j, n)) {
+        const char* key = json_key(&j, n, NULL);
+        if (json_find_member(text, key, &from, &to) || !json_find_member(source, key, &from, &to)) { continue; }
+        fputs(",\n  ", f);
+        json_write_text(f, key);
+        fprintf(f, ": %.*s", (int)(to - from), from);
+    }
+    json_free(&j);
+}
+
 /* Writes config.json and flushes it to disk. transformers loads the weights as `dtype` (F32, BF16 or F16). RoPE is written in
- * the spellings of transformers 4 and 5. */
-static inline bool config_write(const ModelConfig* c, const char* path, SafeDtype dtype, Error* e) {
+ * the spellings of transformers 4 and 5. `source`: the text of the config.json that was read, whose other members are kept;
+ * NULL: none. */
+static inline bool config_write(const ModelConfig* c, const char* path, SafeDtype dtype, const char* source, Error* e) {
     const char* torch_dtype = dtype == SAFE_BF16 ? "bfloat16" : dtype == SAFE_F16 ? "float16" : "float32";
-    FILE* f = create_output(path, e);
-    if (!f) { return false; }
+    char* text = NULL;
+    size_t size = 0;
+    FILE* f = xopen_memory(&text, &size);
     fputs("{\n", f);
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
         fprintf(f, "  \"%s\": ", config_fields[i].name);
-        config_write_value(f, c, &config_fields[i]);
+        config_write_value(f, c, &config_fields[i], source);
         fputs(",\n", f);
     }
     config_write_ids(f, c);
@@ -446,7 +496,15 @@ static inline bool config_write(const ModelConfig* c, const char* path, SafeDtyp
         fputs("\"rope_type\": \"default\"", f);
     }
     fprintf(f, "},\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n", torch_dtype, torch_dtype);
-    return close_output(f, path, e);
+    xclose_memory(f, &text);
+    f = create_output(path, e);
+    if (f) {
+        fwrite(text, 1, size - strlen("\n}\n"), f);
+        config_write_others(f, text, source);
+        fputs("\n}\n", f);
+    }
+    free(text);
+    return f && close_output(f, path, e);
 }
 
 #endif

@@ -323,7 +323,7 @@ static inline bool log_config(Logger* g, const TrainerState* s, const LoggedRun*
     for (int i = 0; i < NUM_CONFIG_FIELDS; i++) {
         if (config_fields[i].kind == CONFIG_FIXED) { continue; }
         log_key(f, config_fields[i].name);
-        config_write_value(f, c, &config_fields[i]);
+        config_write_value(f, c, &config_fields[i], NULL);
     }
     log_double(f, "rope_theta", c->rope_theta);
     if (c->rope_llama3) { log_double(f, "rope_factor", c->rope_factor); }

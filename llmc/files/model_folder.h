@@ -412,13 +412,13 @@ static inline bool model_save_index(const char* dir, const ParamTable* t, size_t
 }
 
 /* Writes config.json, the weights and their index into an existing folder and flushes them. The weights are rounded to
- * the slot's dtype; above MODEL_SHARD_BYTES they become shards. Appends the weight files' sizes and checksums to `sums` (or
+ * the slot's dtype; above MODEL_SHARD_BYTES they become shards. `source`: see config_write(). Appends the weight files' sizes and checksums to `sums` (or
  * NULL). */
-static inline bool model_save_weights(const char* dir, const ModelConfig* c, const ParamTable* t, StateSlot weights,
-                                      FileSums* sums, Error* e) {
+static inline bool model_save_weights(const char* dir, const ModelConfig* c, const char* source, const ParamTable* t,
+                                      StateSlot weights, FileSums* sums, Error* e) {
     const size_t element_bytes = safe_dtypes[weights.dtype].bytes;
     char path[PATH_CAP], name[64];
-    if (!path_join(path, dir, "config.json", e) || !config_write(c, path, weights.dtype, e)) { return false; }
+    if (!path_join(path, dir, "config.json", e) || !config_write(c, path, weights.dtype, source, e)) { return false; }
     int shards = 0;
     for (int first = 0; first < t->count; first = model_shard_end(t, first, element_bytes)) { shards++; }
     // a single file from an earlier save into this folder would be read instead of the shards
@@ -431,19 +431,6 @@ static inline bool model_save_weights(const char* dir, const ModelConfig* c, con
         first = last;
     }
     return model_save_index(dir, t, element_bytes, shards, e);
-}
-
-/* Writes generation_config.json: the ids that start and end a text. Keeps a file that exists already. */
-static inline bool model_save_generation(const char* dir, const ModelConfig* c, Error* e) {
-    char path[PATH_CAP];
-    if (!path_join(path, dir, "generation_config.json", e)) { return false; }
-    if (file_exists(path)) { return true; }
-    FILE* f = create_output(path, e);
-    if (!f) { return false; }
-    fputs("{\n", f);
-    config_write_ids(f, c);
-    fputs("  \"_from_model_config\": true\n}\n", f);
-    return close_output(f, path, e);
 }
 
 #endif

@@ -178,7 +178,7 @@ static inline bool safetensors_parse_header(SafeTensors* st, char* text, size_t 
         size_t key_len = 0;
         const char* key = json_key(j, n, &key_len);
         if (key_len == 12 && memcmp(key, "__metadata__", 12) == 0) {
-            bool ok = n->type == JSON_OBJECT;
+            bool ok = n->type == JSON_OBJECT || n->type == JSON_NULL;
             for (const JsonNode* m = json_first(j, n); ok && m; m = json_next(j, m)) { ok = m->type == JSON_STRING; }
             if (!ok) { return json_wanted(j, root, "__metadata__", e, "an object of strings"); }
         } else if (!safetensors_parse_tensor(st, n, &st->tensors[st->count++], e)) {

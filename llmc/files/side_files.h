@@ -3,7 +3,8 @@
  *
  * They are read once, when the run starts, and kept in memory: the folder may be removed during the run. Only regular files
  * on a short list of names are taken. A link is followed only within the folder, or into the blobs of the download cache
- * that holds the folder: no private file may end up in a published checkpoint. One warning names all files that are left out: a
+ * that holds the folder: no private file may end up in a published checkpoint. Files that decide the ids of texts are followed
+ * anywhere, as tokenizer.json is. One warning names all files that are left out: a
  * run does not end for a licence.
  */
 #ifndef LLMC_SIDE_FILES_H
@@ -37,19 +38,12 @@ static inline void side_files_free(SideFiles* files) {
 }
 
 static inline bool is_side_file(const char* name) {
-    static const char* const names[] = {"tokenizer*",
-                                        "special_tokens_map.json",
-                                        "added_tokens.json",
-                                        "vocab.json",
-                                        "merges.txt",
-                                        "chat_template*",
-                                        "generation_config.json",
-                                        "README.md",
-                                        "LICENSE*",
-                                        "LICENCE*",
-                                        "COPYING*",
-                                        "NOTICE*",
-                                        "USE_POLICY*"};
+    static const char* const names[] = {"tokenizer*",        "special_tokens_map.json",
+                                        "added_tokens.json", "vocab.json",
+                                        "merges.txt",        "chat_template*",
+                                        "README.md",         "LICENSE*",
+                                        "LICENCE*",          "COPYING*",
+                                        "NOTICE*",           "USE_POLICY*"};
     if (fnmatch("*.safetensors", name, 0) == 0) { return false; }  // loaders would mistake it for weights
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (fnmatch(names[i], name, FNM_CASEFOLD) == 0) { return true; }
@@ -63,13 +57,24 @@ static inline bool is_below(const char* file, const char* folder) {
     return strncmp(file, folder, n) == 0 && file[n] == '/';
 }
 
-/* Writes the real path of a file into `real` (PATH_MAX bytes); fails if the file is a link to elsewhere. A download cache
- * has folders NAME/snapshots/COMMIT full of links into NAME/blobs. */
+/* Returns whether a file decides the ids of texts. The program has read it, and without it the folder says something else. */
+static inline bool side_file_decides(const char* name) {
+    static const char* const names[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                                        "added_tokens.json", "chat_template.jinja"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(name, names[i]) == 0) { return true; }
+    }
+    return false;
+}
+
+/* Writes the real path of a file into `real` (PATH_MAX bytes); fails if the file is a link to elsewhere, unless it decides ids.
+ * A download cache has folders NAME/snapshots/COMMIT full of links into NAME/blobs. */
 static inline bool side_file_resolve(const char* folder, const char* path, char* real, Error* e) {
     char inside[PATH_MAX], blobs[PATH_MAX], cache[PATH_CAP];
     if (!path_join(cache, folder, "../../blobs", e)) { return false; }
     if (!realpath(folder, inside) || !realpath(path, real)) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
     if (is_below(real, inside) || (realpath(cache, blobs) && is_below(real, blobs))) { return true; }
+    if (side_file_decides(file_name(path))) { return true; }
     return fail(e, "%s: is a link out of its folder, wanted a file in it", path);
 }
 

@@ -48,7 +48,8 @@ static inline bool chat_template_fits(const Tokenizer* t) {
 
 /* Returns the template of a model: its own, or Llama 3's if it has none and its tokenizer has the tokens; NULL: it has none. */
 static inline const char* chat_template(const TextRules* r) {
-    return r->chat_template ? r->chat_template : r->tokenizer && chat_template_fits(r->tokenizer) ? LLAMA3_CHAT_TEMPLATE : NULL;
+    const bool built_in = !r->template_path[0] && r->tokenizer && chat_template_fits(r->tokenizer);
+    return r->chat_template ? r->chat_template : built_in ? LLAMA3_CHAT_TEMPLATE : NULL;
 }
 
 /* The form of a model's conversations. Constant once it is open: threads may share it. */

@@ -17,7 +17,8 @@
 
 #include "llmc/config.h"          // defines: ModelConfig, MAX_EOS
 #include "llmc/files/folder.h"    // defines: folder_of, folder_has
-#include "llmc/files/json.h"      // defines: json_parse, json_get, json_string, json_find_member
+#include "llmc/files/json.h"      // defines: json_parse, json_get, json_string, json_find_member, json_set_member
+#include "llmc/files/output.h"    // defines: write_file
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer
 
 enum { MAX_END_IDS = 2 * MAX_EOS + 4, MAX_START_IDS = 8 };
@@ -41,14 +42,19 @@ typedef struct {
     int32_t end_ids[MAX_END_IDS];  // any of them ends a text that is generated
     int num_ends;
     int pad_id;                    // fills up the rows of a batch
-    int end_of_turn;               // ends an answer in the chat template
+    int end_of_turn;               // ends an answer in the chat template, if this run trains with it
     char* chat_template;           // Jinja; NULL: none
     char template_path[PATH_CAP];  // the file that has templates; "": none. Without chat_template none is called "default"
+    bool template_added;           // the folder has none: this run trains with chat_template
     Sampling sampling;
+    char* generation;          // the text of generation_config.json; NULL: none
+    int32_t ids[MAX_END_IDS];  // its eos_token_id
+    int num_ids;
 } TextRules;
 
 static inline void text_rules_free(TextRules* r) {
     free(r->chat_template);
+    free(r->generation);
     memset(r, 0, sizeof *r);
 }
 
@@ -279,22 +285,81 @@ static inline void generation_warn(const Sampling* s, const Json* j) {
  * warnings; speaks: also those that matter to a text. */
 static inline void text_rules_read_generation(TextRules* r, const char* dir, bool says, bool speaks) {
     char path[PATH_CAP];
+    size_t size = 0;
     Json j;
     Error e = NO_ERROR;
     if (!folder_has(dir, "generation_config.json")) { return; }
-    if (!path_join(path, dir, "generation_config.json", &e) || !json_read_file(&j, path, 16 << 20, &e)) {
+    char* text = path_join(path, dir, "generation_config.json", &e) ? read_file(path, &size, 16 << 20, &e) : NULL;
+    if (!text || !json_parse(&j, xcopy_text(text, size), size, path, &e)) {
         if (says) { warn("%s: the file is left out", e.msg); }
+        free(text);
         return;
     }
+    r->generation = text;
     generation_read_sampling(&r->sampling, &j, says && speaks);
     const JsonNode* eos = json_get(&j, json_root(&j), "eos_token_id");
     const bool list = eos && eos->type == JSON_ARRAY;
     for (const JsonNode* n = list ? json_first(&j, eos) : eos; n; n = list ? json_next(&j, n) : NULL) {
         int64_t id = 0;
-        if (json_node_int(&j, n, &id)) { text_rules_end_at(r, id); }
+        if (!json_node_int(&j, n, &id) || id < 0 || id >= r->vocab_size || r->num_ids == MAX_END_IDS) { continue; }
+        r->ids[r->num_ids++] = (int32_t)id;
+        text_rules_end_at(r, id);
     }
     if (says && speaks) { generation_warn(&r->sampling, &j); }
     json_free(&j);
+}
+
+/* Returns whether generation_config.json has an end token. */
+static inline bool text_rules_has_id(const TextRules* r, int id) {
+    for (int i = 0; i < r->num_ids; i++) {
+        if (r->ids[i] == id) { return true; }
+    }
+    return false;
+}
+
+/* Writes ids as eos_token_id spells them: null, an id, or a list. */
+static inline void text_rules_write_ids(FILE* f, const int32_t* ids, int count) {
+    fputs(count == 0 ? "null" : count > 1 ? "[" : "", f);
+    for (int i = 0; i < count; i++) { fprintf(f, "%s%d", i ? ", " : "", ids[i]); }
+    fputs(count > 1 ? "]" : "", f);
+}
+
+/* Writes generation_config.json: the text that was read, unless training has added an end token; otherwise a new one, with the
+ * ids of *c and the sampling if it is stated. */
+static inline bool text_rules_save_generation(const TextRules* r, const ModelConfig* c, const char* dir, Error* e) {
+    char path[PATH_CAP], *eos = NULL, *text = NULL;
+    const Sampling* s = &r->sampling;
+    size_t size = 0;
+    int32_t ids[MAX_END_IDS + MAX_EOS];
+    int count = r->num_ids;
+    memcpy(ids, r->ids, (size_t)count * sizeof *ids);
+    for (int i = 0; r->num_ids == 0 && i < c->num_eos; i++) { ids[count++] = c->eos_ids[i]; }
+    const bool added = r->num_ids > 0 && r->end_of_turn >= 0 && !text_rules_has_id(r, r->end_of_turn);
+    if (added) { ids[count++] = r->end_of_turn; }
+    FILE* f = xopen_memory(&eos, &size);
+    text_rules_write_ids(f, ids, count);
+    xclose_memory(f, &eos);
+    if (r->generation) {
+        text = xstrdup(r->generation);
+        if (added || (r->end_of_turn >= 0 && r->num_ids == 0)) { json_set_member(&text, "eos_token_id", eos); }
+    } else {
+        f = xopen_memory(&text, &size);
+        fputs("{\n  \"bos_token_id\": ", f);
+        text_rules_write_ids(f, &c->bos_id, c->bos_id >= 0);
+        fprintf(f, ",\n  \"eos_token_id\": %s", eos);
+        if (s->stated) {
+            fprintf(f, ",\n  \"do_sample\": %s,\n  \"temperature\": ", s->draws ? "true" : "false");
+            json_write_double(f, s->draws ? s->temperature : 1);  // 0 is refused there
+            fprintf(f, ",\n  \"top_k\": %lld,\n  \"top_p\": ", (long long)s->top_k);
+            json_write_double(f, s->top_p);
+        }
+        fputs("\n}\n", f);
+        xclose_memory(f, &text);
+    }
+    const bool ok = path_join(path, dir, "generation_config.json", e) && write_file(path, text, strlen(text), e);
+    free(eos);
+    free(text);
+    return ok;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

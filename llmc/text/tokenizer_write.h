@@ -1,16 +1,17 @@
 /* tokenizer_write.h -- writes a Tokenizer as the files that `transformers` reads: tokenizer.json and tokenizer_config.json.
  *
- * A tokenizer from a tokenizer.json is written unchanged, except for a post-processor that puts BOS in front of a text if there
- * is none. A tokenizer from a tiktoken file, or of the built-in bytes, is written anew.
+ * A tokenizer from a tokenizer.json is written unchanged. For a new model it gets a post-processor that puts BOS in front of a
+ * text if there is none, since training documents begin with BOS. A tokenizer from a tiktoken file, or of the built-in bytes, is
+ * written anew.
  */
 #ifndef LLMC_TOKENIZER_WRITE_H
 #define LLMC_TOKENIZER_WRITE_H
 
-#include "llmc/base/utils.h"      // defines: path_join, xmalloc, xstrdup, xopen_memory, xclose_memory
-#include "llmc/files/json.h"      // defines: json_parse, json_write_string, json_write_text, json_find_member, json_with_member
-#include "llmc/files/output.h"    // defines: create_output, close_output, write_file
-#include "llmc/text/chat.h"       // defines: LLAMA3_CHAT_TEMPLATE, chat_template_fits
-#include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_token, token_splits
+#include "llmc/base/utils.h"    // defines: path_join, xmalloc, xstrdup, xopen_memory, xclose_memory
+#include "llmc/files/json.h"    // defines: json_parse, json_write_string, json_write_text, json_find_member, json_with_member
+#include "llmc/files/output.h"  // defines: create_output, close_output, write_file
+#include "llmc/text/text_rules.h"      // defines: TextRules, text_rules_init
+#include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_splits
 #include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, byte_stand_ins
 
 /* Returns a token's bytes as a JSON string. The caller frees it. */
@@ -51,37 +52,6 @@ static inline char* bos_post_processor(const Tokenizer* t) {
     xclose_memory(f, &text);
     free(name);
     return text;
-}
-
-/* Returns whether a post-processor is a TemplateProcessing that begins with the token `name`, or a Sequence with one in it. */
-static inline bool post_processor_adds(const Json* j, const JsonNode* node, const char* name, size_t len) {
-    const JsonNode* list = json_get(j, node, "processors");
-    if (json_is_string(j, json_get(j, node, "type"), "Sequence") && list && list->type == JSON_ARRAY) {
-        for (const JsonNode* n = json_first(j, list); n; n = json_next(j, n)) {
-            if (json_get(j, n, "single") && post_processor_adds(j, n, name, len)) { return true; }
-        }
-        return false;
-    }
-    const JsonNode* single = json_get(j, node, "single");
-    const JsonNode* first = single && single->type == JSON_ARRAY ? json_first(j, single) : NULL;
-    size_t id_len = 0;
-    const char* id = first ? json_string(j, json_get(j, json_get(j, first, "SpecialToken"), "id"), &id_len) : NULL;
-    return id && id_len == len && memcmp(id, name, len) == 0;
-}
-
-/* Returns whether the post-processor of t->source adds BOS already. */
-static inline bool source_adds_bos(const Tokenizer* t) {
-    const char *from, *to;
-    Json j;
-    Error ignored = NO_ERROR;
-    if (!json_find_member(t->source, "post_processor", &from, &to)) { return false; }
-    const size_t len = (size_t)(to - from);
-    if (!json_parse(&j, xcopy_text(from, len), len, "post_processor", &ignored)) { return false; }
-    size_t name_len;
-    const char* name = tokenizer_token(t, t->bos_id, &name_len);
-    const bool adds = post_processor_adds(&j, json_root(&j), name, name_len);
-    json_free(&j);
-    return adds;
 }
 
 static inline int compare_splits(const void* a, const void* b) {
@@ -163,9 +133,23 @@ static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     fputs("]}\n}\n", f);
 }
 
-/* Returns the text of a tokenizer_config.json: the tokenizer's own or a new one, with BOS, EOS and the class set. The caller
- * frees it. */
-static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
+/* What a folder says besides what the tokenizer's own files say. */
+typedef struct {
+    bool fresh;                 // the model is new: its texts begin with BOS
+    const char* chat_template;  // Jinja that the tokenizer's folder does not have in tokenizer_config.json; NULL: none
+    int max_length;             // of the texts in tokens that the model was trained on, for a new file; 0 leaves it out
+} TokenizerExtras;
+
+/* Returns what a folder with these rules says. */
+static inline TokenizerExtras tokenizer_extras(const TextRules* r, bool fresh, int max_length) {
+    const bool other_file = r->template_path[0] && strcmp(file_name(r->template_path), "tokenizer_config.json") != 0;
+    const TokenizerExtras x = {fresh, r->template_added || (fresh && other_file) ? r->chat_template : NULL, max_length};
+    return x;
+}
+
+/* Returns the text of a tokenizer_config.json: the tokenizer's own, unless x changes it, or a new one, with BOS, EOS and the
+ * class set. The caller frees it. */
+static inline char* tokenizer_config_text(const Tokenizer* t, const TokenizerExtras* x) {
     static const struct {
         const char *key, *value;
     } fixed[] = {
@@ -178,16 +162,17 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     char* text = xstrdup(t->config ? t->config : "{\n}\n");
     char* value = NULL;
     size_t size = 0;
-    if (!t->config && chat_template_fits(t)) {
+    if (x->chat_template) {
         FILE* f = xopen_memory(&value, &size);
-        json_write_text(f, LLAMA3_CHAT_TEMPLATE);
+        json_write_text(f, x->chat_template);
         xclose_memory(f, &value);
         json_set_member(&text, "chat_template", value);
         free(value);
     }
-    if (!t->config && max_length > 0) {
+    if (t->config && !x->fresh) { return text; }
+    if (!t->config && x->max_length > 0) {
         char number[16];
-        snprintf(number, sizeof number, "%d", max_length);
+        snprintf(number, sizeof number, "%d", x->max_length);
         json_set_member(&text, "model_max_length", number);
     }
     for (int i = 0; i < 2; i++) {
@@ -201,17 +186,18 @@ static inline char* tokenizer_config_text(const Tokenizer* t, int max_length) {
     return text;
 }
 
-/* Writes tokenizer.json and tokenizer_config.json to a folder, for this program and for `transformers`, whose encoding then
- * puts BOS in front of a text. See the top of the file for what changes. `max_length` is the longest text in tokens that the
- * folder's model was trained on, for a new tokenizer_config.json; 0 leaves it out. */
-static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int max_length, Error* e) {
+/* Writes tokenizer.json and tokenizer_config.json to a folder, for this program and for `transformers`. Both are those of the
+ * tokenizer, except for what *x says. */
+static inline bool tokenizer_save(const Tokenizer* t, const char* folder, const TokenizerExtras* x, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, folder, "tokenizer.json", e)) { return false; }
     FILE* f = create_output(path, e);
     if (!f) { return false; }
+    TextRules rules;
+    text_rules_init(&rules, t, NULL);
     if (!t->source) {
         write_tokenizer_json(f, t);
-    } else if (t->bos_id < 0 || source_adds_bos(t)) {
+    } else if (!x->fresh || t->bos_id < 0 || (rules.num_start > 0 && rules.start_ids[0] == t->bos_id)) {
         fputs(t->source, f);
     } else {
         char* value = bos_post_processor(t);
@@ -221,7 +207,7 @@ static inline bool tokenizer_save(const Tokenizer* t, const char* folder, int ma
         free(value);
     }
     if (!close_output(f, path, e) || !path_join(path, folder, "tokenizer_config.json", e)) { return false; }
-    char* text = tokenizer_config_text(t, max_length);
+    char* text = tokenizer_config_text(t, x);
     const bool ok = write_file(path, text, strlen(text), e);
     free(text);
     return ok;

@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
     Model m;
     must(config_read(&m.config, argv[1], &e), &e);
     m.table = param_table(&m.config);
-    must(model_save_weights(argv[2], &m.config, &m.table, slot_from(SAFE_F32, draw, &m), NULL, &e), &e);
+    must(model_save_weights(argv[2], &m.config, NULL, &m.table, slot_from(SAFE_F32, draw, &m), NULL, &e), &e);
     param_table_free(&m.table);
     return 0;
 }

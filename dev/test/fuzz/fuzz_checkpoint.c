@@ -44,7 +44,7 @@ static void make_checkpoints(void) {
         s.step = step;
         s.world_size = 1;
         s.loss_scale = 1;
-        must(checkpoint_begin(&k, whole, step, &e) && checkpoint_model(&k, &config, &table, slots[0], &e) &&
+        must(checkpoint_begin(&k, whole, step, &e) && checkpoint_model(&k, &config, NULL, &table, slots[0], &e) &&
                  checkpoint_state(&k, 0, &table, &owned, slots, 2, &e) && checkpoint_commit(&k, &s, &e),
              &e);
     }

@@ -19,7 +19,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     // the arena's offsets did not wrap: it holds every parameter, and nothing else but the gaps
     REQUIRE(t.elements >= t.num_params && t.elements - t.num_params <= (size_t)t.count * PARAM_ALIGN);
     param_table_free(&t);
-    must(config_write(&c, path, SAFE_BF16, &e) && config_read(&back, path, &e), &e);
-    REQUIRE(memcmp(&c, &back, sizeof c) == 0);
+    char* source = fuzz_text(data, size);
+    for (int i = 0; i < 2; i++) {  // anew, and with the other members of the bytes
+        must(config_write(&c, path, SAFE_BF16, i ? source : NULL, &e) && config_read(&back, path, &e), &e);
+        REQUIRE(memcmp(&c, &back, sizeof c) == 0);
+    }
+    free(source);
     return 0;
 }

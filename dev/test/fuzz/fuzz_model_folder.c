@@ -34,11 +34,11 @@ static void make_folder(void) {
     must(make_directories(fuzz_path(folder, "model"), &e), &e);
     fuzz_tiny_model(&c);
     ParamTable t = param_table(&c);  // with a head, which is equal to the embedding
-    bool ok = model_save_weights(folder, &c, &t, slot_from(SAFE_F32, give, NULL), NULL, &e);
+    bool ok = model_save_weights(folder, &c, NULL, &t, slot_from(SAFE_F32, give, NULL), NULL, &e);
     for (int i = 0; ok && i < 3; i++) { ok = path_join(written[i], folder, names[i], &e); }
     for (int tied = 1; ok && tied >= 0; tied--) {
         c.tied = tied;
-        ok = config_write(&c, written[2], SAFE_F32, &e) &&
+        ok = config_write(&c, written[2], SAFE_F32, NULL, &e) &&
              (config_text[tied] = read_file(written[2], &config_size[tied], 1 << 16, &e));
     }
     if (!ok || !file_exists(written[0]) || !model_check(folder, &c, &e)) { die("%s", e.msg); }

@@ -28,7 +28,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz_check_error(ok, &e);
     if (ok) {
         REQUIRE(t.bos_id >= -1 && t.bos_id < t.vocab_size && t.eos_id >= -1 && t.eos_id < t.vocab_size);
-        char* text = tokenizer_config_text(&t, 7);
+        const TokenizerExtras x = {data[0] & 1, data[0] & 2 ? "{{ messages }}" : NULL, 7};
+        char* text = tokenizer_config_text(&t, &x);
         must(read_config(&back, &base, text, strlen(text), &e), &e);
         REQUIRE(back.bos_id == t.bos_id && back.eos_id == t.eos_id);
         free(text);

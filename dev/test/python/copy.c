@@ -2,6 +2,7 @@
  * ./copy FROM TO [F32|BF16|F16], or a tokenizer, ./copy tokenizer FILE|DIR|bytes TO. TO must exist.
  */
 #include "llmc/files/model_folder.h"
+#include "llmc/text/chat.h"
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/text/tokenizer_write.h"
 
@@ -30,7 +31,8 @@ static void copy_tokenizer(const char* from, const char* to) {
     } else {
         must(tokenizer_load(&t, from, &e), &e);
     }
-    must(tokenizer_save(&t, to, 2048, &e), &e);
+    const TokenizerExtras extras = {true, chat_template_fits(&t) ? LLAMA3_CHAT_TEMPLATE : NULL, 2048};
+    must(tokenizer_save(&t, to, &extras, &e), &e);
     printf("%d %d %d %016llx\n", t.vocab_size, t.bos_id, t.eos_id, (unsigned long long)t.fingerprint);
     tokenizer_free(&t);
 }
@@ -47,10 +49,12 @@ int main(int argc, char** argv) {
     if (dtype > SAFE_F16) { die_usage("%s: wanted F32, BF16 or F16", argv[3]); }
     if (!model_check(argv[1], &c, &e)) { die("%s", e.msg); }
     ParamTable table = param_table(&c);
+    TextRules rules;
+    text_rules_init(&rules, NULL, &c);
     Copy copy = {&table, (float*)xcalloc(table.elements, sizeof(float))};
     const bool ok = model_load(argv[1], &c, &table, slot_to(take, &copy), &e) &&
-                    model_save_weights(argv[2], &c, &table, slot_from(dtype, give, &copy), NULL, &e) &&
-                    model_save_generation(argv[2], &c, &e);
+                    model_save_weights(argv[2], &c, NULL, &table, slot_from(dtype, give, &copy), NULL, &e) &&
+                    text_rules_save_generation(&rules, &c, argv[2], &e);
     free(copy.arena);
     param_table_free(&table);
     if (!ok) { die("%s", e.msg); }

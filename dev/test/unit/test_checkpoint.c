@@ -142,12 +142,12 @@ static bool save(const char* out, uint64_t step, int world_size, const char* sou
     SideFiles files = {NULL, 0, 0};
     if (source_dir) { files = side_files_read(source_dir); }
     bool ok = checkpoint_begin(&k, out, step, e);
-    ok = ok && checkpoint_model(&k, &c, &t, slot_from(SAFE_F32, give, &w), e);
+    ok = ok && checkpoint_model(&k, &c, NULL, &t, slot_from(SAFE_F32, give, &w), e);
     for (int r = 0; ok && r < world_size; r++) {
         const size_t lo = t.elements * (size_t)r / (size_t)world_size, hi = t.elements * (size_t)(r + 1) / (size_t)world_size;
         ok = checkpoint_state(&k, r, &t, range(lo, hi), slots, 2, e);
     }
-    if (ok) { checkpoint_side_files(&k, &files, &c); }
+    if (ok) { checkpoint_side_files(&k, &files); }
     ok = ok && checkpoint_commit(&k, &s, e);
     if (!ok) { checkpoint_abort(&k); }
     side_files_free(&files);
@@ -519,7 +519,7 @@ static void checksums_tell_how_far_they_are(void) {
 
 static void a_damaged_checkpoint_is_passed_over(void) {
     static const char* const files[] = {"config.json", "model.safetensors", "state_rank00000.safetensors", "trainer_state.json",
-                                        "generation_config.json"};
+                                        "model.safetensors.index.json"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         for (const char* how = "clfd"; *how; how++) {
             char out[PATH_CAP], path[PATH_CAP + 64], dir[PATH_CAP];
@@ -667,7 +667,6 @@ static void files_of_the_source_folder_come_along(void) {
     put_file(from, "tokenizer.json", "{}");
     put_file(from, "LICENSE", "free");
     put_file(from, "tokenizer.model", "IQ== 0\nIg== 1\n");
-    put_file(from, "generation_config.json", "{\"temperature\": 0.5}");
     put_file(from, "config.json", "{\"old\": 1}");
     put_file(from, "model-00001-of-00002.safetensors", "x");
     put_file(from, "model.safetensors.index.json", "x");
@@ -690,12 +689,6 @@ static void files_of_the_source_folder_come_along(void) {
     CHECK(has(dir, "chat_template.jinja"), "the chat template is missing");
     CHECK(!has(dir, "model-00001-of-00002.safetensors") && !has(dir, "state_rank00001.safetensors") && !has(dir, "folder"),
           "took too much");
-    char path[PATH_CAP + 64];
-    size_t size = 0;
-    snprintf(path, sizeof path, "%s/generation_config.json", dir);
-    char* text = read_file(path, &size, 1000, &e);
-    CHECK(text && contains(text, "temperature"), "the source's generation_config.json was overwritten");
-    free(text);
     trainer_state_free(&s);
     // a run that starts from this checkpoint passes them on
     char again[PATH_CAP];
@@ -760,13 +753,15 @@ static void links_are_followed_within_the_folder_and_its_cache_alone(void) {
     make_link("../../secret", from, "README.md");
     make_link("/etc/hostname", from, "NOTICE");
     make_link("nowhere", from, "merges.txt");
+    make_link("../../secret", from, "chat_template.jinja");  // it decides the ids of texts: from anywhere, as tokenizer.json
     CHECK(mkfifo(strcat(strcpy(blobs, from), "/vocab.json"), 0600) == 0, "mkfifo");
     put_file(from, "chat_template.json", "x");
     CHECK(path_join(blobs, from, "chat_template.json", &e), "%s", e.msg);
     CHECK(truncate(blobs, SIDE_FILE_MAX + 1) == 0, "truncate");
     SideFiles files = side_files_read(from);
-    CHECK(files.count == 2 && side_files_have(&files, "tokenizer.json") && side_files_have(&files, "LICENSE"), "%zu files",
-          files.count);
+    CHECK(files.count == 3 && side_files_have(&files, "tokenizer.json") && side_files_have(&files, "LICENSE") &&
+              side_files_have(&files, "chat_template.jinja"),
+          "%zu files", files.count);
     side_files_free(&files);
     clean(root);
 }
@@ -841,8 +836,8 @@ static void a_folder_that_cannot_be_read_is_no_end_of_it(void) {
 
 /* A network file system may drop names from a listing without a word. The list must hold every written file all the same. */
 static void a_folder_that_hides_files_does_not_seal_a_checkpoint_without_them(void) {
-    static const char* const wanted[] = {"config.json", "generation_config.json",       "model.safetensors",
-                                         "LICENSE",     "model.safetensors.index.json", "state_rank00000.safetensors"};
+    static const char* const wanted[] = {"config.json", "model.safetensors", "LICENSE", "model.safetensors.index.json",
+                                         "state_rank00000.safetensors"};
     readdir_error = 0;
     for (long n = 0;; n++) {
         char out[PATH_CAP], dir[PATH_CAP];
@@ -882,7 +877,7 @@ static void a_file_that_is_lost_before_the_end_is_missed(void) {
             Checkpoint k;
             const TrainerState s = small_state(1, 1);
             test_folder(out);
-            CHECK(checkpoint_begin(&k, out, 1, &e) && checkpoint_model(&k, &c, &t, m, &e) &&
+            CHECK(checkpoint_begin(&k, out, 1, &e) && checkpoint_model(&k, &c, NULL, &t, m, &e) &&
                       checkpoint_state(&k, 0, &t, range(0, t.elements), &m, 1, &e),
                   "%s", e.msg);
             snprintf(path, sizeof path, "%s/%s", k.tmp, files[i]);

@@ -88,11 +88,15 @@ static void ids_are_one_or_several(void) {
     CHECK(c.num_eos == 3 && c.eos_ids[2] == 3, "list");
     ACCEPTED(",\"eos_token_id\":[]");
     CHECK(c.num_eos == 0, "empty list");
-    REFUSED(",\"eos_token_id\":50", "eos_token_id is 50");
-    REFUSED(",\"eos_token_id\":[1,-1]", "eos_token_id");
-    REFUSED(",\"eos_token_id\":[1,2,3,4,5,6,7,8,9]", "up to 8 ids");
+    ACCEPTED(",\"bos_token_id\":50,\"eos_token_id\":50");  // config_warn() says so
+    CHECK(c.bos_id == -1 && c.num_eos == 0, "ids that are no tokens");
+    ACCEPTED(",\"bos_token_id\":-1,\"eos_token_id\":[1,-1]");
+    CHECK(c.bos_id == -1 && c.num_eos == 1, "-1 stands for none");
+    char many[256] = ",\"eos_token_id\":[1";
+    for (int i = 0; i < MAX_EOS; i++) { strcat(many, ",1"); }
+    REFUSED(strcat(many, "]"), "up to 32 ids");
     REFUSED(",\"eos_token_id\":\"x\"", "eos_token_id is \"x\"");
-    REFUSED(",\"bos_token_id\":50", "bos_token_id is 50, wanted an integer from 0 to 49");
+    REFUSED(",\"bos_token_id\":\"x\"", "bos_token_id is \"x\", wanted an integer");
 }
 
 #define L3 "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4,\"original_max_position_embeddings\":64"
@@ -297,7 +301,7 @@ static void what_is_written_is_read_back(void) {
             c.rope_theta = 1e6 / 3;
         }
         memset(&error, 0, sizeof error);
-        CHECK(config_write(&c, in_folder("config.json"), SAFE_BF16, &error) &&
+        CHECK(config_write(&c, in_folder("config.json"), SAFE_BF16, NULL, &error) &&
                   config_read(&back, in_folder("config.json"), &error),
               "%s", error.msg);
         CHECK(memcmp(&c, &back, sizeof c) == 0, "config %d changed", i);
@@ -332,8 +336,7 @@ static bool take(void* ctx, const Param* p, size_t first, size_t n, const float*
 
 /* Writes the whole folder, as an export does. */
 static bool save(const ModelConfig* c, const ParamTable* t, SafeDtype dtype, TensorSource source, void* ctx) {
-    return model_save_weights(folder, c, t, slot_from(dtype, source, ctx), NULL, &error) &&
-           model_save_generation(folder, c, &error);
+    return model_save_weights(folder, c, NULL, t, slot_from(dtype, source, ctx), NULL, &error);
 }
 
 static bool loads(const ModelConfig* want) {
@@ -358,7 +361,6 @@ static void a_folder_is_written_and_read_in_one_file_and_in_shards(void) {
             CHECK(save(&c, &t, SAFE_F32, give, NULL), "%s", error.msg);
             CHECK(file_exists(in_folder("model.safetensors")) == !shards, "one file");
             CHECK(file_exists(in_folder("model.safetensors.index.json")), "index");
-            CHECK(file_exists(in_folder("generation_config.json")), "generation_config.json");
             CHECK(loads(&c), "%s", error.msg);
             // save the other kind over it: the first must leave nothing that contradicts the second
             shard_bytes = shards ? 5000000000ull : 2000;

@@ -283,10 +283,13 @@ static bool write_as_rank(const Ranks* r, Fault fault, int bad) {
     if (me.fault == NO_FOLDER) { p.chosen.out = file; }
     p.chosen.keep = 1;
     const SafeDtype dtype = fault == LARGE_WEIGHT ? SAFE_F16 : SAFE_F32;
+    TextRules rules;
+    text_rules_init(&rules, NULL, &p.spec.config);
     const Saved what = {.process = &p.process,
                         .options = &p.chosen,
                         .start = &p.start,
                         .spec = &p.spec,
+                        .rules = &rules,
                         .weights = slot_from(dtype, give_weights, &me),
                         .states = {{"m", SAFE_F32, give, NULL, &me, NULL}, {"v", SAFE_BF16, give, NULL, &me, NULL}},
                         .num_states = 2,

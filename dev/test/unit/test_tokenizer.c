@@ -611,7 +611,8 @@ static void the_fingerprint_tells_tokenizers_apart_and_not_their_files(void) {
     Error e = NO_ERROR;
     char* text = tiktoken_text("YWI= 256\n");
     CHECK(tokenizer_parse(&a, text, strlen(text), "tokenizer.model", &e), "%s", e.msg);
-    CHECK(tokenizer_save(&a, folder, 0, &e), "%s", e.msg);
+    const TokenizerExtras x = {false, NULL, 0};
+    CHECK(tokenizer_save(&a, folder, &x, &e), "%s", e.msg);
     CHECK(tokenizer_load(&b, scratch("tokenizer.json"), &e), "%s", e.msg);
     CHECK(a.fingerprint == b.fingerprint && a.vocab_size == b.vocab_size, "the same tokenizer in another file");
     free(text);
@@ -632,15 +633,23 @@ static char* file_text(const char* name) {
     return text ? text : xstrdup("");
 }
 
-static void saving_adds_bos_and_keeps_the_rest(void) {
+/* Returns what text_rules.h says of the tokens before a text: their number, or -1 if the first is not BOS. */
+static int num_start(const Tokenizer* t) {
+    TextRules r;
+    text_rules_init(&r, t, NULL);
+    return r.num_start == 0 || text_rules_begins_with_bos(&r) ? r.num_start : -1;
+}
+
+static void a_new_model_s_tokenizer_adds_bos_and_any_other_is_kept(void) {
+    const TokenizerExtras fresh = {true, NULL, 64}, kept = {false, NULL, 64}, chats = {false, "{{ \"x\" }}", 64};
     Tokenizer a, b;
     Error e = NO_ERROR;
     tokenizer_bytes(&a);
-    CHECK(tokenizer_save(&a, folder, 64, &e) && tokenizer_load(&b, folder, &e), "%s", e.msg);
+    CHECK(tokenizer_save(&a, folder, &fresh, &e) && tokenizer_load(&b, folder, &e), "%s", e.msg);
     CHECK(a.fingerprint == b.fingerprint && b.bos_id == 256 && round_trips(&b, "ab\xFF\n\0c", 6), "the bytes");
     char *saved = file_text("tokenizer.json"), *config = file_text("tokenizer_config.json");
     CHECK(strstr(saved, "TemplateProcessing") && strstr(config, "\"model_max_length\": 64"), "%s", config);
-    CHECK(tokenizer_save(&b, folder, 64, &e), "%s", e.msg);
+    CHECK(tokenizer_save(&b, folder, &fresh, &e), "%s", e.msg);
     char *again = file_text("tokenizer.json"), *config_again = file_text("tokenizer_config.json");
     CHECK(strcmp(saved, again) == 0 && strcmp(config, config_again) == 0, "saving what was saved changes nothing");
     free(saved);
@@ -655,10 +664,24 @@ static void saving_adds_bos_and_keeps_the_rest(void) {
     write_text("tokenizer_config.json",
                "{\"bos_token\": {\"content\": \"<s>\"}, \"eos_token\": null, \"add_bos_token\": false,\n"
                " \"chat_template\": \"x}{\\\"\", \"tokenizer_class\": \"GPT2Tokenizer\"}");
-    CHECK(tokenizer_load(&a, folder, &e) && a.bos_id == 257 && a.eos_id == 256, "%s", e.msg);
-    CHECK(tokenizer_save(&a, folder, 0, &e) && tokenizer_load(&b, folder, &e) && b.bos_id == 257 && b.eos_id == 256, "%s",
+    config = file_text("tokenizer_config.json");
+    CHECK(tokenizer_load(&a, folder, &e) && a.bos_id == 257 && a.eos_id == 256 && num_start(&a) == 0, "%s", e.msg);
+    CHECK(tokenizer_save(&a, folder, &kept, &e), "%s", e.msg);
+    saved = file_text("tokenizer.json");
+    config_again = file_text("tokenizer_config.json");
+    CHECK(strcmp(saved, text) == 0 && strcmp(config, config_again) == 0, "a model that exists: no byte changes");
+    free(config_again);
+    CHECK(tokenizer_save(&a, folder, &chats, &e), "%s", e.msg);
+    config_again = file_text("tokenizer_config.json");
+    CHECK(strstr(config_again, "\"chat_template\": \"{{ \\\"x\\\" }}\"") && strstr(config_again, "\"eos_token\": null") &&
+              strstr(config_again, "GPT2Tokenizer"),
+          "a template that it has not: %s", config_again);
+    free(saved);
+    free(config);
+    free(config_again);
+    CHECK(tokenizer_save(&a, folder, &fresh, &e) && tokenizer_load(&b, folder, &e) && b.bos_id == 257 && b.eos_id == 256, "%s",
           e.msg);
-    CHECK(source_adds_bos(&b), "the post-processor of what was saved");
+    CHECK(num_start(&b) == 1, "the post-processor of what was saved");
     saved = file_text("tokenizer.json");
     config = file_text("tokenizer_config.json");
     CHECK(strstr(saved, "\"ids\":[257]"), "BOS in the template");
@@ -724,7 +747,8 @@ static void saving_without_memory_ends_with_an_error(void) {
             if (child == 0) {
                 memory_stream = streams[k];
                 if (!freopen("/dev/null", "w", stderr)) { _exit(2); }
-                _exit(tokenizer_save(&t, folder, 0, &e) ? 0 : 2);
+                const TokenizerExtras x = {true, NULL, 0};
+                _exit(tokenizer_save(&t, folder, &x, &e) ? 0 : 2);
             }
             int status = 0;
             CHECK(child > 0 && waitpid(child, &status, 0) == child, "fork");
@@ -906,7 +930,7 @@ int main(void) {
     RUN(streaming_gives_whole_characters_only);
     RUN(an_encoder_appends_and_its_cache_changes_nothing);
     RUN(the_fingerprint_tells_tokenizers_apart_and_not_their_files);
-    RUN(saving_adds_bos_and_keeps_the_rest);
+    RUN(a_new_model_s_tokenizer_adds_bos_and_any_other_is_kept);
     RUN(saving_without_memory_ends_with_an_error);
     RUN(what_would_split_or_merge_otherwise_is_refused_by_name);
     RUN(damaged_files_are_refused_by_field);

@@ -415,9 +415,8 @@ static inline bool gguf_write(FILE* f, const GgufModel* m, Error* e) {
 /* What is exported. */
 typedef struct {
     const Program* program;
-    const Tokenizer* tokenizer;  // NULL: none
-    ModelFiles files;            // of the weights
-    float* adapters;             // (program->spec.trained.elements); NULL: none
+    ModelFiles files;  // of the weights
+    float* adapters;   // (program->spec.trained.elements); NULL: none
     Progress progress;
 } Export;
 
@@ -456,11 +455,16 @@ static inline bool export_gguf(Export* x, ExportDtype type, FILE* f, Error* e) {
 
 /* Writes a model folder. */
 static inline bool export_folder(Export* x, ExportDtype type, const char* path, Error* e) {
-    bool ok = model_save_weights(path, &x->program->spec.config, &x->program->spec.table,
-                                 slot_from(safe_dtype_of(type), export_source, x), NULL, e) &&
-              (!x->tokenizer || tokenizer_save(x->tokenizer, path, x->program->spec.config.max_positions, e));
-    if (ok) { side_files_write(&x->program->start.side_files, path); }
-    return ok && model_save_generation(path, &x->program->spec.config, e) && sync_directory(path, e);
+    const Program* p = x->program;
+    const ModelConfig* c = &p->spec.config;
+    const TextRules* r = &p->data.rules;
+    const TokenizerExtras extras = tokenizer_extras(r, false, c->max_positions);
+    const StateSlot weights = slot_from(safe_dtype_of(type), export_source, x);
+    const bool ok = model_save_weights(path, c, p->start.config, &p->spec.table, weights, NULL, e) &&
+                    (!r->tokenizer || tokenizer_save(r->tokenizer, path, &extras, e)) &&
+                    text_rules_save_generation(r, c, path, e);
+    if (ok) { side_files_write(&p->start.side_files, path); }
+    return ok && sync_directory(path, e);
 }
 
 /* Copies the target without the slashes at its end, which a shell adds to the name of a folder. */
@@ -528,7 +532,6 @@ static inline void job_export(Program* p) {
     char path[PATH_CAP], count[32];
     memset(&x, 0, sizeof x);
     x.program = p;
-    x.tokenizer = data_tokenizer(&p->data);
     must(export_path(&p->chosen, path, &e) && export_check_target(&p->chosen, path, &e), &e);
     load_weights(&p->start, spec, &p->run, &p->process, slot_to(NULL, NULL));
     if (spec->config.lora.rank > 0) {

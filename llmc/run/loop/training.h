@@ -321,7 +321,7 @@ static inline Saved training_saved(const Training* t) {
     s.options = t->options;
     s.start = t->start;
     s.spec = t->spec;
-    s.tokenizer = data_tokenizer(t->data);
+    s.rules = &t->data->rules;
     if (trainer->collect) { s.weights = trainer->collect(t->model, kind); }
     s.together = trainer->collect && s.weights.source;
     if (!s.together) { s.weights = trainer->slot(t->model, kind); }

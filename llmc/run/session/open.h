@@ -28,6 +28,7 @@
 #include "llmc/run/session/no_model.h"  // defines: die_of_no_model, holds_model, holds_checkpoints
 #include "llmc/run/session/session.h"   // defines: Program, Process, Start, ModelSpec, Data, Run, run_must_read
 #include "llmc/run/session/resume.h"    // defines: run_resume, out_check
+#include "llmc/text/chat.h"             // defines: ChatForm, chat_form_open, chat_template
 #include "llmc/text/tokenizer_read.h"   // defines: tokenizer_load, folder_has_tokenizer
 
 #include <signal.h>
@@ -250,8 +251,13 @@ static inline void start_read_model(Start* start, ModelConfig* c, LoraConfig lor
     c->lora = lora;
     adapters_check(start, c);
     if (p->rank != 0) { return; }
-    if (path_join(path, start->base_dir, "config.json", &e)) { config_warn(c, path); }
-    if (p->job == JOB_TRAIN || p->job == JOB_EXPORT) { start->side_files = side_files_read(start_text_dir(start)); }
+    must(path_join(path, start->base_dir, "config.json", &e), &e);
+    config_warn(c, path);
+    if (p->job != JOB_TRAIN && p->job != JOB_EXPORT) { return; }
+    size_t size = 0;
+    start->side_files = side_files_read(start_text_dir(start));
+    start->config = read_file(path, &size, 16 << 20, &e);
+    must(start->config != NULL, &e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -326,12 +332,36 @@ static inline void check_tokenizer(const Data* d, const Start* start, const Mode
 }
 
 /* Reads the rules of texts. The texts of a new model begin with BOS, as documents do in training. */
-static inline void data_read_rules(Data* d, const Start* start, const ModelConfig* c, const Process* p) {
+static inline void data_read_rules(Data* d, const Start* start, ModelConfig* c, const Process* p) {
     TextRules* r = &d->rules;
     const char* dir = folder_has(start->dir, "generation_config.json") ? start->dir : start->base_dir;
     Error e = NO_ERROR;
     must(text_rules_read(r, data_tokenizer(d), c, start->dir[0] ? dir : NULL, p->rank == 0, job_speaks(p->job), &e), &e);
     if (!start->dir[0]) { text_rules_begin_with_bos(r); }
+    // adapters whose training has added an end token say so here; a merged model has it in config.json, too
+    for (int i = 0; start->has_adapters && i < r->num_ids; i++) { config_end_at(c, r->ids[i]); }
+}
+
+/* Notes what this run makes of the model: one that is trained on the answers of conversations, or a new one, has a chat template,
+ * whose end of a turn ends its texts. The folders that the run writes say so. */
+static inline void data_learn_chat(Data* d, ModelConfig* c, const Options* o, bool new_model) {
+    TextRules* r = &d->rules;
+    const bool chats = d->has_train && d->train.masked;
+    ChatForm form;
+    Error ignored = NO_ERROR;  // such a model has no chat template, or one that is not understood here
+    if (new_model) {
+        const Sampling s = {true, o->temperature > 0, o->temperature, o->top_p, o->top_k, 1};
+        r->sampling = s;
+    }
+    if (!r->tokenizer || (!chats && !new_model)) { return; }
+    if (!r->chat_template && chat_template(r)) {
+        r->chat_template = xstrdup(chat_template(r));
+        r->template_added = true;
+    }
+    if (chat_form_open(&form, r, NULL, &ignored)) { r->end_of_turn = form.end_of_turn; }
+    chat_form_close(&form);
+    text_rules_end_at(r, r->end_of_turn);
+    config_end_at(c, r->end_of_turn);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -448,12 +478,7 @@ static inline void config_of_preset(ModelConfig* c, Data* d, const Options* o) {
     config_preset(c, o->model, vocab);
     c->lora = lora;
     if (t && c->bos_id < 0) { c->bos_id = t->bos_id; }
-    if (t && c->num_eos == 0 && t->eos_id >= 0) {
-        // it ends an answer: a program that loads the folder for a chat has to stop there
-        const int eot = tokenizer_find(t, "<|eot_id|>");
-        c->eos_ids[c->num_eos++] = t->eos_id;
-        if (eot >= 0 && eot != t->eos_id) { c->eos_ids[c->num_eos++] = eot; }
-    }
+    if (t && c->num_eos == 0) { config_end_at(c, t->eos_id); }
 }
 
 /* Refuses the state of another optimizer. */
@@ -597,6 +622,7 @@ static inline void program_open(Program* p, int argc, char** argv, OptionScope t
     check_tokenizer(data, &p->start, config, chosen, process);
     data_read_rules(data, &p->start, config, process);
     if (job_speaks(process->job)) { choose_sampling(chosen, &data->rules.sampling); }
+    if (job_trains(process->job)) { data_learn_chat(data, config, chosen, !p->start.dir[0]); }
     check_data(data, config->vocab_size);
     data_open_tasks(data, chosen, process, config->max_positions);
     config->optimizer = RULE_OF_RUN;

@@ -16,7 +16,7 @@
 #include "llmc/files/tensor_stream.h"   // defines: TensorSource, StateSlot, Passed, MODEL_PIECE
 #include "llmc/base/progress.h"         // defines: progress_begin, progress_end
 #include "llmc/run/session/session.h"   // defines: Process, Start, ModelSpec, Run, process_screen, spec_owned
-#include "llmc/text/tokenizer_write.h"  // defines: tokenizer_save
+#include "llmc/text/tokenizer_write.h"  // defines: tokenizer_save, tokenizer_extras
 
 /* Writes a trainer's own files into a checkpoint's folder and lists them with checkpoint_add(). */
 typedef bool (*AddFiles)(void* ctx, Checkpoint* k, Error* e);
@@ -27,9 +27,9 @@ typedef struct {
     const Options* options;
     const Start* start;
     const ModelSpec* spec;
-    const Tokenizer* tokenizer;  // NULL: none
-    StateSlot weights;           // in the dtype of --export-dtype
-    bool together;               // the weights lie on all ranks
+    const TextRules* rules;
+    StateSlot weights;  // in the dtype of --export-dtype
+    bool together;      // the weights lie on all ranks
     StateSlot states[NUM_SLOTS];
     int num_states;
     AddFiles add;  // or NULL
@@ -77,7 +77,7 @@ static inline const ParamTable* saved_table(const Saved* w) {
 /* Writes the weights, or with LoRA the adapters, which name the full path of their base, so that they work from any folder. */
 static inline bool save_model(const Saved* w, Checkpoint* k, StateSlot weights, Error* e) {
     const ModelConfig* c = &w->spec->config;
-    if (c->lora.rank == 0) { return checkpoint_model(k, c, &w->spec->table, weights, e); }
+    if (c->lora.rank == 0) { return checkpoint_model(k, c, w->start->config, &w->spec->table, weights, e); }
     char* real = realpath(w->start->base_dir, NULL);
     const bool ok = checkpoint_adapter(k, c, real ? real : w->start->base_dir, &w->spec->trained, weights, e);
     free(real);
@@ -144,18 +144,24 @@ static inline void save_flags(const Options* o, Checkpoint* k) {
     checkpoint_add_optional(k, "run.flags");
 }
 
-/* Writes the tokenizer and the side files of the model. A failure is only a warning. */
+/* Writes the tokenizer, what the rules say, and the side files of the model. A failure is only a warning. */
 static inline void save_side_files(const Saved* w, Checkpoint* k) {
     const ModelConfig* c = &w->spec->config;
-    Error e = NO_ERROR;
-    if (w->tokenizer && !tokenizer_save(w->tokenizer, k->tmp, c->max_positions, &e)) {
+    const TokenizerExtras x = tokenizer_extras(w->rules, !w->start->dir[0], c->max_positions);
+    Error e = NO_ERROR, lost = NO_ERROR;
+    if (w->rules->tokenizer && !tokenizer_save(w->rules->tokenizer, k->tmp, &x, &e)) {
         warn("%s: this checkpoint will not have a tokenizer", e.msg);
         checkpoint_drop(k, "tokenizer.json");
         checkpoint_drop(k, "tokenizer_config.json");
     }
+    if (!text_rules_save_generation(w->rules, c, k->tmp, &lost)) {
+        warn("%s: this checkpoint will not have this file", lost.msg);
+        checkpoint_drop(k, "generation_config.json");
+    }
     checkpoint_add_optional(k, "tokenizer.json");
     checkpoint_add_optional(k, "tokenizer_config.json");
-    checkpoint_side_files(k, &w->start->side_files, c);
+    checkpoint_add_optional(k, "generation_config.json");
+    checkpoint_side_files(k, &w->start->side_files);
 }
 
 /* Returns whether --out, which this run has locked, is not in its place any more. */

@@ -55,6 +55,7 @@ typedef struct {
     char base_dir[PATH_CAP];  // folder with the weights: dir, or the base of its adapters
     FileSums base_sums;       // the same for base_dir, if dir holds adapters
     SideFiles side_files;     // copied from dir into the checkpoints of this run
+    char* config;             // text of the config.json of base_dir; NULL: none, or of no use to the job
     bool has_adapters;        // dir holds adapters, whose base is in base_dir
     bool resumed;             // dir is the checkpoint that this run resumes from
     int seq;                  // --seq of the run that wrote dir; 0: unknown
@@ -180,6 +181,7 @@ static inline void program_close(Program* p) {
     file_sums_free(&p->start.sums);
     file_sums_free(&p->start.base_sums);
     side_files_free(&p->start.side_files);
+    free(p->start.config);
     param_table_free(&p->spec.table);
     param_table_free(&p->spec.trained);
     free(p->spec.owned.items);
