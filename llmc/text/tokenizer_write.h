@@ -8,7 +8,7 @@
 #define LLMC_TOKENIZER_WRITE_H
 
 #include "llmc/base/utils.h"    // defines: path_join, xmalloc, xstrdup, xopen_memory, xclose_memory
-#include "llmc/files/json.h"    // defines: json_parse, json_write_string, json_write_text, json_find_member, json_with_member
+#include "llmc/files/json.h"    // defines: json_write_string, json_write_text, json_find_member, json_with_member
 #include "llmc/files/output.h"  // defines: create_output, close_output, write_file
 #include "llmc/text/text_rules.h"      // defines: TextRules, text_rules_init
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_splits

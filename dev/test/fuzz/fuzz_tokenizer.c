@@ -22,7 +22,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         must(json_parse(&j, changed, strlen(changed), "changed", &e), &e);
         REQUIRE(json_is_string(&j, json_get(&j, json_get(&j, json_root(&j), "post_processor"), "type"), "fuzz"));
         json_free(&j);
-        char* config = tokenizer_config_text(&t, 1);
+        const TokenizerExtras x = {true, NULL, 1};
+        char* config = tokenizer_config_text(&t, &x);
         must(json_parse(&j, config, strlen(config), "config", &e), &e);
         json_free(&j);
     }

@@ -126,7 +126,7 @@ def test_gguf_tells_the_shape_of_the_model(tmp_path):
     assert tokens[-1] == "[PAD319]" and len(set(tokens)) == 320
     assert field["tokenizer.ggml.token_type"] == [1] * len(names) + [3, 3, 4] + [5] * (320 - len(names) - 3)
     assert field["tokenizer.ggml.merges"] == ["t h", "th e", "Ġ the", "i n"]
-    assert field["tokenizer.ggml.bos_token_id"] == len(names) and field["tokenizer.ggml.add_bos_token"] is True
+    assert field["tokenizer.ggml.bos_token_id"] == len(names) and field["tokenizer.ggml.add_bos_token"] is False  # no post-processor
 
 
 def test_of_several_chat_templates_the_default_one_is_taken(tmp_path):

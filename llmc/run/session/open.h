@@ -342,9 +342,27 @@ static inline void data_read_rules(Data* d, const Start* start, ModelConfig* c, 
     for (int i = 0; start->has_adapters && i < r->num_ids; i++) { config_end_at(c, r->ids[i]); }
 }
 
+/* Warns of conversations that another template has made than the one at hand, which the run's folders will name. */
+static inline void warn_of_templates(const Data* d) {
+    const TextRules* r = &d->rules;
+    const uint64_t hash = r->chat_template ? tokenfile_template_hash(r->chat_template) : 0;
+    for (int s = 0; hash && d->has_train && s < d->mix.count; s++) {
+        const DataLoader* source = d->mix.sources[s].data;
+        for (int i = 0; i < source->num_shards; i++) {
+            const TokenFileHeader* h = &source->shards[i].header;
+            if (!h->template_hash || h->template_hash == hash) { continue; }
+            warn(
+                "%s: its conversations were made with another chat template than %s, which the run's folders will name\n"
+                "  hint: make the file again by ./tokenize --chat with the tokenizer of this model",
+                source->shards[i].path, r->template_path[0] ? r->template_path : "the template of Llama 3");
+            return;
+        }
+    }
+}
+
 /* Notes what this run makes of the model: one that is trained on the answers of conversations, or a new one, has a chat template,
  * whose end of a turn ends its texts. The folders that the run writes say so. */
-static inline void data_learn_chat(Data* d, ModelConfig* c, const Options* o, bool new_model) {
+static inline void data_learn_chat(Data* d, ModelConfig* c, const Options* o, bool new_model, bool says) {
     TextRules* r = &d->rules;
     const bool chats = d->has_train && d->train.masked;
     ChatForm form;
@@ -362,6 +380,7 @@ static inline void data_learn_chat(Data* d, ModelConfig* c, const Options* o, bo
     chat_form_close(&form);
     text_rules_end_at(r, r->end_of_turn);
     config_end_at(c, r->end_of_turn);
+    if (says) { warn_of_templates(d); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -622,7 +641,7 @@ static inline void program_open(Program* p, int argc, char** argv, OptionScope t
     check_tokenizer(data, &p->start, config, chosen, process);
     data_read_rules(data, &p->start, config, process);
     if (job_speaks(process->job)) { choose_sampling(chosen, &data->rules.sampling); }
-    if (job_trains(process->job)) { data_learn_chat(data, config, chosen, !p->start.dir[0]); }
+    if (job_trains(process->job)) { data_learn_chat(data, config, chosen, !p->start.dir[0], rank == 0); }
     check_data(data, config->vocab_size);
     data_open_tasks(data, chosen, process, config->max_positions);
     config->optimizer = RULE_OF_RUN;
