@@ -588,14 +588,28 @@ class Training:
 
     def step(self, lr):
         """Takes a step. Returns its loss and gradient norm, on their way to the host; the number of its trained targets (None:
-        all are trained); and the padding of all rows so far."""
+        all are trained); the padding of all rows so far; and the loss on each source's targets, if there are several."""
+        self.loader.row_sources = []
         batches, loss = [self.loader.next(self.device, self.c.vocab_size) for _ in range(self.micro_batches)], 0.0
         counts = [int((y >= 0).sum()) if self.loader.partial else y.numel() for _, y, *_ in batches]
+        sources = self.source_losses(batches)
         for (x, y, *starts), count in zip(batches, counts):  # a step's loss is the mean over its trained targets
             loss = loss + self.engine.micro_step(x, y, count, count / sum(counts), *starts)
         norm = self.engine.update(lr)
         numbers = torch.stack((loss.float(), norm.float())).to("cpu", non_blocking=True)
-        return numbers, sum(counts) if self.loader.partial else None, self.loader.padding
+        return numbers, sum(counts) if self.loader.partial else None, self.loader.padding, sources
+
+    def source_losses(self, batches):
+        """Returns the mean loss on the targets of each source, None for one without a row; None if there is one source."""
+        loader = self.loader
+        if not loader.row_sources:
+            return None
+        sums = [[0.0, 0] for _ in loader.sources]
+        for of_rows, tensors in zip(loader.row_sources, batches):
+            for s in set(of_rows):
+                rows = [i for i, source in enumerate(of_rows) if source == s]
+                sums[s] = [a + b for a, b in zip(sums[s], self.engine.evaluate(*(t[rows] for t in tensors)))]
+        return [loss / count if count else None for loss, count in sums]
 
     def validate(self, step):
         a, val, total, trained = self.a, self.val, 0.0, 0

@@ -9,6 +9,7 @@ LOG is a run's folder or its log.jsonl; the folder's name labels the run. --smoo
 sizes. --bpb shows bits per byte of the validations, to compare runs with different tokenizers."""
 import argparse
 import json
+import math
 import os
 
 from errors import fail  # first: see there
@@ -24,8 +25,10 @@ NUMBERS = {"step": ("step", "loss", "lr", "ms", "tok_s"), "val": ("step", "loss"
 def check_event(e):
     """Returns the kind of an event that is drawn, else None. Raises ValueError if it lacks a number."""
     kind = e.get("event") if isinstance(e, dict) else None
-    if kind not in NUMBERS or e.get("loss") is None:  # a loss that is not finite is null
+    if kind not in NUMBERS or (kind == "val" and e.get("loss") is None):
         return None
+    if e.get("loss") is None:  # a loss that is not finite is null: a gap in the line
+        e["loss"] = math.nan
     for key in NUMBERS[kind]:
         if not isinstance(e.get(key), (int, float)):
             raise ValueError(f"{key} is {json.dumps(e.get(key))}, wanted a number")
@@ -54,12 +57,13 @@ def read_log(path):
 
 
 def running_mean(values, n):
-    """Returns for each value the mean over the n values around it, fewer at the ends."""
-    sums = [0.0]
+    """Returns for each value the mean over the finite ones of the n values around it, fewer at the ends; NaN: there is none."""
+    sums, counts = [0.0], [0]
     for v in values:
-        sums.append(sums[-1] + v)
+        sums.append(sums[-1] + (0.0 if math.isnan(v) else v))
+        counts.append(counts[-1] + (not math.isnan(v)))
     spans = [(max(0, i - n // 2), min(len(values), i - n // 2 + n)) for i in range(len(values))]
-    return [(sums[hi] - sums[lo]) / (hi - lo) for lo, hi in spans]
+    return [(sums[hi] - sums[lo]) / (counts[hi] - counts[lo]) if counts[hi] > counts[lo] else math.nan for lo, hi in spans]
 
 
 def tokens_of(steps):
@@ -81,6 +85,8 @@ def draw_loss(axis, run, color, a, line="-"):
     label, steps, vals = run
     place = places(a, steps)
     smooth = smoothing(a, steps)
+    if all(math.isnan(e["loss"]) for e in steps):
+        label += " (no loss is finite)"
     if not a.bpb:
         loss = [e["loss"] for e in steps]
         if smooth > 1:
@@ -107,6 +113,11 @@ def draw_run(axes, run, color, a):
     return draw_loss(loss_axis, run, color, a)
 
 
+def scale_by_log(axis):
+    if any(y > 0 for line in axis.lines for y in line.get_ydata()):  # else matplotlib refuses
+        axis.set_yscale("log")
+
+
 def draw_runs(a):
     """Draws each run by itself. Returns the figure and whether a run has validations."""
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(9, 8.5), sharex=True, height_ratios=(4, 1.2, 1.2),
@@ -116,7 +127,7 @@ def draw_runs(a):
     middle.set_ylabel("learning rate")
     middle.set_ylim(bottom=0)
     twin.set_ylabel("gradient norm (dotted)")
-    twin.set_yscale("log")
+    scale_by_log(twin)
     twin.spines["top"].set_visible(False)
     bottom.set_ylabel("thousand tokens / s")
     bottom.set_ylim(bottom=0)
@@ -125,8 +136,9 @@ def draw_runs(a):
 
 def shared(events, base, key):
     """Returns [(step, value, the base's value)] of the steps that both lists of events have."""
-    values = {e["step"]: e[key] for e in events if e.get(key) is not None}
-    return [(e["step"], values[e["step"]], e[key]) for e in base if e.get(key) is not None and e["step"] in values]
+    finite = [[e for e in some if not math.isnan(e.get(key, math.nan))] for some in (events, base)]
+    values = {e["step"]: e[key] for e in finite[0]}
+    return [(e["step"], values[e["step"]], e[key]) for e in finite[1] if e["step"] in values]
 
 
 def draw_difference(axis, run, base, color, a):
@@ -188,7 +200,7 @@ def main():
     top, bottom = figure.axes[0], figure.axes[1 if a.base else 2]
     top.set_ylabel("bits per byte, validation" if a.bpb else "loss" + ("  (dots: validation)" if has_vals else ""))
     if a.log_scale:
-        top.set_yscale("log")
+        scale_by_log(top)
     top.legend(frameon=False)
     bottom.set_xlabel("tokens" if a.tokens else "step")
     for axis in figure.axes[:3]:

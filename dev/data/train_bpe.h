@@ -72,8 +72,8 @@ static inline bool write_trained(TokenFile out[2], const Args* a, PieceCounts* p
                     now_seconds() - start);
     }
     if (ok && (uint64_t)t.vocab_size < a->train_bpe) {
-        printf("  the text has no more pairs to merge: %" PRIu64 " tokens fewer than asked for\n",
-               a->train_bpe - (uint64_t)t.vocab_size);
+        printf("  the text has no more pairs to merge: %s tokens fewer than asked for\n",
+               text_count(a->train_bpe - (uint64_t)t.vocab_size, text[1], sizeof text[1]));
     }
     tokenizer_free(&t);
     return ok;

@@ -86,7 +86,8 @@ class StepTable:
 
     def add(self, step, numbers, counts, lr, begin, end):
         """Reports a step. numbers: loss and gradient norm, which a GPU has copied to the host by the mark `end`. counts: the
-        step's trained targets, or None; and the padding of all steps so far, which counts neither as tokens nor as speed."""
+        step's trained targets, or None; the padding of all steps so far, which counts neither as tokens nor as speed; and the
+        losses by source, or None."""
         ms = milliseconds(begin, end)
         self.loss, norm = numbers.tolist()
         width = len(str(self.steps))
@@ -94,14 +95,15 @@ class StepTable:
             print(f"{'step':>{2 * width + 1}} {'loss':>9} {'gnorm':>8} {'lr':>9} {'ms':>8} {'tok/s':>9} "
                   f"{'MFU' if self.peak else 'flop/s':>6} {'mem':>7} {'eta':>8}")
         self.times.append(ms)
-        trained, padding = counts
+        trained, padding, sources = counts
         real = self.tokens - (padding - self.padding)
         self.padding, rate, tok_s = padding, self.flops * real / self.tokens / ms * 1e3, real / ms * 1e3
         mfu = f"{100 * rate / self.peak:.1f}%" if self.peak else flop_rate(rate)
         recent = sorted(self.times[-20:])[len(self.times[-20:]) // 2]
         print(f"{step:>{width}}/{self.steps} {self.loss:9.4f} {norm:8.3f} {lr:9.2e} {ms:8.1f} {tok_s:9,.0f} {mfu:>6} "
               f"{peak_memory(self.device) / 2**30:6.2f}G {clock((self.last - step) * recent / 1e3):>8}", flush=True)
-        some = {**(dict(padding=padding) if padding else {}), **({} if trained is None else dict(trained=trained))}
+        some = dict(padding=padding or None, trained=trained, sources=sources)
+        some = {key: value for key, value in some.items() if value is not None}
         self.log.add("step", step=step, loss=self.loss, gnorm=norm, lr=lr, ms=round(ms, 3), tok_s=round(tok_s, 1),
                      seconds=round(time.perf_counter() - self.begun, 3), tokens=step * self.tokens - padding, **some)
         if not math.isfinite(self.loss) or not math.isfinite(norm):

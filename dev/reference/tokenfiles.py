@@ -50,7 +50,8 @@ class TokenFile:
         i is the T tokens from i * T."""
         count, cross, self.cross = len(self.tokens), documents == "cross", False
         if count < (T + 1 if cross else 2):
-            die(f"{self.path}: holds {count} tokens, wanted at least {T + 1}, one row of --seq {T} and its last target")
+            die(f"{self.path}: holds {count} tokens, wanted at least {T + 1}, one row of --seq {T} and its last target\n"
+                f"  hint: use --seq {count - 1} or less, or leave this file out")
         self.rows, self.pieces, self.documents = (count - 1) // T, None, documents
         if cross and not self.masked:
             return
@@ -252,6 +253,10 @@ class MixLoader(DataLoader):
             self.block = block
         s = int(self.of_row[i])
         return s, block * self.share[s] + int((self.of_row[:i] == s).sum())
+
+    def next(self, device, vocab_size, B=None):
+        self.row_sources.append([self.source(self.row + b)[0] for b in range(B or self.B)])
+        return super().next(device, vocab_size, B)
 
     def locate(self, row):
         s, position = self.source(row)

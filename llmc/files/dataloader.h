@@ -384,9 +384,14 @@ static bool dataloader_find_rows(DataLoader* d, int i, const RowRule* rule, Erro
     const TokenFileHeader h = s->header;
     const bool cross = d->documents == DOCUMENTS_CROSS;
     if (h.num_tokens < (cross ? (uint64_t)d->T + 1 : 2)) {
-        return fail(e, "%s: holds %llu tokens, wanted at least %lld, one row of --seq %d and its last target\n  hint: %s",
-                    s->path, (unsigned long long)h.num_tokens, (long long)d->T + 1, d->T,
-                    h.num_tokens >= 2 ? "use a smaller --seq or more text" : "the file has no text in it");
+        const char* way = !d->shuffle || d->num_shards > 1 ? "leave this file out" : "take more text";
+        if (h.num_tokens < 2) {
+            return fail(e, "%s: holds %d token%s: there is no text in it", s->path, (int)h.num_tokens, h.num_tokens ? "" : "s");
+        }
+        return fail(e,
+                    "%s: holds %llu tokens, wanted at least %lld, one row of --seq %d and its last target\n"
+                    "  hint: use --seq %d or less, or %s",
+                    s->path, (unsigned long long)h.num_tokens, (long long)d->T + 1, d->T, (int)h.num_tokens - 1, way);
     }
     s->num_rows = (h.num_tokens - 1) / (uint64_t)d->T;
     if (d->indexed) {

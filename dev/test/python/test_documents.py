@@ -119,6 +119,16 @@ def test_padding_counts_neither_as_tokens_nor_as_speed(folder):
     assert [(e["tokens"], e["padding"]) for e in parts] == [(e["tokens"], e["padding"]) for e in whole]
 
 
+def test_the_loss_of_each_source_is_logged_alike(folder):
+    shutil.copy(folder / "val_masked.bin", folder / "other_masked.bin")
+    flags = ["--train", "train_masked.bin:2,other_masked.bin:1", "--steps", 6, "--total-batch", 4 * T]
+    c, py = ([e["sources"] for e in events(folder, out, "step")] for run, out in ((c_run, "mix_c"), (py_run, "mix_py"))
+             if run(folder, "masked", *flags, "--out", out).returncode == 0)
+    assert any(None in losses for losses in c) and [[x is None for x in losses] for losses in c] == [
+        [x is None for x in losses] for losses in py]
+    assert all(abs(x - y) < 1e-4 for a, b in zip(c, py) for x, y in zip(a, b) if x is not None)
+
+
 def test_a_file_to_validate_on_is_not_trained_on(folder):
     """MakazhanAlpamys/Soup#680: a pattern that takes too much, here with the file under another name, too."""
     (folder / "both").mkdir()

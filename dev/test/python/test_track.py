@@ -120,6 +120,21 @@ def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
     assert r.returncode == 2 and "--smooth: is -3, wanted 0 or more" in r.stderr
 
 
+def test_plot_draws_a_run_whose_losses_are_not_finite(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name, finite in (("some", 3), ("none", 0), ("whole", 8)):
+        (tmp_path / name).mkdir()
+        steps = [dict(event="step", step=i, loss=3.0 if i <= finite else None, gnorm=1.0 if i <= finite else None, lr=1e-3,
+                      ms=10.0, tok_s=5e4) for i in range(1, 9)]
+        (tmp_path / name / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in steps))
+    for flags in (["none"], ["none", "--log-scale", "--smooth", 3], ["some", "--tokens"], ["some", "none", "whole"]):
+        r = plot(tmp_path, *flags, "-o", "n.png")
+        assert r.returncode == 0 and (tmp_path / "n.png").stat().st_size > 10000, r.stderr
+    assert plot(tmp_path, "some", "--base", "whole", "-o", "c.png").returncode == 0
+    r = plot(tmp_path, "none", "--base", "whole", "-o", "d.png")
+    assert r.returncode == 1 and "error: the runs have no steps in common" in r.stderr
+
+
 def test_plot_compares_runs_with_others_of_the_same_seed(tmp_path):
     pytest.importorskip("matplotlib")
     for name, factor, last in (("bf16-1", 1, 40), ("bf16-2", 1, 40), ("fp8-1", 1.004, 30), ("fp8-2", 0.99, 40), ("late", 1, 0)):

@@ -91,8 +91,8 @@ changed() {
     check "$c_name: one line" test "$(grep -c '^warning' "$tmp/stderr") $(wc -l <"$tmp/stderr")" = "1 1"
 }
 changed "a flag" "--grad-clip: is 2, was 1 in changed/step_00000002" --grad-clip 2
-changed "a rate" "the rate goes from 3.00e-04 to 1.00e-02 at step 2: --lr is 0.01, was 0.0003 in changed/step_00000002" --lr 1e-2
-changed "a schedule" "the rate goes from 3.00e-04 to 2.10e-04 at step 2: --steps is 4, was 6; --schedule is linear, was constant" \
+changed "a rate" "the rate goes from 3.00e-04 to 1.00e-02 at step 2: --lr: is 0.01, was 0.0003 in changed/step_00000002" --lr 1e-2
+changed "a schedule" "the rate goes from 3.00e-04 to 2.10e-04 at step 2: --steps: is 4, was 6; --schedule: is linear, was constant" \
     --steps 4 --schedule linear --final-lr-frac 0.4
 changed "other data" "--train: other.bin has the fingerprint" --train other.bin
 cp data.bin same.bin && cp data.bin kept.bin && mkdir moved && cp data.bin moved

@@ -688,9 +688,10 @@ static void too_little_data_is_refused(void) {
     remove_files();
     write_shard("a.bin", 0, 100, kind);
     write_shard("b.bin", 0, 8, kind);
-    refuses(in_folder("*.bin"), 1, T, 1, "b.bin: holds 8 tokens", "wanted at least 9", "smaller --seq");
+    refuses(in_folder("*.bin"), 1, T, 1, "b.bin: holds 8 tokens", "wanted at least 9",
+            "--seq 7 or less, or leave this file out");
     write_shard("b.bin", 0, 0, kind);
-    refuses(in_folder("*.bin"), 1, T, 1, "b.bin: holds 0 tokens", "wanted at least 9", "no text");
+    refuses(in_folder("*.bin"), 1, T, 1, "b.bin: holds 0 tokens", "there is no text", "");
     write_shard("b.bin", 0, 9, kind);
     refuses(in_folder("*.bin"), 14, T, 1, "holds 13 rows", "wanted at least 14", "smaller --batch");
     refuses(in_folder("*.bin"), 7, T, 2, "holds 13 rows", "--batch 7 on 2 ranks", "hint");

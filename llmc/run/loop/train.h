@@ -186,9 +186,8 @@ static inline void training_print_time(const Training* t, const StepTime* time, 
         printf("%s%s steps fit into %g minutes\n", least ? "at most " : about, text_count((uint64_t)fit, count, sizeof count),
                o->minutes);
     } else {
-        printf("%s steps take %s%s, validations, samples and checkpoints apart\n",
-               text_count((uint64_t)steps, count, sizeof count), about,
-               text_clock(time->ms * 1e-3 * (double)steps, clock, sizeof clock));
+        printf("%s step%s %s%s, validations, samples and checkpoints apart\n", text_count((uint64_t)steps, count, sizeof count),
+               steps == 1 ? " takes" : "s take", about, text_clock(time->ms * 1e-3 * (double)steps, clock, sizeof clock));
     }
 }
 

@@ -187,7 +187,7 @@ static inline void resume_compare_options(const Run* run, const Options* o, cons
         option_flag(i, flag);
         if (lr != run->lr_before && option_sets_rate(i)) {
             used +=
-                (size_t)snprintf(reasons + used, sizeof reasons - used, "%s %s is %s, was %s", used ? ";" : ":", flag, a, b);
+                (size_t)snprintf(reasons + used, sizeof reasons - used, "%s %s: is %s, was %s", used ? ";" : ":", flag, a, b);
         } else {
             resume_differs(o->strict_resume, "%s: is %s, was %s in %s", flag, a, b, dir);
         }
