@@ -12,7 +12,7 @@
 
 #include "llmc/base/utils.h"
 
-#include "llmc/base/text.h"           // defines: text_ends
+#include "llmc/base/text.h"           // defines: text_ends, text_starts
 #include "llmc/config.h"              // defines: LoraConfig, lora_pairs, ParamTable
 #include "llmc/files/json.h"          // defines: json_read_file, json_wanted
 #include "llmc/files/model_folder.h"  // defines: ModelFiles, model_find, model_read, model_save_shard
@@ -49,18 +49,13 @@ static inline bool adapter_is_off(const Json* j, const char* key) {
 /* Returns whether a member, if it is on, changes the computation in a way that we do not do. Variants that this list does not
  * know have members such as use_NAME or NAME_config. */
 static inline bool adapter_is_variant(const char* key) {
-    static const char* const variants[] = {
-        "lora_bias",         "modules_to_save", "layer_replication",       "alpha_pattern",
-        "target_parameters", "megatron_config", "trainable_token_indices", "alora_invocation_tokens"};
-    static const char* const plain[] = {"use_rslora",   "eva_config",     "loftq_config",  // heeded, or how training starts
-                                        "corda_config", "lora_ga_config", "velora_config", "runtime_config"};
-    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
-        if (strcmp(key, variants[i]) == 0) { return true; }
-    }
-    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
-        if (strcmp(key, plain[i]) == 0) { return false; }
-    }
-    return strncmp(key, "use_", 4) == 0 || text_ends(key, "_config");
+    static const char variants[] =
+        " lora_bias modules_to_save layer_replication alpha_pattern target_parameters "
+        "trainable_token_indices alora_invocation_tokens ";
+    static const char plain[] = " use_rslora eva_config loftq_config corda_config lora_ga_config velora_config runtime_config ";
+    char word[64];
+    snprintf(word, sizeof word, " %.60s ", key);
+    return strstr(variants, word) || (!strstr(plain, word) && (text_starts(key, "use_") || text_ends(key, "_config")));
 }
 
 static inline bool adapter_refuse(const Json* j, const char* key, const char* wanted, Error* e) {

@@ -243,14 +243,9 @@ static inline void run_compare(Run* run, const Start* start, const Data* d, cons
 /* Refuses an --out with the checkpoints of another run. */
 static inline void out_check(const char* out, const Start* start) {
     Error e = NO_ERROR;
-    char folder[PATH_CAP];
+    char folder[PATH_CAP], parent[PATH_CAP];
     snprintf(folder, sizeof folder, "%s", out);
-    while (access(folder, F_OK) != 0 && strcmp(folder, ".") != 0) {
-        char parent[PATH_CAP];
-        folder_of(folder, parent);
-        if (strcmp(parent, folder) == 0) { break; }
-        strcpy(folder, parent);
-    }
+    for (; access(folder, F_OK) != 0 && strcmp(folder, ".") != 0; strcpy(folder, parent)) { folder_of(folder, parent); }
     if (access(folder, W_OK) != 0) {
         die("--out: %s: no file can be made in %s: %s\n  hint: --out DIR names another folder", out, folder, strerror(errno));
     }
