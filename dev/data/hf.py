@@ -36,6 +36,7 @@ PIPE_CLOSED = 3  # exit status of --rows when nobody reads it any more
 VAL_FRACTION = 0.05
 CONTINUES = "the same command continues"  # a hint after errors that may pass
 KIND = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+TALKS = ("messages", "conversations")  # names of columns of conversations
 SPLITS = {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|testing|eval|evaluation"}
 BESIDE = re.compile(r"(readme|license|licence|notice|citation)\b.*|dataset_infos?\.json|.*\.(md|py)", re.IGNORECASE)  # no data
 
@@ -170,10 +171,12 @@ def values(file, column):
             names, found = (csv_values(f, column, "\t" if kind == "tsv" else ",") if kind in ("csv", "tsv") else
                             table_values(f, column) if kind in ("parquet", "arrow") else json_values(f, column))
             if names and column not in names:
-                talks = next((name for name in ("messages", "conversations") if name in names), None)
+                talks = next((name for name in TALKS if name in names), None)
                 fail(f"{typed(file)}: has no column {column}", f"it holds conversations: --column {talks}" if talks else
                      f"--column takes {', '.join(names)}")
             for value in found:
+                if column in TALKS and isinstance(value, str):  # in csv a list is text
+                    value = json.loads(value)
                 if not (value is None or isinstance(value, str) or is_talk(value)):
                     fail(f"{typed(file)}: column {column} holds values of type {type(value).__name__}, wanted text or lists "
                          "of messages")

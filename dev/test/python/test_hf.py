@@ -1,5 +1,6 @@
 """Tests dev/data/hf.py on local copies, without a network."""
 
+import csv
 import json
 import os
 import signal
@@ -240,11 +241,14 @@ def test_a_column_of_conversations_becomes_a_token_file_in_one_command(tmp_path,
     write_parquet(tmp_path / "it.parquet", ["x"] * 30, **{key: talks})
     done = run(tmp_path, "--rows", "it.parquet", "--column", key)
     assert printed(done)[7] == {key: [{role: names[0], content: "How many is 7?"}, talks[7][1]]}, done.stderr
-    done = run(tmp_path, "it.parquet", "--column", key, "--tokenizer", TALES, "-o", "out/talks", "--val-files", 0)
-    assert done.returncode == 0, done.stderr
+    made = run(tmp_path, "it.parquet", "--column", key, "--tokenizer", TALES, "-o", "out/talks", "--val-files", 0)
+    assert made.returncode == 0, made.stderr
     (tmp_path / "talks.jsonl").write_text("".join(json.dumps({key: t}) + "\n" for t in talks))
     subprocess.run([TOKENIZE, "--chat", "--tokenizer", TALES, "-o", "direct.bin", "talks.jsonl"], cwd=tmp_path, check=True,
                    capture_output=True)
     assert (tmp_path / "out/talks_train_000.bin").read_bytes() == (tmp_path / "direct.bin").read_bytes()
+    with open(tmp_path / "it.csv", "w", newline="", encoding="utf-8") as f:
+        csv.writer(f).writerows([[key], *([json.dumps(talk)] for talk in talks)])
+    assert run(tmp_path, "--rows", "it.csv", "--column", key).stdout == done.stdout
     (tmp_path / "no.jsonl").write_text(json.dumps({key: talks[0]}) + "\n")
     assert f"hint: it holds conversations: --column {key}" in run(tmp_path, "--rows", "no.jsonl").stderr
