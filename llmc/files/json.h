@@ -182,7 +182,8 @@ static inline bool json_parse_number(JsonParser* s, JsonNode* n) {
     n->at = (uint32_t)(s->p - s->text);
     if (*s->p == '-') { s->p++; }
     if (*s->p == 'N' || *s->p == 'I') {  // Python writes these three, and reads no -NaN
-        if (!json_word(s, *s->p == 'I' || s->p[-1] == '-' ? "Infinity" : "NaN")) { return false; }
+        const bool signed_word = s->p != s->text + n->at;
+        if (!json_word(s, *s->p == 'I' || signed_word ? "Infinity" : "NaN")) { return false; }
         n->length = (uint32_t)(s->p - s->text) - n->at;
         return true;
     }

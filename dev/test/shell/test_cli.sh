@@ -21,7 +21,7 @@ expect "a stray argument is refused" 2 "data.bin" train data.bin
 expect "a total batch that is no multiple is refused" 2 "--total-batch" train --total-batch 65
 expect "tokenize: an unknown flag names its neighbour" 2 "did you mean --tokenizer" "$bin/tokenize" --tokenzier x
 expect "tokenize: without files" 2 "" "$bin/tokenize" -o x.bin
-expect "without data the command that makes it is named" 1 "make dev/data/tinytales" train
+expect "without data the command that makes it is named" 1 "--train: is not given, and the default" train
 expect "help into a full disk is an error" 1 "standard output" sh -c "\"$bin/train_llama3\" --help >/dev/full"
 
 # small stacks are enough: musl gives a thread 128 KiB

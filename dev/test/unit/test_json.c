@@ -143,6 +143,8 @@ static void numbers_that_are_not_finite_are_read_but_no_field_takes_them(void) {
               "%s", e.msg);
         CHECK(!json_int(&j, json_root(&j), key, 0, 9, &number, &e), "a field took %s as an integer", key);
     }
+    json_free(&j);
+    CHECK(parse(&j, "NaN"), "%s", error.msg);  // the text's first byte
     CHECK(isnan(value[0]) && value[1] == INFINITY && value[2] == -INFINITY, "%g %g %g", value[0], value[1], value[2]);
     json_free(&j);
 }
