@@ -21,6 +21,8 @@
 
 #include "llmc/base/utils.h"
 
+#include <fnmatch.h>
+
 #include "llmc/base/text.h"  // defines: text_ends, show_text
 #include "llmc/config.h"
 #include "llmc/files/config_file.h"
@@ -89,25 +91,36 @@ static inline bool model_has_weights(const char* dir) {
     return folder_has(dir, "model.safetensors") || folder_has(dir, "model.safetensors.index.json");
 }
 
+/* Fails for a folder without weights that we read: names the weights in another format that it holds, and the way out. */
+static inline bool model_fail_without_weights(const char* dir, Error* e) {
+    static const struct {
+        const char *pattern, *hint;
+    } others[] = {{"pytorch_model*.bin", "\n  hint: load it with transformers and save_pretrained(), which writes safetensors"},
+                  {"*.gguf", "\n  hint: no job reads GGUF: give the Hugging Face folder that it was made from"},
+                  {"*.pth", "\n  hint: the hub has the same model in Hugging Face's format"},
+                  {"consolidated*.safetensors", "\n  hint: the hub has the same model in Hugging Face's format"}};
+    const size_t num = sizeof others / sizeof *others;
+    char name[256] = "";
+    size_t kind = num;
+    struct dirent* entry = NULL;
+    Error ignored = NO_ERROR;
+    DIR* d = opendir(dir);
+    while (d && kind == num && folder_next(d, dir, &entry, &ignored) && entry) {
+        for (kind = 0; kind < num && fnmatch(others[kind].pattern, entry->d_name, 0) != 0;) { kind++; }
+        snprintf(name, sizeof name, "%s", entry->d_name);
+    }
+    if (d) { closedir(d); }
+    if (kind == num) { return fail(e, "%s: holds no weights, wanted model.safetensors or model.safetensors.index.json", dir); }
+    return fail(e, "%s: holds %s, wanted model.safetensors%s", dir, name, others[kind].hint);
+}
+
 /* Opens model.safetensors, or the shards of model.safetensors.index.json. Close with model_close(), also after a failure. */
 static inline bool model_open(ModelFiles* m, const char* dir, Error* e) {
-    static const char* const others[] = {"pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth",
-                                         "consolidated.safetensors"};
     char path[PATH_CAP];
     memset(m, 0, sizeof *m);
     if (folder_has(dir, "model.safetensors")) { return model_open_shard(m, dir, "model.safetensors", e); }
     if (!path_join(path, dir, "model.safetensors.index.json", e)) { return false; }
-    if (!folder_has(dir, "model.safetensors.index.json")) {
-        for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-            if (folder_has(dir, others[i])) {
-                return fail(e,
-                            "%s: holds %s, wanted model.safetensors\n  hint: load it with transformers and save_pretrained(), "
-                            "which writes safetensors",
-                            dir, others[i]);
-            }
-        }
-        return fail(e, "%s: holds no weights, wanted model.safetensors or model.safetensors.index.json", dir);
-    }
+    if (!folder_has(dir, "model.safetensors.index.json")) { return model_fail_without_weights(dir, e); }
     Json j;
     if (!json_read_file(&j, path, 64 << 20, e)) { return false; }
     const bool ok = model_open_index(m, dir, &j, e);
@@ -176,6 +189,16 @@ static inline bool model_ignores(const ModelConfig* c, const char* name) {
     return text_ends(name, ".inv_freq") || (c->tied && text_ends(name, "lm_head.weight"));
 }
 
+/* Returns the name of a tensor that has more before `name`, or NULL. */
+static inline const char* model_find_behind(const ModelFiles* m, const char* name) {
+    for (size_t i = 0; i < m->count; i++) {
+        for (size_t k = 0; k < m->shards[i].count; k++) {
+            if (text_ends(m->shards[i].tensors[k].name, name)) { return m->shards[i].tensors[k].name; }
+        }
+    }
+    return NULL;
+}
+
 /* Checks that the open files hold exactly the parameters of the table, each once. */
 static inline bool model_match(const ModelFiles* m, const char* dir, const ModelConfig* c, const ParamTable* t, Error* e) {
     const SafeTensors* file = NULL;
@@ -193,8 +216,16 @@ static inline bool model_match(const ModelFiles* m, const char* dir, const Model
                         dir);
         }
         if (!s) {
-            return fail(e, "%s: tensor \"%s\" is missing, wanted %zu by %zu as config.json says",
-                        m->count == 1 ? m->shards[0].path : dir, p->name, p->rows, p->cols);
+            const char *held = model_find_behind(m, p->name), *where = m->count == 1 ? m->shards[0].path : dir;
+            if (held) {
+                return fail(
+                    e,
+                    "%s: tensor \"%s\" is missing, but there is \"%s\"\n"
+                    "  hint: torch.compile() and other wrappers put such a prefix before the names: save the model inside",
+                    where, p->name, held);
+            }
+            return fail(e, "%s: tensor \"%s\" is missing, wanted %zu by %zu as config.json says", where, p->name, p->rows,
+                        p->cols);
         }
         if (!model_match_tensor(file, s, p, "config.json says", e)) { return false; }
     }

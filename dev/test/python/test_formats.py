@@ -217,6 +217,8 @@ def test_names_and_indexes_are_read_as_transformers_reads_them(model_copy, tmp_p
     assert f'"{norm}" is in ' in opens(tensors=lambda held: held | {norm: torch.ones(32)})
     assert f'"{norm}" is missing' in opens(tensors=lambda held: {name: w for name, w in held.items() if name != norm} or
                                            {INV_FREQ: torch.ones(4)}, oracle=False)
+    assert f'"_orig_mod.{norm}"' in opens(  # torch.compile()'s prefix (huggingface/transformers#28041)
+        tensors=lambda held: {("_orig_mod." if name == norm else "") + name: w for name, w in held.items()})
     assert "which is not in the folder" in opens(lambda names: names | {INV_FREQ: "gone.safetensors"})
 
 

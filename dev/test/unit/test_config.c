@@ -33,8 +33,8 @@ static void put(const char* name, const char* text) {
 
 static void empty_folder(void) {
     static const char* const names[] = {
-        "config.json",       "model.safetensors", "model.safetensors.index.json", "generation_config.json",
-        "pytorch_model.bin", "extra.safetensors"};
+        "config.json",       "model.safetensors", "model.safetensors.index.json", "generation_config.json", "pytorch_model.bin",
+        "extra.safetensors", "tiny-Q4_K_M.gguf"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) { unlink(in_folder(names[i])); }
     for (int n = 1; n < 40; n++) {
         for (int i = 1; i <= n; i++) {
@@ -598,6 +598,12 @@ static void a_folder_without_weights_says_what_it_holds(void) {
     put("pytorch_model.bin", "PK");
     memset(&error, 0, sizeof error);
     CHECK(!model_check(folder, &c, &error) && contains(error.msg, "pytorch_model.bin") && contains(error.msg, "hint: "), "%s",
+          error.msg);
+    empty_folder();
+    (void)tiny(false);
+    put("tiny-Q4_K_M.gguf", "GGUF");
+    memset(&error, 0, sizeof error);
+    CHECK(!model_check(folder, &c, &error) && contains(error.msg, "tiny-Q4_K_M.gguf") && contains(error.msg, "made from"), "%s",
           error.msg);
     put("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
     memset(&error, 0, sizeof error);
