@@ -66,7 +66,7 @@ static const struct {
         TEXT(field)},
     [ARG_CHAT] = {"chat", NULL, NULL, "take conversations, a line of JSON each, in the form of the tokenizer's chat template",
         SWITCH(chat)},
-    [ARG_DATE] = {"date", NULL, "TEXT", "today's date in Llama 3.1's form; default: 26 Jul 2024", TEXT(date)},
+    [ARG_DATE] = {"date", NULL, "TEXT", "today's date for chat templates that write one, as \"26 Jul 2024\"", TEXT(date)},
     [ARG_SPECIALS] = {"specials", NULL, NULL, "turn names of special tokens in the text into those tokens", SWITCH(specials)},
     [ARG_BYTES] = {"bytes", NULL, NULL, "take the input as it is, though it looks like no text or is no UTF-8", SWITCH(bytes)},
     [ARG_JSONL] = {"jsonl", NULL, NULL, "encode {\"text\": ...} lines on stdin to {\"ids\": [...]} lines on stdout; no BOS",

@@ -21,6 +21,7 @@
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
+#include "llmc/base/text.h"            // defines: show_text
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_string
 #include "llmc/text/conversation.h"    // defines: ChatMessage, ChatMessages, chat_is_answer
 #include "llmc/text/template.h"        // defines: Template, TemplateRendered, template_parse, template_render
@@ -82,6 +83,7 @@ typedef struct {
     size_t len, cap, ours_cap;  // bytes
     size_t (*spans)[2];         // [start, end) of each trained answer in the text
     size_t num_spans, span_cap;
+    Error why;  // why an answer of the conversation cannot be trained
 } ChatWriter;
 
 /* `encoder` is one for the form's tokenizer. */
@@ -116,6 +118,9 @@ static inline TemplateValue chat_message_value(TemplateArena* a, const Json* j, 
         template_dict_set(a, v, "content", content);
         return v;
     }
+    const char* thought = chat_name(j, object, thoughts);
+    const TemplateValue value = thought ? template_from_json(a, j, json_get(j, object, thought)) : content;
+    if (thought) { template_dict_set(a, v, "thinking", value); }  // in this order, which tojson shows
     const char *role_name = chat_name(j, object, chat_role_names), *text_name = chat_name(j, object, chat_text_names);
     for (const JsonNode* n = json_first(j, object); n; n = json_next(j, n)) {
         const char* key = json_key(j, n, NULL);
@@ -128,10 +133,7 @@ static inline TemplateValue chat_message_value(TemplateArena* a, const Json* j, 
             template_dict_set(a, v, key, template_from_json(a, j, n));
         }
     }
-    const char* thought = chat_name(j, object, thoughts);
-    const TemplateValue value = thought ? template_from_json(a, j, json_get(j, object, thought)) : content;
     if (thought) { template_dict_set(a, v, "reasoning_content", value); }
-    if (thought && !json_get(j, object, "thinking")) { template_dict_set(a, v, "thinking", value); }
     return v;
 }
 
@@ -235,13 +237,23 @@ static inline size_t chat_find_request(ChatWriter* w, size_t count, size_t end) 
     return end;
 }
 
-/* Returns where the turn of the last message ends in a rendering: behind the first token behind its text that ends turns, or at
- * the end. */
-static inline size_t chat_turn_end(const ChatWriter* w, const TemplateRendered* r) {
+/* Says that an answer is asked for in another way than it is written: shows both from the first different byte on. */
+static inline void chat_tell_difference(ChatWriter* w, const TemplateRendered* asked) {
+    char request[48], written[48];
+    size_t at = 0;
+    while (at < asked->len && at < w->len && asked->text[at] == w->text[at]) { at++; }
+    fail(&w->why, "the chat template asks for an answer with \"%s\", but then writes \"%s\"",
+         show_text(request, sizeof request, asked->text + at, asked->len - at),
+         show_text(written, sizeof written, w->text + at, w->len - at));
+}
+
+/* Returns where the turn of the last message ends in a rendering, whose text begins at `start` or later: behind the first token
+ * behind its text that ends turns, or at the end. */
+static inline size_t chat_turn_end(const ChatWriter* w, const TemplateRendered* r, size_t start) {
     const int id = w->form->end_of_turn;
-    size_t len = 0, text = 0;
+    size_t len = 0, text = start;
     const char* name = id >= 0 ? tokenizer_token(w->encoder->t, id, &len) : NULL;
-    for (size_t i = 0; i < r->len; i++) { text = r->from_template[i] ? text : i + 1; }
+    for (size_t i = start; i < r->len; i++) { text = r->from_template[i] ? text : i + 1; }
     for (size_t at = text; name && at + len <= r->len; at++) {
         if (memcmp(r->text + at, name, len) == 0) { return at + len; }
     }
@@ -254,20 +266,20 @@ static inline bool chat_find_answer(ChatWriter* w, const ChatMessages* m, size_t
     TemplateRendered r;
     Error asking = NO_ERROR, ignored = NO_ERROR;
     bool first = true;  // nobody asked before
-    size_t end = w->len;
     for (size_t k = 0; k < i; k++) { first = first && strcmp(m->items[k].role, "system") == 0; }
+    const bool asked = chat_render(w, i, true, &r, &asking), begins = asked && chat_begins(w, &r);
+    if (!asked && !first) { return fail(e, "%s", asking.msg); }
+    if (asked && !begins) { chat_tell_difference(w, &r); }
+    size_t start = begins ? r.len : 0, end = w->len;
     if (i + 1 < m->count) {
         if (!chat_render(w, i + 1, false, &r, e)) { return false; }
-        if (!chat_begins(w, &r)) { r.len = chat_turn_end(w, &r); }
-        if (!chat_begins(w, &r)) { return true; }
+        if (!chat_begins(w, &r)) { r.len = chat_turn_end(w, &r, start); }
+        if (!chat_begins(w, &r)) { return fail(&w->why, "the chat template changes an answer when a message follows") || true; }
         end = r.len;
     } else if (chat_render(w, i + 1, true, &r, &ignored) && r.len == w->len && chat_begins(w, &r)) {
-        end = chat_turn_end(w, &r);
+        end = chat_turn_end(w, &r, start);
     }
-    const bool asked = chat_render(w, i, true, &r, &asking);
-    if (!asked && !first) { return fail(e, "%s", asking.msg); }
-    size_t start = asked && chat_begins(w, &r) && r.len < end ? r.len : end;
-    if (start == end && first) { start = chat_find_request(w, i + 1, end); }
+    if (!begins) { start = first ? chat_find_request(w, i + 1, end) : end; }
     if (start < end) { chat_add_span(w, start, end); }
     return true;
 }
@@ -277,6 +289,7 @@ static inline bool chat_find_answers(ChatWriter* w, const ChatMessages* m, const
                                      Error* e) {
     size_t answers = 0, trained = 0;
     w->num_spans = 0;
+    w->why.msg[0] = 0;
     for (size_t i = 0; i < m->count; i++) { answers += chat_is_answer(&m->items[i]), trained += m->items[i].trained; }
     if (whole->num_generations > 0 && whole->num_generations != answers && trained < answers) {
         return fail(e,
@@ -293,11 +306,10 @@ static inline bool chat_find_answers(ChatWriter* w, const ChatMessages* m, const
     for (size_t i = 0; i < m->count; i++) {
         if (m->items[i].trained && !chat_find_answer(w, m, i, e)) { return false; }
     }
-    *left_out += trained - w->num_spans;
-    return w->num_spans > 0 ||
-           fail(
-               e,
-               "no answer can be trained: the chat template writes it in another way than it asks for it, or changes it later");
+    *left_out += w->num_spans > 0 ? trained - w->num_spans : 0;
+    if (w->num_spans > 0) { return true; }
+    return fail(e, "no answer can be trained: %s",
+                w->why.msg[0] ? w->why.msg : "the chat template writes nothing for an answer");
 }
 
 /* Lengthens the mask to `count` tokens with the same marks. */

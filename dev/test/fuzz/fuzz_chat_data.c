@@ -54,7 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Error e = NO_ERROR;
     if (size < 1) { return 0; }
     for (int i = 0; i < 2 && !forms[i].rules; i++) {
-        if (i == 0) { byte_tokens(&t, ""); }
+        if (i == 0) { byte_tokens(&t, ""), t.bos_name = xstrdup("<|begin_of_text|>"); }
         text_rules_init(&rules[i], &t, NULL);
         rules[i].chat_template = templates[i];
         must(chat_form_open(&forms[i], &rules[i], NULL, &e), &e);

@@ -536,12 +536,9 @@ FAULTS = [
     ("the header is trained", "llmc/text/chat.h", "chat_add_span(w, start, end); }", "chat_add_span(w, start > 9 ? start - 9 : 0, end); }"),
     ("<|eot_id|> is not trained", "llmc/text/chat.h", "w->spans[k][0] < end;", "w->spans[k][0] < end && w->spans[k][1] > end;"),
     ("the mask is shifted by one", "dev/data/token_writer.h", "at = w->count - n + i;", "at = w->count - n + i - (i > 0);"),
-    ("the user's words are trained, too", "llmc/text/conversation.h", 'trained && strcmp(role, "assistant") == 0',
-     'strcmp(role, "system") != 0'),
+    ("what follows an answer is trained, too", "llmc/text/chat.h", "    if (i + 1 < m->count) {", "    if (i + 2 < m->count) {"),
     ("a text is encoded by itself", "llmc/text/chat.h", "    encoder_marked(w->encoder, text, ours, len);",
      "    for (size_t i = 0, n; i < len; i += n) { n = size_min(len - i, 20); encoder_marked(w->encoder, text + i, ours + i, n); }"),
-    ("messages are ignored before the last", "llmc/text/chat.h", "for (size_t i = 0; i < count; i++) { template_list_add(a, messages",
-     "for (size_t i = count > 2 ? count - 2 : 0; i < count; i++) { template_list_add(a, messages"),
 ]
 
 
@@ -560,5 +557,8 @@ def test_planted_faults_show(transformers, tmp_path):
         (copy / file).write_text(text.replace(before, after) if before else text)
         command = [CC, "-std=c11", "-O0", "-w", "-I.", "dev/data/tokenize.c", "-o", "program", "-lm", "-lpthread"]
         subprocess.run(command, cwd=copy, check=True)
-        got = encode(folder, conversations, program=str(copy / "program"))
+        try:
+            got = encode(folder, conversations, program=str(copy / "program"))
+        except AssertionError:
+            got = "an error"
         assert (got == want) == (name == "none"), name
