@@ -334,6 +334,14 @@ static inline bool config_read(ModelConfig* c, const char* path, Error* e) {
     return ok;
 }
 
+/* Returns pad_token_id of the text of a config.json that was read; -1: none. */
+static inline int config_pad_of(const char* source, int vocab_size) {
+    const char *from, *to;
+    const long id =
+        json_find_member(source, "pad_token_id", &from, &to) && *from >= '0' && *from <= '9' ? strtol(from, NULL, 10) : -1;
+    return id < vocab_size ? (int)id : -1;
+}
+
 /* Returns the known field whose name is one edit away from `key`; NULL if there is none, or if `key` is known itself. */
 static inline const char* config_meant(const char* key, size_t len) {
     static const char* const others[] = {"bos_token_id",

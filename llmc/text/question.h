@@ -18,13 +18,13 @@
 #include "llmc/text/tokenizer.h"     // defines: TokenList, tokenizer_encode
 #include <limits.h>
 
-/* Appends the tokens of a prompt to *l: those that stand before a text, and the text. Without a tokenizer the text is a list of
+/* Appends the tokens of a prompt to *l: those that stand before a text, and the text, where names of special tokens are tokens. Without a tokenizer the text is a list of
  * ids. If there is none of them, *l gets BOS, or token 0. Fails on an id outside the vocabulary. */
 static inline bool prompt_tokens(TokenList* l, const char* text, const TextRules* r, Error* e) {
     const int V = r->vocab_size;
     for (int i = 0; i < r->num_start; i++) { token_list_add(l, r->start_ids[i]); }
     if (r->tokenizer) {
-        tokenizer_encode(r->tokenizer, text, strlen(text), false, l);
+        tokenizer_encode(r->tokenizer, text, strlen(text), true, l);
     } else {
         for (const char* p = text + strspn(text, " "); *p; p += strspn(p, " ")) {
             char* end = NULL;

@@ -179,6 +179,16 @@ static inline char* text_rules_template_of(const Json* j, const JsonNode* found)
     return text ? xstrdup(text) : NULL;
 }
 
+/* Ends every line by a newline alone, as Python does when it reads a text. */
+static inline void text_rules_join_lines(char* text) {
+    char* out = text;
+    for (const char* s = text; *s; s++) {
+        if (*s != '\r') { *out++ = *s; }
+        if (*s == '\r' && s[1] != '\n') { *out++ = '\n'; }
+    }
+    *out = 0;
+}
+
 /* Finds the template in the tokenizer's folder. */
 static inline bool text_rules_find_template(TextRules* r, Error* e) {
     const Tokenizer* t = r->tokenizer;
@@ -191,6 +201,7 @@ static inline bool text_rules_find_template(TextRules* r, Error* e) {
     if (folder_has(folder, "chat_template.jinja")) {
         if (!path_join(r->template_path, folder, "chat_template.jinja", e)) { return false; }
         r->chat_template = read_file(r->template_path, &size, 16 << 20, e);
+        if (r->chat_template) { text_rules_join_lines(r->chat_template); }
         return r->chat_template != NULL;
     }
     if (!t->config || !json_parse(&j, xstrdup(t->config), strlen(t->config), "tokenizer_config.json", &ignored)) {

@@ -191,6 +191,24 @@ static inline void gguf_merges(FILE* f, uint64_t* count, const Tokenizer* t, con
     free(merges);
 }
 
+/* Writes the ids of BOS, pad, EOS (as llama.cpp's converter: the tokenizer's, otherwise the model's first) and of two more tokens
+ * that end a text: llama.cpp ends one at each of them, and at others by their names. */
+static inline void gguf_ids(FILE* f, uint64_t* count, const GgufModel* m) {
+    static const char* const more[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
+    const TextRules* r = m->rules;
+    const Tokenizer* t = r->tokenizer;
+    const ModelConfig* c = m->config;
+    const int named = tokenizer_find_any(t, t->eos_name), eos = named >= 0 ? named : c->num_eos > 0 ? c->eos_ids[0] : t->eos_id;
+    if (r->bos_id >= 0) { gguf_key_u32(f, count, "tokenizer.ggml.bos_token_id", (uint32_t)r->bos_id); }
+    if (eos >= 0) { gguf_key_u32(f, count, "tokenizer.ggml.eos_token_id", (uint32_t)eos); }
+    if (r->pad_id >= 0) { gguf_key_u32(f, count, "tokenizer.ggml.padding_token_id", (uint32_t)r->pad_id); }
+    for (int i = 0, k = 0; i < r->num_ends && k < 2; i++) {
+        const int id = r->end_ids[i];
+        if (id == eos || id == r->bos_id || id == t->bos_id || id == c->bos_id) { continue; }
+        gguf_key_u32(f, count, more[k++], (uint32_t)id);
+    }
+}
+
 static inline void gguf_tokenizer(FILE* f, uint64_t* count, const GgufModel* m) {
     const TextRules* r = m->rules;
     const Tokenizer* t = r->tokenizer;
@@ -206,10 +224,9 @@ static inline void gguf_tokenizer(FILE* f, uint64_t* count, const GgufModel* m) 
     gguf_key_array(f, count, "tokenizer.ggml.token_type", GGUF_KEY_I32, (uint64_t)vocab);
     for (int id = 0; id < vocab; id++) { gguf_u32(f, (uint32_t)gguf_token_type(t, id)); }
     gguf_merges(f, count, t, code, scratch);
-    if (r->bos_id >= 0) { gguf_key_u32(f, count, "tokenizer.ggml.bos_token_id", (uint32_t)r->bos_id); }
-    const int eos = m->config->num_eos > 0 ? m->config->eos_ids[0] : t->eos_id;
-    if (eos >= 0) { gguf_key_u32(f, count, "tokenizer.ggml.eos_token_id", (uint32_t)eos); }
+    gguf_ids(f, count, m);
     gguf_key_bool(f, count, "tokenizer.ggml.add_bos_token", text_rules_begins_with_bos(r));
+    if (r->ends_with_eos) { gguf_key_bool(f, count, "tokenizer.ggml.add_eos_token", true); }
     if (r->chat_template) { gguf_key_string(f, count, "tokenizer.chat_template", r->chat_template); }
     free(scratch);
 }

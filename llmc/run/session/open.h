@@ -338,6 +338,7 @@ static inline void data_read_rules(Data* d, const Start* start, ModelConfig* c, 
     Error e = NO_ERROR;
     must(text_rules_read(r, data_tokenizer(d), c, start->dir[0] ? dir : NULL, p->rank == 0, job_speaks(p->job), &e), &e);
     if (!start->dir[0]) { text_rules_begin_with_bos(r); }
+    if (r->pad_id < 0 && start->config) { r->pad_id = config_pad_of(start->config, c->vocab_size); }
     // adapters whose training has added an end token say so here; a merged model has it in config.json, too
     for (int i = 0; start->has_adapters && i < r->num_ids; i++) { config_end_at(c, r->ids[i]); }
 }
