@@ -123,10 +123,10 @@ class DataLoader:
         if not paths:
             die(f"{pattern}: no such token file, and no file matches this as a pattern")
         shared = [p for p in paths if apart and any(os.path.samefile(p, f.path) for f in apart.files)]
+        paths = [p for p in paths if p not in shared] or paths[:1]
         for p in shared:  # a file of the loader `apart` is read here only if there are no others
-            warn(f"--val: {p} is also what --train reads: its loss says nothing about other text" if shared == paths else
+            warn(f"--val: {p} is also what --train reads: its loss says nothing about other text" if p in paths else
                  f"{p}: is a file of --val, and refused as one of --train {pattern}")
-        paths = paths if shared == paths else [p for p in paths if p not in shared]
         self.files = [TokenFile(p) for p in paths]
         masked = self.files[0].masked
         self.documents = documents if documents != "auto" else "mask" if masked else "cross"

@@ -317,23 +317,18 @@ static bool dataloader_find_shards(DataLoader* d, const char* pattern, Error* e)
     return ok;
 }
 
-/* Moves the files that are also files of `apart` behind the others, unless these are all. */
+/* Moves the files that are also files of `apart` (or NULL) behind the others. One file stays in any case. */
 static void dataloader_set_apart(DataLoader* d, const DataLoader* apart) {
-    DataShard* moved = (DataShard*)xcalloc((size_t)d->num_shards, sizeof *moved);
-    int kept = 0, left = 0;
-    for (int i = 0; i < d->num_shards; i++) {
+    for (int i = d->num_shards - 1; apart && i >= 0 && d->num_shards > 1; i--) {
+        const DataShard s = d->shards[i];
         bool shared = false;
-        for (int k = 0; apart && k < apart->num_shards; k++) { shared |= same_file(d->shards[i].path, apart->shards[k].path); }
-        if (shared) {
-            moved[left++] = d->shards[i];
-        } else {
-            d->shards[kept++] = d->shards[i];
-        }
+        for (int k = 0; k < apart->num_shards; k++) { shared |= same_file(s.path, apart->shards[k].path); }
+        if (!shared) { continue; }
+        const int last = d->num_shards + d->num_apart++ - 1;
+        memmove(d->shards + i, d->shards + i + 1, (size_t)(last - i) * sizeof s);
+        d->shards[last] = s;
+        d->num_shards--;
     }
-    memcpy(d->shards + kept, moved, (size_t)left * sizeof *moved);
-    d->num_shards = kept > 0 ? kept : left;
-    d->num_apart = kept > 0 ? left : 0;
-    free(moved);
 }
 
 /* Checks shard i by itself and against the shards before it. *vocab_from and *print_from are the first shards that give a
