@@ -197,7 +197,7 @@ def test_wrong_use_is_told(work):
     done = run("train_llama3", "--model", work / "model", "--eval", "--tasks", work / "empty.jsonl")
     assert done.returncode == 1 and "holds no question" in done.stderr
     done = run("train_llama3", "--model", work / "model", "--eval", "--tasks", work / "none*.jsonl")
-    assert done.returncode == 1 and "cannot open" in done.stderr
+    assert done.returncode == 1 and "is missing" in done.stderr
     done = run("train_llama3", "--model", work / "model", "--eval", "--tasks", work / "all.jsonl", "--val", work / "data.bin")
     assert done.returncode == 2 and "--val or --tasks" in done.stderr
 
