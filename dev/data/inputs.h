@@ -8,6 +8,7 @@
 
 #include "dev/data/encode_units.h"
 #include "dev/data/tokenize_flags.h"
+#include "llmc/base/text.h"       // defines: text_starts
 #include "llmc/base/utils.h"      // defines: fail, warn, open_to_read
 #include "llmc/files/filekind.h"  // defines: text_kind_of
 #include "llmc/files/json.h"      // defines: Json, json_parse_line, json_free
@@ -52,12 +53,22 @@ static inline bool is_blank(const char* s, size_t n) {
     return i == n;
 }
 
+/* Returns whether a text begins with a list of messages, which may be a line of --chat. */
+static inline bool begins_with_messages(const char* head, size_t n) {
+    static const char* const members[] = {"\"role\"", "\"from\"", "\"content\"", "\"value\""};
+    size_t i = 0;
+    bool begins = false;
+    while (i < n && head[i] && strchr(" \t\r\n[{", head[i])) { i++; }
+    for (int k = 0; k < 4; k++) { begins |= n - i > strlen(members[k]) && text_starts(head + i, members[k]); }
+    return begins;
+}
+
 /* Checks that the first bytes of an input are text. */
 static inline bool input_check_start(const Input* in, const Args* a, const char* head, size_t n, Error* e) {
     char command[2 * PATH_CAP];
     const FileKind kind = text_kind_of(head, n);
     if (n == mark_length(a, head, n)) { return fail(e, "%s: holds no text: it is empty", in->name); }
-    if (kind.is_text || a->bytes) { return true; }
+    if (kind.is_text || a->bytes || (a->chat && begins_with_messages(head, n))) { return true; }
     if (!kind.to_text) { return fail(e, "%s: is %s, wanted UTF-8 text", in->name, kind.what); }
     reading_command(command, sizeof command, a, kind.to_lines || in->lines || strstr(in->path, ".json"));
     return fail(e, "%s: is %s, wanted UTF-8 text\n  hint: %s %s | %s", in->name, kind.what, kind.to_text,

@@ -255,6 +255,9 @@ def test_all_spellings_are_one_conversation(tmp_path):
     assert done.returncode == 0 and done.stdout.startswith(f"{len(same)} conversations, "), done.stderr
     for document, line in zip(read_documents(tmp_path / "same.bin"), same):
         assert document == want[0], line
+    alone = write_lines(tmp_path / "alone.jsonl", [[user, answer], [user, answer]])
+    done = tokenize(folder, "--chat", "-o", tmp_path / "alone.bin", alone)
+    assert done.returncode == 0 and read_documents(tmp_path / "alone.bin") == want * 2, done.stderr
     with open(lines) as stdin:
         done = subprocess.run([TOKENIZE, "--tokenizer", folder, "--chat", "-o", tmp_path / "pipe.bin", "-"], stdin=stdin)
     assert done.returncode == 0 and (tmp_path / "pipe.bin").read_bytes() == (tmp_path / "same.bin").read_bytes()
