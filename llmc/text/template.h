@@ -17,7 +17,7 @@
  *
  * A template is hostile input. It reaches nothing but its values; steps, depth and memory are bounded (JINJA_MAX_*). What is not
  * known here is refused by name and place: "FILE:12:7: the filter "foo" is not known here", where it is asked. Not known: the
- * tags call, filter, with, include, import, extends and block, loops that are recursive, the operator **, and integers
+ * tags call, with, include, import, extends and block, loops that are recursive, the operator **, and integers
  * beyond 64 bits.
  */
 #ifndef LLMC_TEMPLATE_H
@@ -101,6 +101,7 @@ static inline TemplateValue jinja_loop_member(const JinjaLoop* loop, TemplateVal
     if (template_is(name, "revindex")) { return template_int(n - i); }
     if (template_is(name, "revindex0")) { return template_int(n - i - 1); }
     if (template_is(name, "length")) { return template_int(n); }
+    if (template_is(name, "depth") || template_is(name, "depth0")) { return template_int(name.len == strlen("depth")); }
     if (template_is(name, "first")) { return template_bool(i == 0); }
     if (template_is(name, "last")) { return template_bool(i + 1 == n); }
     if (template_is(name, "previtem") && i > 0) { return loop->items->items[i - 1]; }
@@ -218,6 +219,7 @@ static inline TemplateValue jinja_slice(Jinja* j, TemplateValue of, const JinjaN
     for (int i = 0; i < 2; i++) {
         const int64_t absent = (i == 0) != back ? 0 : count, low = back ? -1 : 0, high = back ? count - 1 : count;
         const TemplateValue bound = n->kids[i + 1] ? jinja_eval(j, n->kids[i + 1]) : template_none();
+        if (bound.type == TEMPLATE_UNDEFINED) { jinja_misused(j, bound, "the end of a slice"); }
         at[i] = jinja_integer(j, bound, 0);
         if (at[i] < 0) { at[i] += count; }
         at[i] = at[i] < low ? low : at[i] > high ? high : at[i];
@@ -345,7 +347,7 @@ static inline TemplateValue jinja_eval_node(Jinja* j, const JinjaNode* n) {
             return template_bool(jinja_call_test(j, n->value, a, &arguments));
         }
         case NODE_NOT: return template_bool(!jinja_truth(a));
-        case NODE_MINUS: return jinja_arithmetic(j, '-', false, template_int(0), a);
+        case NODE_MINUS: return jinja_arithmetic(j, '*', false, template_int(-1), a);
         case NODE_PLUS: return jinja_arithmetic(j, '+', false, template_int(0), a);
         case NODE_BINARY:
             b = jinja_eval(j, y);
@@ -433,7 +435,7 @@ static inline void jinja_run_set_block(Jinja* j, const JinjaNode* n) {
         const JinjaArguments a = jinja_eval_arguments(j, filters[count]->kids[1]);
         v = jinja_call_filter(j, filters[count]->value, v, &a);
     }
-    jinja_assign(j, n->kids[0], v);
+    n->kids[0] ? jinja_assign(j, n->kids[0], v) : jinja_append_string(j, out, v);
 }
 
 static inline void jinja_run_generation(Jinja* j, const JinjaNode* n) {

@@ -7,6 +7,10 @@
 
 #include "llmc/text/template_value.h"  // defines: Jinja, JinjaText, TemplateValue, jinja_fail, jinja_append, jinja_str
 
+#include <ctype.h>
+#include <locale.h>
+#include <wctype.h>
+
 enum { JINJA_MAX_ARGUMENTS = 16 };
 
 /* The arguments of a call: in the order of the row's parameters, those that are absent undefined; with the parameters "*" as
@@ -147,19 +151,29 @@ static inline void jinja_sort(Jinja* j, TemplatePair* p, size_t n, bool down) {
 // ---------------------------------------------------------------------------------------------------------------------
 // strings
 
-static inline uint32_t jinja_upper(uint32_t c) { return c >= 'a' && c <= 'z' ? c - 32 : c; }
-static inline uint32_t jinja_lower(uint32_t c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; }
+/* Return a letter in the other case. One that becomes several letters stays. */
+static inline uint32_t jinja_cased(uint32_t c, bool upper) {
+    if (c < 0x80) { return upper ? (uint32_t)toupper((int)c) : (uint32_t)tolower((int)c); }
+    const locale_t l = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
+    if (l == (locale_t)0) { return c; }
+    const wint_t other = upper ? towupper_l(c, l) : towlower_l(c, l);
+    freelocale(l);
+    return (uint32_t)other;
+}
+static inline uint32_t jinja_upper(uint32_t c) { return jinja_cased(c, true); }
+static inline uint32_t jinja_lower(uint32_t c) { return jinja_cased(c, false); }
 static inline bool jinja_is_letter(uint32_t c) { return unicode_class(c) == UNICODE_LETTER; }
 
 /* Returns a string in another case: 'u' upper, 'l' lower, 'c' its first letter upper, 't' the first of each word. */
 static inline TemplateValue jinja_in_case(Jinja* j, TemplateValue v, int how) {
     JinjaText t = {NULL, NULL, 0, 0};
     bool start = true;
-    jinja_append_string(j, &t, v);
     for (size_t i = 0, n = 0; i < v.len; i += n) {
+        char out[8];
         uint32_t c;
         n = jinja_char(v, i, &c);
-        if (n == 1) { t.s[i] = (char)(how == 'u' || (how != 'l' && start) ? jinja_upper(c) : jinja_lower(c)); }
+        const uint32_t to = how == 'u' || (how != 'l' && start) ? jinja_upper(c) : jinja_lower(c);
+        jinja_append(j, &t, out, utf8_encode(out, (int)to), NULL, v.marks[i]);
         start = how == 't' && !jinja_is_letter(c);
     }
     return jinja_string(&t);
@@ -245,12 +259,17 @@ static inline TemplateValue jinja_do_split(Jinja* j, TemplateValue v, const Jinj
 static inline TemplateValue jinja_do_splitlines(Jinja* j, TemplateValue v, const JinjaArguments* a) {
     TemplateValue list = template_list(j->arena);
     const bool keeps = jinja_truth(a->v[0]);
-    for (size_t from = 0, at = 0; from < v.len; from = at) {
-        for (at = from; at < v.len && v.as.s[at] != '\n' && v.as.s[at] != '\r';) { at++; }
-        const size_t end = at;
-        if (at < v.len) { at += v.as.s[at] == '\r' && at + 1 < v.len && v.as.s[at + 1] == '\n' ? 2 : 1; }
-        jinja_add(j, list, jinja_cut(v, from, keeps ? at : end));
+    size_t from = 0;
+    for (size_t i = 0, n = 0; i < v.len; i += n) {
+        uint32_t c;
+        n = jinja_char(v, i, &c);
+        const bool ends = (c >= '\n' && c <= '\r') || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
+        if (!ends) { continue; }
+        if (c == '\r' && i + 1 < v.len && v.as.s[i + 1] == '\n') { n = 2; }
+        jinja_add(j, list, jinja_cut(v, from, keeps ? i + n : i));
+        from = i + n;
     }
+    if (from < v.len) { jinja_add(j, list, jinja_cut(v, from, v.len)); }
     return list;
 }
 
@@ -358,7 +377,7 @@ static inline TemplateValue jinja_do_indent(Jinja* j, TemplateValue v, const Jin
     const bool first = jinja_truth(a->v[1]), blank = jinja_truth(a->v[2]), text = a->v[0].type == TEMPLATE_STRING;
     const int64_t width = text ? 0 : jinja_integer(j, a->v[0], 4);
     JinjaText t = {NULL, NULL, 0, 0};
-    v = jinja_str(j, v);
+    v = jinja_text(j, v, NULL);
     for (size_t from = 0, to = 0; from <= v.len; from = to + 1) {
         const char* newline = (const char*)memchr(v.as.s + from, '\n', v.len - from);
         to = newline ? (size_t)(newline - v.as.s) : v.len;
@@ -843,7 +862,7 @@ static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue v
                  {"mapping", v.type == TEMPLATE_DICT},
                  {"sequence", countable || (items && v.type != TEMPLATE_ITERATOR)},
                  {"iterable", countable || items},
-                 {"callable", v.type == TEMPLATE_FUNCTION}};
+                 {"callable", v.type == TEMPLATE_FUNCTION || v.type == TEMPLATE_UNDEFINED}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (template_is(name, types[i].name)) { return types[i].is; }
     }

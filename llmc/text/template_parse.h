@@ -277,7 +277,7 @@ typedef enum {
     NODE_IF,          // condition, body, else, elif (a NODE_IF)
     NODE_FOR,         // target, items, body, else, condition
     NODE_SET,         // target, expression
-    NODE_SET_BLOCK,   // target, filters, body
+    NODE_SET_BLOCK,   // target (NULL: the text is written), filters, body
     NODE_MACRO,       // parameters (NODE_ARGUMENTs with their default), body; value: the name
     NODE_GENERATION,  // body
     NODE_BREAK,
@@ -681,7 +681,7 @@ static inline void jinja_parse_for(JinjaParser* p, JinjaNode* n) {
 static inline void jinja_parse_if(JinjaParser* p, JinjaNode* n) {
     for (;;) {
         n->kind = NODE_IF;
-        n->kids[0] = jinja_tuple(p, true);
+        n->kids[0] = jinja_tuple(p, false);
         n->kids[1] = jinja_body(p, "elif else endif");
         if (!template_is(p->token[-1].value, "elif")) { break; }
         n->kids[3] = jinja_node(p, NODE_IF, template_none(), NULL, NULL);
@@ -700,6 +700,12 @@ static inline void jinja_parse_set(JinjaParser* p, JinjaNode* n) {
     n->kind = NODE_SET_BLOCK;
     while (jinja_skip_operator(p, "|")) { n->kids[1] = jinja_parse_filter(p, n->kids[1]); }
     n->kids[2] = jinja_body(p, "endset");
+}
+
+static inline void jinja_parse_filter_block(JinjaParser* p, JinjaNode* n) {
+    n->kind = NODE_SET_BLOCK;
+    do { n->kids[1] = jinja_parse_filter(p, n->kids[1]); } while (jinja_skip_operator(p, "|"));
+    n->kids[2] = jinja_body(p, "endfilter");
 }
 
 static inline void jinja_parse_macro(JinjaParser* p, JinjaNode* n) {
@@ -731,6 +737,8 @@ static inline JinjaNode* jinja_statement(JinjaParser* p) {
         jinja_parse_if(p, n);
     } else if (template_is(name, "set")) {
         jinja_parse_set(p, n);
+    } else if (template_is(name, "filter")) {
+        jinja_parse_filter_block(p, n);
     } else if (template_is(name, "macro")) {
         jinja_parse_macro(p, n);
     } else if (template_is(name, "generation")) {
@@ -740,7 +748,8 @@ static inline JinjaNode* jinja_statement(JinjaParser* p) {
     } else {
         p->token--;
         jinja_unexpected(
-            p, "one of the tags for, if, set, macro, generation, raw, in loops break and continue, or the end of a tag");
+            p,
+            "one of the tags for, if, set, macro, filter, generation, raw, in loops break and continue, or the end of a tag");
     }
     jinja_expect(p, TOKEN_TAG_END, NULL, "%}");
     return n;
