@@ -487,7 +487,8 @@ static inline bool checkpoint_open(const char* path, CheckpointUse use, FILE* sc
     }
     if (!folder_is_checkpoint(path)) {
         if (!checkpoint_find(path, use, screen, dir, s, e)) { return false; }
-        return dir[0] || fail(e, "%s: holds no checkpoint, wanted a folder step_NNNNNNNN in it", path);
+        return dir[0] || fail(e, "%s: holds no checkpoint, wanted a folder step_NNNNNNNN in it%s", path,
+                              folder_has(path, "config.json") ? ": --model takes its weights for a new run" : "");
     }
     const size_t n = strlen(path);
     if (n >= 4 && strcmp(path + n - 4, ".tmp") == 0) {

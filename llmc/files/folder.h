@@ -49,6 +49,26 @@ static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
     }
 }
 
+/* Looks for folders below `dir`, down to `levels`, that hold one of `files` (NULL after the last). Returns how many there are,
+ * and writes the last in the order of names and numbers to `last`: checkpoint-1000 follows checkpoint-500. */
+static inline int folder_below(const char* dir, const char* const* files, int levels, char last[PATH_CAP]) {
+    struct dirent** names = NULL;
+    Error ignored = NO_ERROR;
+    int count = 0;
+    const int listed = scandir(dir, &names, NULL, versionsort);
+    for (int i = 0; i < listed; free(names[i++])) {
+        char path[PATH_CAP];
+        bool found = false;
+        if (names[i]->d_name[0] == '.' || !path_join(path, dir, names[i]->d_name, &ignored)) { continue; }
+        for (const char* const* f = files; !found && *f; f++) { found = folder_has(path, *f); }
+        if (found) { snprintf(last, PATH_CAP, "%s", path); }
+        const int deeper = levels - (strcmp(names[i]->d_name, "snapshots") != 0);  // the hub's cache has one floor more
+        count += found ? 1 : deeper > 0 ? folder_below(path, files, deeper, last) : 0;
+    }
+    free(names);
+    return count;
+}
+
 /* Makes a folder unless it exists, and flushes its parent. */
 static inline bool make_directory(const char* path, Error* e) {
     char parent[PATH_CAP];

@@ -78,8 +78,10 @@ static inline bool model_open_index(ModelFiles* m, const char* dir, const Json* 
         if (last < m->count) { continue; }
         if (last == MODEL_MAX_SHARDS) { return fail(e, "%s: weight_map names more than %d files", j->path, MODEL_MAX_SHARDS); }
         if (!folder_has(dir, name)) {
-            return fail(e, "%s: weight_map names %s, which is not in the folder", j->path,
-                        show_text(shown, sizeof shown, name, len));
+            return fail(
+                e,
+                "%s: weight_map names %s, which is not in the folder\n  hint: the command that downloaded the others continues",
+                j->path, show_text(shown, sizeof shown, name, len));
         }
         if (!model_open_shard(m, dir, name, e)) { return false; }
     }
@@ -98,7 +100,9 @@ static inline bool model_fail_without_weights(const char* dir, Error* e) {
     } others[] = {{"pytorch_model*.bin", "\n  hint: load it with transformers and save_pretrained(), which writes safetensors"},
                   {"*.gguf", "\n  hint: no job reads GGUF: give the Hugging Face folder that it was made from"},
                   {"*.pth", "\n  hint: the hub has the same model in Hugging Face's format"},
-                  {"consolidated*.safetensors", "\n  hint: the hub has the same model in Hugging Face's format"}};
+                  {"consolidated*.safetensors", "\n  hint: the hub has the same model in Hugging Face's format"},
+                  {"zero_to_fp32.py", "\n  hint: in that folder, python3 zero_to_fp32.py . . --safe_serialization writes it"},
+                  {"pytorch_model_fsdp_*", "\n  hint: accelerate merge-weights makes it of this folder of FSDP"}};
     const size_t num = sizeof others / sizeof *others;
     char name[256] = "";
     size_t kind = num;

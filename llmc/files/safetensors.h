@@ -143,8 +143,8 @@ static inline bool safetensors_parse_tensor(SafeTensors* st, const JsonNode* n, 
     }
     if (!ok) { return json_wanted(j, n, "data_offsets", e, "two byte offsets"); }
     if (range[0] > range[1] || range[1] > data_size) {
-        return fail(e, "%s: %s.data_offsets are [%llu, %llu], wanted a range within the %llu bytes of data", st->path, shown,
-                    (unsigned long long)range[0], (unsigned long long)range[1], (unsigned long long)data_size);
+        return fail(e, "%s: %s.data_offsets are [%llu, %llu], wanted a range within the %llu bytes of data: is the file cut?",
+                    st->path, shown, (unsigned long long)range[0], (unsigned long long)range[1], (unsigned long long)data_size);
     }
     if (range[1] - range[0] != bytes) {
         return fail(e, "%s: %s.data_offsets span %llu bytes, wanted the %llu of its dtype and shape", st->path, shown,

@@ -415,6 +415,12 @@ static inline bool trainer_state_from_text(TrainerState* s, char* text, size_t l
     }
     const bool whole = trainer_state_whole(text, length);  // before the parser decodes strings in place
     if (!json_parse(&s->json, text, length, s->path, e)) { return false; }
+    if (!whole && !json_get(&s->json, json_root(&s->json), "crc32c")) {
+        return fail(e,
+                    "%s: is no state of this program's runs; transformers' Trainer calls its own so\n"
+                    "  hint: --model with its folder starts a new run from its weights",
+                    s->path);
+    }
     if (!whole) {
         return fail(e, "%s: crc32c in its last line does not match the text before it: the file is damaged", s->path);
     }

@@ -11,7 +11,7 @@
 
 #include "llmc/base/utils.h"      // defines: fail, read_file, path_join, file_exists, is_directory
 #include "llmc/files/filekind.h"  // defines: file_looks_like
-#include "llmc/files/folder.h"    // defines: folder_has, folder_of, file_name
+#include "llmc/files/folder.h"    // defines: folder_below, folder_has, folder_of, file_name
 #include "llmc/files/json.h"      // defines: json_parse, json_get, json_wanted, json_is_off, json_is_string
 #include "llmc/base/text.h"       // defines: is_hub_name, show_text, text_starts
 #include "llmc/text/tokenizer.h"  // defines: Tokenizer, tokenizer_index, token_table_add, merge_add, merge_piece
@@ -668,6 +668,7 @@ static inline bool folder_has_tokenizer(const char* dir) {
  * are the tokens that the folder names, otherwise tokens with a usual name (<|begin_of_text|>, <|endoftext|> ...), otherwise
  * -1. */
 static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
+    static const char* const names[] = {"tokenizer.json", "tokenizer.model", NULL};
     char file[PATH_CAP], folder[PATH_CAP];
     memset(t, 0, sizeof *t);
     if (is_directory(path)) {
@@ -678,6 +679,9 @@ static inline bool tokenizer_load(Tokenizer* t, const char* path, Error* e) {
                         "%s: holds a vocab.json, wanted tokenizer.json or tokenizer.model\n"
                         "  hint: AutoTokenizer of transformers reads it, and save_pretrained() writes a tokenizer.json",
                         path);
+        }
+        if (!file_exists(file) && folder_below(path, names, 2, folder) > 0) {
+            return fail(e, "%s: holds neither tokenizer.json nor tokenizer.model\n  hint: did you mean %s?", path, folder);
         }
         if (!file_exists(file)) { return fail(e, "%s: holds neither tokenizer.json nor tokenizer.model", path); }
     } else {

@@ -13,7 +13,8 @@ check "but tells what there is" grep -q '^usage: ' stdout
 check "and makes nothing" test ! -e out
 for flag in --learning-rate=--lr --max-steps=--steps --num-epochs=--epochs --block-size=--seq --save-every=--checkpoint-every \
     --gradient_accumulation_steps=--total-batch --max-length=--seq --num-gpus=--gpus \
-    --device=train_llama3cu --dtype=PRECISION --bf16=PRECISION; do
+    --device=train_llama3cu --dtype=PRECISION --bf16=PRECISION --lr-scheduler=--schedule --load_in_4bit=--lora \
+    --lora-dropout=--patience --push-to-hub=upload --quantize=--export-dtype --packing=--documents; do
     expect "a peer's ${flag%%=*} is known" 2 "${flag#*=}" train "${flag%%=*}" 3
 done
 for columns in 80 72 100; do
@@ -24,6 +25,10 @@ done
 expect "a model of the hub is not here" 1 "hint: python3 dev/data/model.py owner/name downloads it from the hub to models/name" \
     train --model owner/name --train data.bin
 mkdir -p lost/up/checkpoint-500 lost/up/checkpoint-1000 lost/hub/models--a--b/snapshots/abc lost/gguf lost/meta lost/empty models
+mkdir -p lost/zero lost/fsdp/pytorch_model_fsdp_0 lost/trainer
+touch lost/zero/zero_to_fp32.py
+for folder in zero fsdp trainer; do cp "$pairs/gqa2_untied_rope8/config.json" lost/$folder; done
+cp "$pairs/gqa2_untied_rope8/model.safetensors" lost/trainer && echo '{"global_step": 5}' >lost/trainer/trainer_state.json
 touch lost/up/checkpoint-500/config.json lost/up/checkpoint-1000/adapter_config.json lost/meta/params.json lost/up/log.jsonl \
     lost/hub/models--a--b/snapshots/abc/config.json lost/up/checkpoint-500/model.safetensors lost/gguf/x.gguf
 cp -r lost/up/checkpoint-500 models/Known-1B
@@ -37,6 +42,8 @@ lost/hub/models--a--b|hint: did you mean lost/hub/models--a--b/snapshots/abc?
 lost/up/checkpoint-500/config.json|hint: did you mean lost/up/checkpoint-500?
 lost/up/checkpoint-500/model.safetensors|hint: did you mean lost/up/checkpoint-500?
 lost/up/checkpoint-50|hint: did you mean lost/up/checkpoint-500?
+lost/zero|hint: in that folder, python3 zero_to_fp32.py
+lost/fsdp|hint: accelerate merge-weights
 lost/gguf|--export writes GGUF, but no job reads it
 lost/gguf/x.gguf|--export writes GGUF, but no job reads it
 lost/meta|lost/meta holds Meta's own format
@@ -60,13 +67,21 @@ expect "and one that is nowhere has no hint" 1 "error: gone.json: cannot open: N
 train --model d1 --train data.bin --steps 1 --sample-tokens 0 --out own >/dev/null
 expect "--eval says what it wants" 1 "error: --val: is not given, wanted a token file, or questions in --tasks" train --model own --eval
 expect "--tasks says what writes questions" 1 "hint: python3 dev/data/tasks.py hellaswag writes" train --model own --eval --tasks hellaswag
+mkdir plain && cp own/step_00000001/config.json own/step_00000001/model.safetensors plain
+expect "a run of transformers' Trainer is not resumed" 1 "hint: --model with its folder starts a new run from its weights" \
+    resume lost/trainer --train data.bin
+expect "nor is a model's folder" 1 "plain: holds no checkpoint, wanted a folder step_NNNNNNNN in it: --model takes its weights" \
+    resume plain --train data.bin
+expect "--lora is no folder" 2 "hint: --model takes a folder of adapters" train --model own --lora plain
+expect "--lora-base is not the adapters" 1 "hint: --model takes the adapters' folder" train --model own --lora-base plain --train data.bin
+expect "a tokenizer is sought in the folders below" 1 "hint: did you mean own/step_00000001?" train --model d1 --tokenizer own --train data.bin
+expect "--prompt is no --generate" 1 "--generate TEXT continues a text" train --model own --prompt hello
 expect "--train says what makes its files" 1 "hint: ./tokenize makes token files from text" train --model d1
 expect "./tokenize asks for the name of the token file" 2 "--out is missing, wanted -o OUT.bin for the token file" "$bin/tokenize" text.txt
 expect "and names its jobs without a file" 2 "wanted -o OUT.bin, --train-bpe, --jsonl, --decode or --show" "$bin/tokenize"
 expect "an export that looks like a file is refused" 1 "x.bin looks like a file, wanted the name of a folder" \
     train --model own --export x.bin
 check "and makes nothing" test ! -e x.bin
-mkdir plain && cp own/step_00000001/config.json own/step_00000001/model.safetensors plain
 expect "--verify names a model's folder as such" 1 "error: plain: is a model's folder, wanted a run or a checkpoint" \
     "$bin/train_llama3" --verify plain
 expect "a tokenizer's name without .json is a folder" 0 "made folder bpe" "$bin/tokenize" --train-bpe 300 -o bpe text.txt

@@ -203,6 +203,10 @@ static inline bool option_refuse(int i, const char* text, Error* e) {
     const OptionSpec* s = &option_specs[i];
     char flag[OPTION_TEXT];
     option_flag(i, flag);
+    if (i == OPT_lora && is_directory(text)) {
+        return fail(e, "--lora: %s is a folder, wanted the rank of new adapters\n  hint: --model takes a folder of adapters",
+                    text);
+    }
     switch (s->kind) {
         case OPTION_INT:
         case OPTION_LONG: return fail(e, "%s: is \"%.200s\", wanted an integer from %.0f to %.16g", flag, text, s->min, s->max);

@@ -22,7 +22,7 @@ static const FlagSynonym flag_synonyms[] = {
     {"gradient-accumulation-steps grad-accum total-batch-size global-batch-size",
      "--total-batch N, the tokens of a step: batch * seq * micro-batches"},
     {"warmup-steps warmup-iters num-warmup-steps", "did you mean --warmup?"},
-    {"lr-scheduler-type lr-schedule lr-decay-style", "did you mean --schedule?"},
+    {"lr-scheduler lr-scheduler-type lr-schedule lr-decay-style scheduler", "did you mean --schedule?"},
     {"min-lr", "--final-lr-frac F, as a fraction of --lr"},
     {"max-grad-norm clip-grad gradient-clip gradient-clip-val", "did you mean --grad-clip?"},
     {"adam-beta1", "did you mean --beta1?"},
@@ -49,6 +49,19 @@ static const FlagSynonym flag_synonyms[] = {
     {"device", "train_llama3 runs on the CPU, train_llama3cu on the GPU"},
     {"dtype precision bf16 fp16", "train_llama3 computes in FP32, train_llama3cu in the PRECISION it is built with"},
     {"gradient-checkpointing activation-checkpointing", "train_llama3cu has --recompute"},
+    {"eval-batch-size per-device-eval-batch-size", "did you mean --batch?"},
+    {"eval-strategy evaluation-strategy", "did you mean --val-every?"},
+    {"save-strategy", "did you mean --checkpoint-every?"},
+    {"qlora load-in-4bit load-in-8bit quantization-bit",
+     "weights are trained in 16 or 32 bits; --lora R needs the least memory"},
+    {"quantize quantization outtype", "did you mean --export-dtype?"},
+    {"lora-dropout", "there is no dropout; --patience N stops before a run overfits"},
+    {"packing sample-packing", "rows are packed by themselves; --documents says how"},
+    {"train-on-inputs", "./tokenize --chat trains the answers alone"},
+    {"chat-template template", "the chat template is that of the model's folder"},
+    {"push-to-hub hub-model-id", "a checkpoint is a Hugging Face folder: hf upload takes it as it lies"},
+    {"vocab-size", "a new model has the vocabulary of its tokenizer; ./tokenize --train-bpe N makes one"},
+    {"hidden-size n-embd n-head num-heads", "--model dN is a new model of N layers and N heads, 64 N wide"},
 };
 
 /* Returns the hint for another trainer's flag, a word without dashes in front and with '-' for '_'; NULL: it is none. */

@@ -119,9 +119,10 @@ static inline bool choose_data(Options* chosen, Error* e) {
         const bool plain = config_preset(&preset, chosen->model, 1) && preset.vocab_size == 1 && !chosen->tokenizer;
         if (chosen->dry_run && chosen->epochs == 0 && !plain) { return true; }
         if (chosen->eval) { return fail(e, "--val: is not given, wanted a token file, or questions in --tasks"); }
-        return fail(
-            e, "--train: is not given, and the default %s does not exist\n  hint: %s", missing,
-            is_directory(DEFAULT_DATA) ? "make " DEFAULT_DATA "tinytales_train.bin" : "./tokenize makes token files from text");
+        return fail(e, "--train: is not given, and the default %s does not exist\n  hint: %s", missing,
+                    chosen->given[OPT_prompt]    ? "--prompt is for samples in training; --generate TEXT continues a text"
+                    : is_directory(DEFAULT_DATA) ? "make " DEFAULT_DATA "tinytales_train.bin"
+                                                 : "./tokenize makes token files from text");
     }
     if (!chosen->train) { chosen->train = DEFAULT_DATA "tinytales_train.bin"; }
     if (!chosen->val && file_exists(DEFAULT_DATA "tinytales_val.bin")) { chosen->val = DEFAULT_DATA "tinytales_val.bin"; }

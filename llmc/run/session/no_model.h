@@ -11,7 +11,7 @@
 #include "llmc/config.h"            // defines: presets, config_preset
 #include "llmc/files/adapter.h"     // defines: ADAPTER_CONFIG
 #include "llmc/files/checkpoint.h"  // defines: checkpoint_list
-#include "llmc/files/folder.h"      // defines: folder_has, folder_of, file_name
+#include "llmc/files/folder.h"      // defines: folder_below, folder_has, folder_next, folder_of, file_name
 
 #include <ctype.h>
 
@@ -28,38 +28,25 @@ static inline bool holds_checkpoints(const char* dir) {
     return ok && count > 0;
 }
 
-/* What is found in a folder. */
-typedef struct {
-    int models;           // what --model takes: in its folders, and in theirs
-    char last[PATH_CAP];  // of them the last in the order of names and numbers: checkpoint-1000 follows checkpoint-500
-    char near
-        [PATH_CAP];  // its folder whose name is nearest to the one that is wanted, if `edits` allows that many typing errors
-    int edits;
-    bool gguf;  // it holds a file of that kind
-} FolderLook;
-
-/* Looks into `dir`, and below it down to `levels`, for models, and for a folder that is called about `word`. */
-static inline void folder_look(FolderLook* l, const char* dir, const char* word, int levels) {
-    struct dirent** names = NULL;
+/* Looks for the folder in `dir` whose name is nearest to `word`, with fewer than `edits` typing errors. Writes its name, or "".
+ * Returns whether there is a GGUF file. */
+static inline bool folder_nearest(const char* dir, const char* word, int edits, char near[PATH_CAP]) {
+    struct dirent* entry = NULL;
     Error ignored = NO_ERROR;
-    const int listed = scandir(dir, &names, NULL, versionsort);
-    for (int i = 0; i < listed; free(names[i++])) {
+    DIR* d = opendir(dir);
+    bool gguf = false;
+    near[0] = 0;
+    while (d && folder_next(d, dir, &entry, &ignored) && entry) {
         char path[PATH_CAP];
-        const char* name = names[i]->d_name;
-        l->gguf |= text_ends(name, ".gguf");
-        if (name[0] == '.' || !path_join(path, dir, name, &ignored) || !is_directory(path)) { continue; }
-        const int edits = word && strcasecmp(word, name) != 0 ? edit_distance(word, name) : 0;
-        if (word && edits < l->edits) { snprintf(l->near, PATH_CAP, "%s", strcmp(dir, ".") == 0 ? name : path); }
-        if (word && edits < l->edits) { l->edits = edits; }
-        const int deeper = levels - (strcmp(name, "snapshots") != 0);  // the hub's cache has one floor more
-        if (holds_model(path) || holds_checkpoints(path)) {
-            l->models++;
-            snprintf(l->last, PATH_CAP, "%s", path);
-        } else if (deeper > 0) {
-            folder_look(l, path, NULL, deeper);
-        }
+        const char* name = entry->d_name;
+        const int distance = strcasecmp(word, name) == 0 ? 0 : edit_distance(word, name);
+        gguf |= text_ends(name, ".gguf");
+        if (distance >= edits || !path_join(path, dir, name, &ignored) || !is_directory(path)) { continue; }
+        edits = distance;
+        snprintf(near, PATH_CAP, "%s", strcmp(dir, ".") == 0 ? name : path);
     }
-    free(names);
+    if (d) { closedir(d); }
+    return gguf;
 }
 
 /* Returns the preset that a name with a typing error or with capital letters means, or NULL. */
@@ -83,17 +70,18 @@ LLMC_NORETURN static inline void die_of_no_model(const char* flag, const char* n
     static const char hub[] = "https://huggingface.co/";
     const bool address = text_starts(name, hub), there = file_exists(name), slash = strchr(name, '/') != NULL;
     const char *repo = address ? name + strlen(hub) : name, *stem = file_name(name);
-    char dir[PATH_CAP], lower[PATH_CAP];
-    FolderLook look = {0, "", "", 1 + (int)size_min(strlen(stem) / 3, 2), false};
-    const char* preset = there || slash ? NULL : nearest_preset(name, look.edits, lower);
+    static const char* const models[] = {"config.json", ADAPTER_CONFIG, NULL};
+    const int edits = 1 + (int)size_min(strlen(stem) / 3, 2);
+    char dir[PATH_CAP], lower[PATH_CAP], near[PATH_CAP];
+    const char* preset = there || slash ? NULL : nearest_preset(name, edits, lower);
     folder_of(name, dir);
-    folder_look(&look, is_directory(name) ? name : dir, there ? NULL : stem, is_directory(name) ? 2 : 0);
+    const bool gguf = folder_nearest(is_directory(name) ? name : dir, stem, edits, near);
     if (is_directory(name)) {
-        if (look.models > 0) {
-            NO_MODEL("holds no model itself, but %d folder%s with one", "did you mean %s?", look.models,
-                     text_plural(look.models), look.last);
+        const int count = folder_below(name, models, 2, near);
+        if (count > 0) {
+            NO_MODEL("holds no model itself, but %d folder%s with one", "did you mean %s?", count, text_plural(count), near);
         }
-        if (look.gguf) { die("%s: %s holds a GGUF file: " NO_MODEL_GGUF, flag, name); }
+        if (gguf) { die("%s: %s holds a GGUF file: " NO_MODEL_GGUF, flag, name); }
         if (folder_has(name, "params.json")) { die("%s: %s holds Meta's own format, wanted Hugging Face's", flag, name); }
         die("%s: %s holds no checkpoint, wanted a folder step_NNNNNNNN in it, or a model with a config.json", flag, name);
     }
@@ -102,9 +90,8 @@ LLMC_NORETURN static inline void die_of_no_model(const char* flag, const char* n
         NO_MODEL("is a file, wanted the folder that it lies in", "did you mean %s?", dir);
     }
     if (there) { die("%s: %s is a file, wanted a folder with config.json and model.safetensors", flag, name); }
-    if (preset || look.near[0]) {
-        NO_MODEL("is %s", "did you mean %s?", slash ? "no folder" : "neither a folder nor a preset",
-                 preset ? preset : look.near);
+    if (preset || near[0]) {
+        NO_MODEL("is %s", "did you mean %s?", slash ? "no folder" : "neither a folder nor a preset", preset ? preset : near);
     }
     if (is_hub_name(repo) && (address || !is_directory(dir))) {
         snprintf(dir, sizeof dir, "models/%s", file_name(repo));

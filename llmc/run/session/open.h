@@ -161,7 +161,11 @@ static inline void lora_of_flags(LoraConfig* l, const Start* start, const Option
     if (!job_trains(job) || o->lora == 0) {
         if (o->lora_alpha > 0 && job_trains(job)) { die("--lora-alpha: is of no use without --lora R"); }
         if (o->given[OPT_lora_on] && job_trains(job)) { die("--lora-on: is of no use without --lora R"); }
-        if (o->lora_base) { die("--lora-base: %s holds no adapters", start->dir[0] ? start->dir : o->model); }
+        if (o->lora_base) {
+            die("--lora-base: %s holds no adapters\n  hint: --model takes the adapters' folder, --lora-base the folder of "
+                "their base",
+                start->dir[0] ? start->dir : o->model);
+        }
         return;
     }
     if (!start->dir[0] && job == JOB_TRAIN) {
