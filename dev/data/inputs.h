@@ -71,8 +71,9 @@ static inline bool input_check_start(const Input* in, const Args* a, const char*
     if (kind.is_text || a->bytes || (a->chat && begins_with_messages(head, n))) { return true; }
     if (!kind.to_text) { return fail(e, "%s: is %s, wanted UTF-8 text", in->name, kind.what); }
     reading_command(command, sizeof command, a, kind.to_lines || in->lines || strstr(in->path, ".json"));
-    return fail(e, "%s: is %s, wanted UTF-8 text\n  hint: %s %s | %s", in->name, kind.what, kind.to_text,
-                descriptor_of(in->path) < 0 ? in->path : "FILE", command);
+    const char* column = a->chat && strstr(kind.to_text, "hf.py") ? " --column messages" : "";
+    return fail(e, "%s: is %s, wanted UTF-8 text\n  hint: %s %s%s | %s", in->name, kind.what, kind.to_text,
+                descriptor_of(in->path) < 0 ? in->path : "FILE", column, command);
 }
 
 /* Warns of lines of JSON that are read as one text: without --field, a stream is plain text, and so is any file but .jsonl. */

@@ -250,5 +250,8 @@ def test_a_column_of_conversations_becomes_a_token_file_in_one_command(tmp_path,
     with open(tmp_path / "it.csv", "w", newline="", encoding="utf-8") as f:
         csv.writer(f).writerows([[key], *([json.dumps(talk)] for talk in talks)])
     assert run(tmp_path, "--rows", "it.csv", "--column", key).stdout == done.stdout
+    refused = subprocess.run([TOKENIZE, "--chat", "--tokenizer", TALES, "-o", "x.bin", "it.parquet"], cwd=tmp_path,
+                             capture_output=True, text=True)
+    assert "dev/data/hf.py --rows it.parquet --column messages | ./tokenize" in refused.stderr
     (tmp_path / "no.jsonl").write_text(json.dumps({key: talks[0]}) + "\n")
     assert f"hint: it holds conversations: --column {key}" in run(tmp_path, "--rows", "no.jsonl").stderr
