@@ -2,7 +2,7 @@
  *
  * The ids are those of `apply_chat_template` in `transformers`: the template's text, encoded without BOS or EOS of our own. There
  * is one difference. The name of a special token is a token only where the template wrote every byte of it: a user cannot type
- * a header. A template has the variables that `transformers` gives it; tools and documents are none.
+ * a header. The same holds for other added tokens that the template writes around messages. A template has the variables that `transformers` gives it; tools and documents are none.
  *
  * A model without a template gets LLAMA3_CHAT_TEMPLATE if its tokenizer has the tokens; it is executed as well.
  *
@@ -29,6 +29,7 @@
 #include "llmc/text/text_rules.h"      // defines: TextRules
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, TokenEncoder, TokenList, tokenizer_find, encoder_marked
 
+#include <ctype.h>
 #include <time.h>
 
 #define LLAMA3_CHAT_TEMPLATE                                                                                    \
@@ -59,7 +60,8 @@ typedef struct {
     Template parsed;
     const char* date;  // as --date gives it; NULL: none
     struct tm now;     // the day, when the form was opened or as --date says
-    int end_of_turn;   // special token behind an answer; -1: none
+    int end_of_turn;   // token behind an answer that ends it; -1: none
+    uint8_t* control;  // (vocab_size) 1: an added token that is not special, but that the template writes around messages
     TemplateArena arena;
     TemplateValue names;  // of the special tokens: bos_token, eos_token ...
 } ChatForm;
@@ -180,7 +182,7 @@ static inline bool chat_encode(ChatWriter* w, const char* text, const uint8_t* o
     const int V = w->form->rules->vocab_size;
     const TokenList* out = &w->encoder->out;
     const size_t before = out->count;
-    encoder_marked(w->encoder, text, ours, len);
+    encoder_marked(w->encoder, text, ours, len, w->form->control);
     for (size_t i = before; i < out->count; i++) {
         if (out->ids[i] >= V) {
             return fail(e, "the conversation has the token %d, but the model's vocabulary has only %d", out->ids[i], V);
@@ -369,27 +371,30 @@ static inline void chat_read_names(ChatForm* f) {
     if (parsed) { json_free(&j); }
 }
 
-/* Finds the special token behind the answer of a small conversation; -1: none. */
-static inline int chat_find_end_of_turn(ChatWriter* w, const ChatMessages* m) {
+/* Finds the control tokens in a question and its answer, which have none of their own: form->control, and form->end_of_turn
+ * behind the answer. Some tokenizers call none of them special. Words and blanks are no control tokens. */
+static inline void chat_find_control(ChatWriter* w, const ChatMessages* m, ChatForm* form) {
     const Tokenizer* t = w->encoder->t;
     TemplateRendered r;
     Error ignored = NO_ERROR;
-    size_t tail = 0, at = 0;  // behind the answer's text
+    size_t tail = 0, at = 0, len;  // tail: behind the answer's text
     chat_begin(w, m);
-    if (!chat_render(w, 2, false, &r, &ignored)) { return -1; }
+    if (!chat_render(w, m->count, false, &r, &ignored)) { return; }
     chat_keep(w, &r);
     for (size_t i = 0; i < r.len; i++) { tail = w->ours[i] ? tail : i + 1; }
     w->encoder->out.count = 0;
-    if (!chat_encode(w, w->text, w->ours, w->len, &ignored)) { return -1; }
+    if (!chat_encode(w, w->text, w->ours, w->len, &ignored)) { return; }
     for (size_t i = 0; i < w->encoder->out.count; i++) {
         const int32_t id = w->encoder->out.ids[i];
-        if (at >= tail && (t->flags[id] & TOKEN_SPECIAL)) { return id; }
+        const uint8_t first = (uint8_t)*tokenizer_token(t, id, &len);
+        const bool special = t->flags[id] & TOKEN_SPECIAL, added = t->flags[id] & TOKEN_ADDED;
+        form->control[id] = !special && added && first > ' ' && !isalnum(first);
+        if (form->end_of_turn < 0 && at >= tail && (special || form->control[id])) { form->end_of_turn = id; }
         at = chat_token_end(w, id, at);
     }
-    return -1;
 }
 
-/* Checks that the template can ask, and finds the end of a turn. */
+/* Checks that the template can ask, and finds its control tokens. */
 static inline bool chat_probe(ChatForm* f, Error* e) {
     ChatMessage items[] = {{NULL, "user", (char*)"Hi", 2, false}, {NULL, "assistant", (char*)"Hello", 5, false}};
     ChatMessages m = {items, 1, 2, NULL};
@@ -399,7 +404,7 @@ static inline bool chat_probe(ChatForm* f, Error* e) {
     chat_writer_init(&w, f, &encoder);
     const bool ok = chat_ask(&w, &m, e);
     m.count = 2;
-    f->end_of_turn = ok ? chat_find_end_of_turn(&w, &m) : -1;
+    if (ok) { chat_find_control(&w, &m, f); }
     chat_writer_free(&w);
     encoder_free(&encoder);
     return ok;
@@ -429,6 +434,7 @@ static inline bool chat_read_date(ChatForm* f, const char* text, const char* dat
 static inline void chat_form_close(ChatForm* f) {
     template_free(&f->parsed);
     template_arena_free(&f->arena);
+    free(f->control);
     memset(f, 0, sizeof *f);
 }
 
@@ -450,6 +456,7 @@ static inline bool chat_form_open(ChatForm* f, const TextRules* r, const char* d
             "tokenizer of ./tokenize --train-bpe N --chat",
             r->tokenizer->path ? r->tokenizer->path : "the model");
     }
+    f->control = (uint8_t*)xcalloc((size_t)r->tokenizer->vocab_size, 1);
     chat_read_names(f);
     return template_parse(&f->parsed, text, strlen(text), r->chat_template ? r->template_path : built_in, e) &&
            chat_read_date(f, text, date, e) && chat_probe(f, e);

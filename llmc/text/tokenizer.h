@@ -247,7 +247,7 @@ typedef struct {
     MergeNode* nodes;       // (node_cap) room for the longest piece so far
     size_t node_cap;
     MergeQueue queue;
-    const uint8_t *text, *ours;  // of encoder_marked(): the text, and for each byte 1 if a special name may contain it
+    const uint8_t *text, *ours, *control;  // of encoder_marked(), otherwise NULL
 } TokenEncoder;
 
 static inline void encoder_init(TokenEncoder* enc, const Tokenizer* t) {
@@ -480,10 +480,9 @@ static inline const AddedName* added_find(const AddedNames* a, const char* s, co
  * only up to the next marked byte, where a name may begin that counts. */
 static inline const AddedName* added_at(const TokenEncoder* enc, const AddedNames* names, const uint8_t* s, const uint8_t* end,
                                         bool specials, size_t* skip) {
-    const uint8_t* flags = enc->t->flags;
     const AddedName* name = added_find(names, (const char*)s, (const char*)end);
     *skip = 1;
-    if (!name || !(flags[name->id] & TOKEN_SPECIAL)) { return name; }
+    if (!name || !((enc->t->flags[name->id] & TOKEN_SPECIAL) || (enc->ours && enc->control[name->id]))) { return name; }
     if (specials && !enc->ours) { return name; }
     *skip = name->len;
     if (!specials) { return NULL; }
@@ -532,10 +531,13 @@ static inline void encoder_text(TokenEncoder* enc, const char* text, size_t len,
     }
 }
 
-/* Appends the ids of a text whose special names are tokens only where every byte of the name is `ours`; others are text. */
-static inline void encoder_marked(TokenEncoder* enc, const char* text, const uint8_t* ours /* (len) 0 or 1 */, size_t len) {
+/* Appends the ids of a text whose special names are tokens only where every byte of the name is `ours`; others are text. So are
+ * the names of other added tokens that have a 1 in `control`. */
+static inline void encoder_marked(TokenEncoder* enc, const char* text, const uint8_t* ours /* (len) 0 or 1 */, size_t len,
+                                  const uint8_t* control /* (vocab_size) */) {
     enc->text = (const uint8_t*)text;
     enc->ours = ours;
+    enc->control = control;
     encoder_text(enc, text, len, true);
     enc->ours = NULL;
 }

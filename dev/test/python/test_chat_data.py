@@ -540,8 +540,8 @@ FAULTS = [
     ("<|eot_id|> is not trained", "llmc/text/chat.h", "w->spans[k][0] < end;", "w->spans[k][0] < end && w->spans[k][1] > end;"),
     ("the mask is shifted by one", "dev/data/token_writer.h", "at = w->count - n + i;", "at = w->count - n + i - (i > 0);"),
     ("what follows an answer is trained, too", "llmc/text/chat.h", "    if (i + 1 < m->count) {", "    if (i + 2 < m->count) {"),
-    ("a text is encoded by itself", "llmc/text/chat.h", "    encoder_marked(w->encoder, text, ours, len);",
-     "    for (size_t i = 0, n; i < len; i += n) { n = size_min(len - i, 20); encoder_marked(w->encoder, text + i, ours + i, n); }"),
+    ("a text is encoded by itself", "llmc/text/chat.h", "    encoder_marked(w->encoder, text, ours, len, w->form->control);",
+     "    for (size_t i = 0, n; i < len; i += n) { n = size_min(len - i, 20); encoder_marked(w->encoder, text + i, ours + i, n, w->form->control); }"),
 ]
 
 

@@ -500,12 +500,12 @@ static void a_special_name_counts_only_where_all_of_it_is_ours(void) {
     CHECK(e.msg[0] == 0, "%s", e.msg);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         TokenEncoder enc;
-        uint8_t ours[8];
+        uint8_t ours[8], control[512] = {0};
         char got[16] = "";
         const size_t n = strlen(cases[i].text);
         for (size_t k = 0; k < n; k++) { ours[k] = cases[i].ours[k] == '@'; }
         encoder_init(&enc, &t);
-        encoder_marked(&enc, cases[i].text, ours, n);
+        encoder_marked(&enc, cases[i].text, ours, n, control);
         for (size_t k = 0; k < enc.out.count; k++) {
             const int32_t id = enc.out.ids[k];
             got[k] = id >= 256 ? letters[id == 256 ? 0 : id - 256 + 1] : (char)id;
