@@ -520,7 +520,8 @@ class Training:
     def open_data(self, folder):
         """Opens tokenizer, configuration and token files; sets the tokens of a step and the number of steps."""
         a, parts, is_folder = self.a, mix_parts(self.a.train), os.path.isdir(folder)
-        self.text = text = Text(a.tokenizer or (base_folder(folder) if is_folder else os.path.dirname(parts[0][0])))
+        own = folder if os.path.exists(os.path.join(folder, "tokenizer.json")) else is_folder and base_folder(folder)
+        self.text = text = Text(a.tokenizer or own or os.path.dirname(parts[0][0]), fresh=not is_folder)
         c = read_config(base_folder(folder)) if is_folder else None
         bos = next((i for i in (text.id("<|begin_of_text|>"), c and c.bos_token_id) if i is not None), None)
         self.val = DataLoader(a.val, a.batch, a.seq, documents=a.documents, bos=bos) if a.val else None
@@ -531,6 +532,9 @@ class Training:
         if not is_folder and c.bos_token_id is None:
             c.bos_token_id = text.id("<|begin_of_text|>")
             c.eos_token_id = [i for i in [text.id("<|end_of_text|>")] if i is not None] or None
+        turn = text.learn_turn(loader.files)
+        if turn is not None and turn not in (c.eos_token_id or []):
+            c.eos_token_id = (c.eos_token_id or []) + [turn]
         micro = a.batch * a.seq
         a.total_batch = a.total_batch or micro
         if a.total_batch % micro:
@@ -550,6 +554,7 @@ class Training:
         self.sdpa = pick_sdpa(c, a.batch, a.seq, device, torch.float32 if a.dtype == "fp32" else torch.bfloat16)
         if os.path.isdir(folder):
             model = load_model(folder, device, weights)
+            model.c = c  # with the end of a turn
         else:
             model = make_model(c, device, weights)
             init_weights(model, a.seed)
@@ -637,9 +642,7 @@ class Training:
             save_adapters(model, part, os.path.abspath(base_folder(a.model)))
         else:
             save_model(model, part, dict(f32=torch.float32, bf16=torch.bfloat16, f16=torch.float16).get(a.export_dtype))
-        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            if self.text.folder and os.path.exists(os.path.join(self.text.folder, name)):
-                shutil.copy(os.path.join(self.text.folder, name), part)
+        self.text.save(part, self.c)
         os.rename(part, final)
         return final
 

@@ -116,6 +116,8 @@ def read_config(folder):
         setattr(c, key, j.get(key, getattr(c, key)))
     eos = j.get("eos_token_id")
     c.eos_token_id = eos if isinstance(eos, list) or eos is None else [eos]
+    c.bos_token_id = None if c.bos_token_id == -1 else c.bos_token_id
+    c.source = j  # no field: what we do not know stays as it is, see write_config()
     read_rope(c, j, path)
     if c.num_key_value_heads < 1 or c.num_attention_heads % c.num_key_value_heads or c.head_dim % 2:
         die(f"{path}: num_key_value_heads {c.num_key_value_heads} must divide {c.num_attention_heads}, and head_dim "
@@ -139,6 +141,8 @@ def write_config(c, folder, dtype, spelling="both"):
             j["rope_scaling"]["type"] = j["rope_scaling"].pop("rope_type")
     if spelling in ("new", "both"):
         j["rope_parameters"] = dict(c.rope(), rope_theta=c.rope_theta)
+    source = getattr(c, "source", {})
+    j |= {key: value for key, value in source.items() if key not in j or key in ("initializer_range", "use_cache")}
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
         f.write(json.dumps(j, indent=2, sort_keys=True) + "\n")
 

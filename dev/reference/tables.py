@@ -22,6 +22,12 @@ def c_table(path, name):
     return [json.loads("[" + row.replace("{", "[").replace("}", "]") + "]") for row in rows]
 
 
+def c_strings(path, start, end):
+    """Returns the strings of C between two marks in a header."""
+    body = source(path).partition(start)[2].partition(end)[0]
+    return [json.loads(text) for text in re.findall(r'"(?:[^"\\]|\\.)*"', body)]
+
+
 def gpu_peak(name):
     """Returns the dense bf16 peak in TFLOP/s of the device with this name, by gpu_peak_flops() of llmc/train/mfu.h. 0: unknown,
     or no bf16 units."""
@@ -49,7 +55,7 @@ def c_flags():
     flags = {}
     for body in re.findall(r"^OPTION\((.*?)\)$", source("llmc/run/cli/options.def"), re.S | re.M):
         body = re.sub(r'"\n\s*"', "", body)  # adjacent strings are one
-        words = [word or text for text, word in re.findall(r'"([^"]*)"|([\w.+-]+)', body)]
+        words = [word or text.replace('\\"', '"') for text, word in re.findall(r'"((?:[^"\\]|\\.)*)"|([\w.+-]+)', body)]
         kind, field, aliases, default, low, high, _, _, _, value, text = words
         aliases = ["-" * (1 + (len(a) > 2)) + a for a in aliases.split()]
         default = None if default == "NULL" else default

@@ -25,7 +25,7 @@ class TokenFile:
         kind, self.masked = kinds.get((int(head[0]), int(head[1])) if len(head) == 256 else None, (None, False))
         if kind is None:
             die(f"{path}: is no token file\n  hint: make one from text with ./tokenize --tokenizer DIR -o OUT.bin FILE")
-        self.starts = head[12] == 1  # a bit for each token follows the mask: 1 for the first token of a document
+        self.starts = bool(head[12] == 1)  # a bit for each token follows the mask: 1 for the first token of a document
         # word 9 is a checksum (--dry-run of the C trainers checks it), words 10 and 11 are the hash of a chat template
         if (head[8:10].any() and head[8] != 1) or head[12] not in (0, 1) or self.starts > self.masked or head[13:].any():
             die(f"{path}: words 8 to 255 of the header hold what this program does not know")

@@ -197,14 +197,12 @@ def said(folder, file, key):
 
 
 @pytest.mark.skipif(not TRAINER.exists() or not TALES.exists(), reason="train_llama3 and tinytales are not built")
-@pytest.mark.parametrize("program", ["c", "py"])
-@pytest.mark.parametrize("form", ["built-in", "jinja", "link"])
+@pytest.mark.parametrize("program, form", [("c", "built-in"), ("c", "link"), ("py", "built-in"), ("py", "link")])
 def test_a_base_tuned_on_conversations_ends_its_answers(tmp_path, program, form):
     """hiyouga/LlamaFactory#7454, vllm-project/vllm#4180: the saved base had no template and its old end token."""
     base = make_model(tmp_path / "base", gen={"_kept": [1, 2]}, pad_token_id=5, _unknown={"a": 1})
-    if form != "built-in":
-        write(base / "chat_template.jinja" if form == "jinja" else tmp_path / "elsewhere", FORM)
     if form == "link":
+        write(tmp_path / "elsewhere", FORM)
         (base / "chat_template.jinja").symlink_to(tmp_path / "elsewhere")
     talk = tmp_path / "talk.jsonl"
     write(talk, json.dumps({"prompt": "What did the fox find?", "completion": "The fox found a lamp."}) + "\n")

@@ -308,6 +308,34 @@ static void what_is_written_is_read_back(void) {
     }
 }
 
+/* huggingface/transformers#34055, huggingface/trl#422: batches need pad_token_id, a resized vocabulary initializer_range. */
+static void members_that_we_do_not_know_stay(void) {
+    static const char* const kept[] = {"\"pad_token_id\": 5", "\"initializer_range\": 0.01", "\"use_cache\": false",
+                                       "\"_mine\": {\"a\": [1, \"}\"]}", "\"LlamaForCausalLM\""};
+    static const char source[] =
+        "{\"model_type\":\"llama\",\"vocab_size\":50,\"hidden_size\":8,\"intermediate_size\":8,\"num_hidden_layers\":1,"
+        "\"num_attention_heads\":2, \"architectures\": [], \"eos_token_id\": 7, \"torch_dtype\": \"float16\","
+        "\"rope_theta\": 500.0, \"pad_token_id\": 5, \"initializer_range\": 0.01, \"use_cache\": false,"
+        "\"_mine\": {\"a\": [1, \"}\"]}}";
+    ModelConfig c, back;
+    FILE* f = fopen(in_folder("config.json"), "w");
+    fputs(source, f);
+    fclose(f);
+    memset(&error, 0, sizeof error);
+    CHECK(config_read(&c, in_folder("config.json"), &error), "%s", error.msg);
+    config_end_at(&c, 9);
+    CHECK(config_write(&c, in_folder("config.json"), SAFE_BF16, source, &error) &&
+              config_read(&back, in_folder("config.json"), &error),
+          "%s", error.msg);
+    CHECK(memcmp(&c, &back, sizeof c) == 0 && back.num_eos == 2, "what we know is written anew");
+    size_t size = 0;
+    char* text = read_file(in_folder("config.json"), &size, 10000, &error);
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) { CHECK(contains(text, kept[i]), "%s: %s", kept[i], text); }
+    CHECK(contains(text, "\"torch_dtype\": \"bfloat16\"") && !contains(text, "float16\",\"rope"), "%s", text);
+    CHECK(config_pad_of(text, 50) == 5 && config_pad_of(text, 5) == -1 && config_pad_of("{}", 5) == -1, "pad_token_id");
+    free(text);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // the folder
 
@@ -624,6 +652,7 @@ int main(void) {
     RUN(what_would_be_computed_wrongly_is_refused_by_name);
     RUN(numbers_out_of_range_are_refused);
     RUN(what_is_written_is_read_back);
+    RUN(members_that_we_do_not_know_stay);
     RUN(a_folder_is_written_and_read_in_one_file_and_in_shards);
     RUN(every_tensor_that_is_missing_or_misshapen_is_named);
     RUN(unknown_tensors_are_refused_and_inv_freq_is_not);
