@@ -623,6 +623,22 @@ static inline void config_name(const Json* j, const char* key, char** name) {
     *name = text && *text ? xstrdup(text) : NULL;
 }
 
+/* Warns of tokens that `transformers` adds to those of the tokenizer because tokenizer_config.json lists them. */
+static inline void config_warn_of_added(const Tokenizer* t, const Json* j) {
+    static const char* const lists[] = {"added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"};
+    char name[64] = "";
+    for (int i = 0; i < 3; i++) {
+        const JsonNode* list = json_get_any(j, json_root(j), lists[i]);
+        for (const JsonNode* n = list && json_is_container(list) ? json_first(j, list) : NULL; n && !name[0];
+             n = json_next(j, n)) {
+            size_t len = 0;
+            const char* text = json_string(j, n->type == JSON_OBJECT ? json_get(j, n, "content") : n, &len);
+            if (text && tokenizer_find_any(t, text) < 0) { show_text(name, sizeof name, text, len); }
+        }
+    }
+    if (name[0]) { warn("%s: tokenizer.json has no token \"%s\", which transformers adds: here it stays text", j->path, name); }
+}
+
 /* Reads one of the two files, if it is there. *text (or NULL) becomes its text. *has_added: it has added_tokens_decoder. */
 static inline bool tokenizer_read_names(Tokenizer* t, const char* folder, const char* file, char** text, bool* has_added,
                                         Error* e) {
@@ -640,6 +656,7 @@ static inline bool tokenizer_read_names(Tokenizer* t, const char* folder, const 
     config_name(&j, "bos_token", &t->bos_name);
     config_name(&j, "eos_token", &t->eos_name);
     config_name(&j, "pad_token", &t->pad_name);
+    config_warn_of_added(t, &j);
     *has_added = json_get_any(&j, json_root(&j), "added_tokens_decoder") != NULL;
     json_free(&j);
     if (!text) { free(read); }

@@ -357,6 +357,21 @@ def test_added_tokens_are_numbered_in_the_order_of_the_list(tmp_path):
         check_against(path, Tokenizer.from_file(str(path)), texts)
 
 
+@pytest.mark.parametrize("lists", [{"added_tokens_decoder": {"700": {"content": "<tool>", "special": True}}},
+                                   {"additional_special_tokens": ["<|eot_id|>", "<tool>"]}, {"extra_special_tokens": {"t": "<tool>"}}])
+def test_tokens_that_transformers_would_add_are_named(tmp_path, lists):
+    """microsoft/onnxruntime-extensions#890, ggml-org/llama.cpp#5838: tokenizer_config.json lists what tokenizer.json lacks."""
+    tok = train(llama3_like(), True, [])
+    tok.add_special_tokens(["<|eot_id|>"])
+    tok.save(str(tmp_path / "tokenizer.json"))
+    for missing in (True, False):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(lists))
+        done = subprocess.run([TOKENIZE, "--tokenizer", tmp_path, "--jsonl"], input='{"text": "a"}', capture_output=True, text=True)
+        assert done.returncode == 0 and ('no token "<tool>"' in done.stderr) == missing, done.stderr
+        tok.add_special_tokens(["<tool>"])
+        tok.save(str(tmp_path / "tokenizer.json"))
+
+
 def test_bytes_missing_in_the_vocabulary_are_dropped_as_in_tokenizers(tmp_path):
     tok = train(byte_level(), False, [], vocab_size=300, alphabet=False)
     path = tmp_path / "tokenizer.json"
