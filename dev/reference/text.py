@@ -104,6 +104,9 @@ class Text:
             if os.path.isfile(path) and kept and not name.endswith(".safetensors") and \
                     (not self.fresh or name.startswith(("tokenizer", "chat_template"))):
                 shutil.copy(path, folder)
+        more = os.path.join(self.folder, "additional_chat_templates") if self.folder else ""
+        if os.path.isdir(more):
+            shutil.copytree(more, os.path.join(folder, os.path.basename(more)), dirs_exist_ok=True)
         config, template = os.path.join(folder, "tokenizer_config.json"), self.template()
         known = read_json(config)
         if self.vocab_size and (template or self.fresh or not known):

@@ -1,11 +1,10 @@
-/* side_files.h -- copies the other files of a model's folder into every checkpoint: tokenizer files, generation settings,
- * licences, the model card.
+/* side_files.h -- copies the other files of a model's folder into every checkpoint: tokenizer files, chat templates, licences,
+ * the model card.
  *
  * They are read once, when the run starts, and kept in memory: the folder may be removed during the run. Only regular files
  * on a short list of names are taken. A link is followed only within the folder, or into the blobs of the download cache
  * that holds the folder: no private file may end up in a published checkpoint. Files that decide the ids of texts are followed
- * anywhere, as tokenizer.json is. One warning names all files that are left out: a
- * run does not end for a licence.
+ * anywhere, as tokenizer.json is. One warning names all files that are left out: a run does not end for a licence.
  */
 #ifndef LLMC_SIDE_FILES_H
 #define LLMC_SIDE_FILES_H
@@ -116,20 +115,31 @@ static inline void side_files_try(SideFiles* files, const char* folder, const ch
     if (!side_files_add(files, folder, name, &e)) { snprintf(reasons + used, cap - used, "%s%s", used ? "; " : "", e.msg); }
 }
 
-/* Reads the side files of a folder. Free with side_files_free(). */
-static inline SideFiles side_files_read(const char* folder) {
-    static const char original[] = "original/tokenizer.model";
-    SideFiles files = {NULL, 0, 0};
-    char reasons[4096] = "";
+/* Adds the side files of a folder, or, with `sub`, the templates in this folder of it. */
+static inline void side_files_add_all(SideFiles* files, const char* folder, const char* sub, char* reasons, size_t cap) {
+    char path[PATH_CAP], name[256];
     Error e = NO_ERROR;
     struct dirent* entry = NULL;
-    DIR* d = opendir(folder);
+    if (!path_join(path, folder, sub, &e)) { return; }
+    DIR* d = opendir(path);
     bool ok = d || fail(&e, "%s: cannot open the folder: %s", folder, strerror(errno));
-    while (ok && (ok = folder_next(d, folder, &entry, &e)) && entry) {
-        if (is_side_file(entry->d_name)) { side_files_try(&files, folder, entry->d_name, reasons, sizeof reasons); }
+    while (ok && (ok = folder_next(d, path, &entry, &e)) && entry) {
+        const bool fits = snprintf(name, sizeof name, "%s%s%s", sub, sub[0] ? "/" : "", entry->d_name) < (int)sizeof name;
+        if (fits && (sub[0] ? fnmatch("*.jinja", entry->d_name, 0) == 0 : is_side_file(name))) {
+            side_files_try(files, folder, name, reasons, cap);
+        }
     }
     if (d) { closedir(d); }
     if (!ok) { warn("%s: checkpoints will lack files of this folder", e.msg); }
+}
+
+/* Reads the side files of a folder. Free with side_files_free(). */
+static inline SideFiles side_files_read(const char* folder) {
+    static const char original[] = "original/tokenizer.model", templates[] = "additional_chat_templates";
+    SideFiles files = {NULL, 0, 0};
+    char reasons[4096] = "";
+    side_files_add_all(&files, folder, "", reasons, sizeof reasons);
+    if (folder_has(folder, templates)) { side_files_add_all(&files, folder, templates, reasons, sizeof reasons); }
     if (folder_has(folder, original) && !side_files_have(&files, original)) {
         side_files_try(&files, folder, original, reasons, sizeof reasons);
     }
@@ -143,8 +153,9 @@ static inline void side_files_write(const SideFiles* files, const char* folder) 
         const SideFile* file = &files->items[i];
         char path[PATH_CAP] = "", sub[PATH_CAP];
         Error e = NO_ERROR;
-        bool ok = path_join(path, folder, file->name, &e) && path_join(sub, folder, "original", &e);
+        bool ok = path_join(path, folder, file->name, &e);
         if (ok && file_exists(path)) { continue; }
+        if (ok) { folder_of(path, sub); }
         ok = ok && (!strchr(file->name, '/') || make_directories(sub, &e)) && write_file(path, file->data, file->size, &e);
         if (!ok) {
             warn("%s: this checkpoint will not have this file", e.msg);

@@ -241,12 +241,14 @@ def test_a_base_tuned_on_conversations_ends_its_answers(tmp_path, program, form)
 @pytest.mark.skipif(not TRAINER.exists() or not TALES.exists(), reason="train_llama3 and tinytales are not built")
 def test_a_model_that_is_not_trained_on_answers_says_what_it_said(tmp_path):
     base = make_model(tmp_path / "base", tok_config={"clean_up_tokenization_spaces": True})
+    rag = "additional_chat_templates/rag.jinja"  # where transformers 5 saves the templates that have names (its #36588)
+    write(base / rag, "{{ messages }}")
     text = tmp_path / "text.txt"
     write(text, "The fox found a lamp. " * 40)
     assert run(TOKENIZE, "--tokenizer", base, "-o", tmp_path / "text.bin", text).returncode == 0
     done = run(TRAINER, "--model", base, "--train", tmp_path / "text.bin", "--seq", 32, "--batch", 1, "--steps", 1,
                "--sample-tokens", 0, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", rag):
         assert (tmp_path / "run/step_00000001" / file).read_bytes() == (base / file).read_bytes()
     assert said(tmp_path / "run/step_00000001", "config.json", "eos_token_id") == IDS[EOS]
