@@ -58,11 +58,20 @@ static inline void text_rules_free(TextRules* r) {
     memset(r, 0, sizeof *r);
 }
 
+/* Returns whether a list has the id. */
+static inline bool text_rules_has(const int32_t* ids, int count, int64_t id) {
+    int i = 0;
+    while (i < count && ids[i] != id) { i++; }
+    return i < count;
+}
+
+/* Returns whether a token ends a text. */
+static inline bool text_rules_ends(const TextRules* r, int64_t id) { return text_rules_has(r->end_ids, r->num_ends, id); }
+
 /* Adds a token that ends texts, unless it is one already or no token of the model. */
 static inline void text_rules_end_at(TextRules* r, int64_t id) {
-    bool known = id < 0 || id >= r->vocab_size || r->num_ends == MAX_END_IDS;
-    for (int i = 0; i < r->num_ends; i++) { known |= r->end_ids[i] == id; }
-    if (!known) { r->end_ids[r->num_ends++] = (int32_t)id; }
+    if (id < 0 || id >= r->vocab_size || r->num_ends == MAX_END_IDS || text_rules_ends(r, id)) { return; }
+    r->end_ids[r->num_ends++] = (int32_t)id;
 }
 
 /* Checks that the model has every token of a text: the tokenizer may have added ones that it lacks. */
@@ -75,14 +84,6 @@ static inline bool text_rules_hold(const TextRules* r, const int32_t* ids, size_
     const uint32_t at = t->at[ids[i]];
     return fail(e, "token %zu of the text is \"%s\" (%d), but the model has only %d tokens: leave it out of the text", i,
                 show_text(name, sizeof name, (const char*)t->bytes + at, t->at[ids[i] + 1] - at), ids[i], r->vocab_size);
-}
-
-/* Returns whether a token ends a text. */
-static inline bool text_rules_ends(const TextRules* r, int id) {
-    for (int i = 0; i < r->num_ends; i++) {
-        if (r->end_ids[i] == id) { return true; }
-    }
-    return false;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -320,14 +321,6 @@ static inline void text_rules_read_generation(TextRules* r, const char* dir, boo
     json_free(&j);
 }
 
-/* Returns whether generation_config.json has an end token. */
-static inline bool text_rules_has_id(const TextRules* r, int id) {
-    for (int i = 0; i < r->num_ids; i++) {
-        if (r->ids[i] == id) { return true; }
-    }
-    return false;
-}
-
 /* Writes ids as eos_token_id spells them: null, an id, or a list. */
 static inline void text_rules_write_ids(FILE* f, const int32_t* ids, int count) {
     fputs(count == 0 ? "null" : count > 1 ? "[" : "", f);
@@ -345,7 +338,7 @@ static inline bool text_rules_save_generation(const TextRules* r, const ModelCon
     int count = r->num_ids;
     memcpy(ids, r->ids, (size_t)count * sizeof *ids);
     for (int i = 0; r->num_ids == 0 && i < c->num_eos; i++) { ids[count++] = c->eos_ids[i]; }
-    const bool added = r->num_ids > 0 && r->end_of_turn >= 0 && !text_rules_has_id(r, r->end_of_turn);
+    const bool added = r->num_ids > 0 && r->end_of_turn >= 0 && !text_rules_has(r->ids, r->num_ids, r->end_of_turn);
     if (added) { ids[count++] = r->end_of_turn; }
     FILE* f = xopen_memory(&eos, &size);
     text_rules_write_ids(f, ids, count);

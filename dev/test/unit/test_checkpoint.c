@@ -675,6 +675,10 @@ static void files_of_the_source_folder_come_along(void) {
     put_file(from, "notes.txt", "x");
     put_file(from, "tokenizer.safetensors", "x");
     put_file(from, "chat_template.jinja", "{{ messages }}");
+    snprintf(sub, sizeof sub, "%s/additional_chat_templates", from);
+    CHECK(mkdir(sub, 0777) == 0, "mkdir");
+    put_file(sub, "rag.jinja", "x");
+    put_file(sub, "notes.txt", "x");
     put_file(from, "trainer_state.json", "x");
     put_file(from, "state_rank00001.safetensors", "x");
     snprintf(sub, sizeof sub, "%s/folder", from);
@@ -686,7 +690,9 @@ static void files_of_the_source_folder_come_along(void) {
     CHECK(!has(dir, "pytorch_model.bin") && !has(dir, ".hidden") && !has(dir, "notes.txt"), "took too much");
     const FileSum* index = file_sums_find(&s.files, "model.safetensors.index.json");
     CHECK(index && index->size > 1 && !has(dir, "tokenizer.safetensors"), "took too much");
-    CHECK(has(dir, "chat_template.jinja"), "the chat template is missing");
+    CHECK(has(dir, "chat_template.jinja") && has(dir, "additional_chat_templates/rag.jinja") &&
+              !has(dir, "additional_chat_templates/notes.txt"),
+          "a chat template is missing");
     CHECK(!has(dir, "model-00001-of-00002.safetensors") && !has(dir, "state_rank00001.safetensors") && !has(dir, "folder"),
           "took too much");
     trainer_state_free(&s);
