@@ -113,9 +113,9 @@ def test_padding_counts_neither_as_tokens_nor_as_speed(folder):
     assert all(abs(e["tok_s"] - 1e3 * (e["tokens"] - before["tokens"]) / e["ms"]) < 0.002 * e["tok_s"] for before, e in
                zip(whole, whole[1:]))
     for flags in (["--stop-after", 7], ["--resume"]):
-        r = c_run(folder, "masked", *flags, "--steps", 20, "--total-batch", 4 * T, "--val-every", 10, "--out", "parts")
+        r = c_run(folder, "masked", *flags, "--steps", 20, "--total-batch", 4 * T, "--val-every", 10, "--out", "padded")
         assert r.returncode == 0, r.stdout
-    parts = events(folder, "parts", "step")
+    parts = events(folder, "padded", "step")
     assert [(e["tokens"], e["padding"]) for e in parts] == [(e["tokens"], e["padding"]) for e in whole]
 
 
