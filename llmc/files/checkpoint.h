@@ -260,7 +260,7 @@ static inline bool checkpoint_check_list(const FileSums* files, int ranks, const
 static inline bool checkpoint_seal(Checkpoint* k, int ranks, const char* path, Error* e) {
     bool ok = checkpoint_check_list(&k->sums, ranks, path, e);
     for (size_t i = 0; ok && i < k->sums.count; i++) { ok = checkpoint_check_size(k->tmp, &k->sums.items[i], e); }
-    static const char* const inner[] = {"original", SIDE_TEMPLATES};
+    static const char* const inner[] = {"original", "additional_chat_templates"};
     for (int i = 0; ok && i < 2; i++) {
         char folder[PATH_CAP];
         if (folder_has(k->tmp, inner[i])) { ok = path_join(folder, k->tmp, inner[i], e) && sync_directory(folder, e); }

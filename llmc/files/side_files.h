@@ -115,7 +115,6 @@ static inline void side_files_try(SideFiles* files, const char* folder, const ch
     if (!side_files_add(files, folder, name, &e)) { snprintf(reasons + used, cap - used, "%s%s", used ? "; " : "", e.msg); }
 }
 
-<<<<<<< HEAD
 /* Adds the side files of a folder, or, with `sub`, the templates in this folder of it. */
 static inline void side_files_add_all(SideFiles* files, const char* folder, const char* sub, char* reasons, size_t cap) {
     char path[PATH_CAP], name[256];
@@ -131,34 +130,6 @@ static inline void side_files_add_all(SideFiles* files, const char* folder, cons
         }
     }
     if (d) { closedir(d); }
-=======
-#define SIDE_TEMPLATES "additional_chat_templates"  // the folder of chat templates with a name
-
-/* Adds the side files of a folder, or with `templates` those of the folder SIDE_TEMPLATES in it. */
-static inline bool side_files_list(SideFiles* files, const char* folder, bool templates, char* reasons, size_t cap, Error* e) {
-    char path[PATH_CAP], name[300];
-    struct dirent* entry = NULL;
-    if (!path_join(path, folder, templates ? SIDE_TEMPLATES : ".", e)) { return false; }
-    DIR* d = opendir(path);
-    bool ok = d || fail(e, "%s: cannot open the folder: %s", folder, strerror(errno));
-    while (ok && (ok = folder_next(d, folder, &entry, e)) && entry) {
-        if (!(templates ? fnmatch("*.jinja", entry->d_name, 0) == 0 : is_side_file(entry->d_name))) { continue; }
-        snprintf(name, sizeof name, "%s%s", templates ? SIDE_TEMPLATES "/" : "", entry->d_name);
-        side_files_try(files, folder, name, reasons, cap);
-    }
-    if (d) { closedir(d); }
-    return ok;
-}
-
-/* Reads the side files of a folder. Free with side_files_free(). */
-static inline SideFiles side_files_read(const char* folder) {
-    static const char original[] = "original/tokenizer.model";
-    SideFiles files = {NULL, 0, 0};
-    char reasons[4096] = "";
-    Error e = NO_ERROR;
-    bool ok = side_files_list(&files, folder, false, reasons, sizeof reasons, &e);
-    if (ok && folder_has(folder, SIDE_TEMPLATES)) { ok = side_files_list(&files, folder, true, reasons, sizeof reasons, &e); }
->>>>>>> 226f7006 (Keep a folder's named chat templates, and one list of end tokens)
     if (!ok) { warn("%s: checkpoints will lack files of this folder", e.msg); }
 }
 
@@ -184,11 +155,7 @@ static inline void side_files_write(const SideFiles* files, const char* folder) 
         Error e = NO_ERROR;
         bool ok = path_join(path, folder, file->name, &e);
         if (ok && file_exists(path)) { continue; }
-<<<<<<< HEAD
         if (ok) { folder_of(path, sub); }
-=======
-        folder_of(path, sub);
->>>>>>> 226f7006 (Keep a folder's named chat templates, and one list of end tokens)
         ok = ok && (!strchr(file->name, '/') || make_directories(sub, &e)) && write_file(path, file->data, file->size, &e);
         if (!ok) {
             warn("%s: this checkpoint will not have this file", e.msg);
