@@ -16,16 +16,17 @@
  * tags break and continue. Every byte of the result says who wrote it: the template, or data (text/template_value.h).
  *
  * A template is hostile input. It reaches nothing but its values; steps, depth and memory are bounded (JINJA_MAX_*). What is not
- * known here is refused by name and place: "FILE:12:7: the filter "foo" is not known here", where it is asked. Not known: the
- * tags call, with, include, import, extends and block, loops that are recursive, the operator **, and integers
- * beyond 64 bits.
+ * known here is refused by name and place: "FILE:12:7: the filter "foo" is not known here"; inside an if only where it is asked. Not known: the
+ * tags with, include, import, extends and block, loops that are recursive, and integers beyond 64 bits.
  */
 #ifndef LLMC_TEMPLATE_H
 #define LLMC_TEMPLATE_H
 
-#include "llmc/text/template_functions.h"  // defines: JinjaFunction, JinjaArguments, JinjaLoop, jinja_call_filter, jinja_method
-#include "llmc/text/template_parse.h"      // defines: JinjaNode, JinjaParser, JinjaLexer, jinja_lex, jinja_statements
-#include "llmc/text/template_value.h"      // defines: TemplateValue, TemplateArena, template_dict, template_string ...
+#include "llmc/text/template_functions.h"  // defines: jinja_call_filter, jinja_call_test, jinja_call_function, jinja_method
+#include "llmc/text/template_lex.h"        // defines: JinjaLexer, jinja_lex
+#include "llmc/text/template_parse.h"      // defines: JinjaNode, JinjaParser, jinja_statements
+#include "llmc/text/template_strings.h"    // defines: JinjaFunction, JinjaArguments, JinjaBound, JinjaLoop, jinja_list_of
+#include "llmc/text/template_value.h"  // defines: TemplateValue, TemplateArena, template_dict, template_string, template_value
 
 typedef struct {
     char* text;  // with newlines \n alone
@@ -65,10 +66,16 @@ static inline void jinja_put(Jinja* j, TemplateValue dict, TemplateValue name, T
     dict.as.dict->items[at].value = value;
 }
 
-static inline TemplateValue jinja_missing(TemplateValue name) {
+/* Returns an undefined variable, or member of a value of the Python type `of`. */
+static inline TemplateValue jinja_missing(Jinja* j, TemplateValue name, const char* of) {
     TemplateValue v = template_value(TEMPLATE_UNDEFINED);
-    v.as.s = name.type == TEMPLATE_STRING ? name.as.s : "an item";
-    v.len = name.type == TEMPLATE_STRING ? name.len : strlen(v.as.s);
+    const bool item = name.type != TEMPLATE_STRING;
+    JinjaText t = {NULL, NULL, 0, 0};
+    if (item) { jinja_repr(j, &t, name); }
+    v.as.s = item ? t.s : name.as.s;
+    v.len = item ? t.len : name.len;
+    v.data = item;
+    v.of = of;
     return v;
 }
 
@@ -90,43 +97,61 @@ static inline TemplateValue jinja_variable(Jinja* j, TemplateValue name) {
     const size_t at = jinja_dict_find(j, j->variables.as.dict, name);
     if (at < j->variables.as.dict->count) { return j->variables.as.dict->items[at].value; }
     const JinjaFunction* f = jinja_named(jinja_functions, name);
-    return f ? jinja_bind(j, f, template_none(), NULL, NULL) : jinja_missing(name);
+    return f ? jinja_bind(j, f, template_none(), NULL, NULL) : jinja_missing(j, name, NULL);
 }
 
+static inline void jinja_loop_fill(Jinja* j, JinjaLoop* loop, size_t want);
+
 /* Returns loop.NAME. */
-static inline TemplateValue jinja_loop_member(const JinjaLoop* loop, TemplateValue name) {
-    const int64_t i = (int64_t)loop->index, n = (int64_t)loop->items->count;
-    if (template_is(name, "index")) { return template_int(i + 1); }
-    if (template_is(name, "index0")) { return template_int(i); }
-    if (template_is(name, "revindex")) { return template_int(n - i); }
-    if (template_is(name, "revindex0")) { return template_int(n - i - 1); }
-    if (template_is(name, "length")) { return template_int(n); }
-    if (template_is(name, "depth") || template_is(name, "depth0")) { return template_int(name.len == strlen("depth")); }
-    if (template_is(name, "first")) { return template_bool(i == 0); }
-    if (template_is(name, "last")) { return template_bool(i + 1 == n); }
-    if (template_is(name, "previtem") && i > 0) { return loop->items->items[i - 1]; }
-    if (template_is(name, "nextitem") && i + 1 < n) { return loop->items->items[i + 1]; }
-    return jinja_missing(name);
+static inline TemplateValue jinja_loop_member(Jinja* j, JinjaLoop* loop, TemplateValue name) {
+    static const char* const names[] = {"length", "revindex", "revindex0", "last",  "nextitem", "index",
+                                        "index0", "depth",    "depth0",    "first", "previtem"};
+    const TemplateList* items = loop->items.as.list;
+    const int64_t i = (int64_t)loop->index;
+    int which = 0;
+    while (which < 11 && !template_is(name, names[which])) { which++; }
+    if (loop->node->kids[4] && which < 5) { jinja_loop_fill(j, loop, which < 3 ? SIZE_MAX : loop->index + 2); }
+    const int64_t n = (int64_t)items->count;
+    const int64_t numbers[] = {n, n - i, n - i - 1, i + 1 == n, 0, i + 1, i, 1, 0, i == 0};
+    if (which == 4 && i + 1 < n) { return items->items[i + 1]; }
+    if (which == 10 && i > 0) { return items->items[i - 1]; }
+    if (which == 3 || which == 9) { return template_bool(numbers[which]); }
+    if (which < 10 && which != 4) { return template_int(numbers[which]); }
+    if (which == 11) { return jinja_missing(j, name, "jinja2.runtime.LoopContext object"); }
+    return jinja_missing(j, jinja_word(j, which == 4 ? "there is no next item" : "there is no previous item"), "");
 }
 
 /* Returns of.key (`attribute`) or of[key]: an item, or a method; jinja2 looks for them in this or the other order. */
 static inline TemplateValue jinja_member(Jinja* j, TemplateValue of, TemplateValue key, bool attribute) {
+    static const char* const types[] = {"",
+                                        "None",
+                                        "bool object",
+                                        "int object",
+                                        "float object",
+                                        "str object",
+                                        "list object",
+                                        "tuple object",
+                                        "generator object",
+                                        "dict object",
+                                        "transformers.utils.chat_template_utils.TemplateNamespace object",
+                                        "jinja2.runtime.LoopContext object",
+                                        "builtin_function_or_method object"};
     if (of.type == TEMPLATE_UNDEFINED) { jinja_misused(j, of, "asked for a member"); }
     const JinjaFunction* method = key.type == TEMPLATE_STRING ? jinja_method(of, key) : NULL;
     if (method && (attribute || of.type == TEMPLATE_LOOP)) { return jinja_bind(j, method, of, NULL, NULL); }
-    if (of.type == TEMPLATE_LOOP) { return jinja_loop_member(of.as.loop, key); }
+    if (of.type == TEMPLATE_LOOP) { return jinja_loop_member(j, of.as.loop, key); }
     if (of.type == TEMPLATE_DICT || of.type == TEMPLATE_NAMESPACE) {
         const size_t at = jinja_dict_find(j, of.as.dict, key);
         if (at < of.as.dict->count) { return of.as.dict->items[at].value; }
     } else if (jinja_is_integer(key) && (of.type == TEMPLATE_LIST || of.type == TEMPLATE_TUPLE || of.type == TEMPLATE_STRING)) {
         const int64_t n = (int64_t)jinja_length(j, of), i = key.as.i < 0 ? key.as.i + n : key.as.i;
         uint32_t c;
-        if (i < 0 || i >= n) { return jinja_missing(key); }
+        if (i < 0 || i >= n) { return jinja_missing(j, key, types[of.type]); }
         if (of.type != TEMPLATE_STRING) { return of.as.list->items[i]; }
         const size_t at = jinja_offset(of, (size_t)i);
         return jinja_cut(of, at, at + jinja_char(of, at, &c));
     }
-    return method ? jinja_bind(j, method, of, NULL, NULL) : jinja_missing(key);
+    return method ? jinja_bind(j, method, of, NULL, NULL) : jinja_missing(j, key, types[of.type]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -140,26 +165,38 @@ static inline TemplateValue jinja_arithmetic(Jinja* j, char op, bool twice, Temp
         jinja_misused(j, jinja_is_number(a) ? b : a, op == '+' ? "added to this" : "used in arithmetic");
     }
     const double x = jinja_double(a), y = jinja_double(b);
-    const bool whole = jinja_is_integer(a) && jinja_is_integer(b) && !(op == '/' && !twice);
-    int64_t r = 0;
+    const bool integers = jinja_is_integer(a) && jinja_is_integer(b), power = op == '*' && twice;
+    const bool whole = integers && !(op == '/' && !twice) && !(power && b.as.i < 0);
+    int64_t r = 1;
     if ((op == '/' || op == '%') && y == 0) { jinja_fail(j, "division by zero"); }
     if (!whole) {
-        return template_float(op == '+'   ? x + y
-                              : op == '-' ? x - y
-                              : op == '*' ? x * y
-                              : op == '%' ? x - y * floor(x / y)
-                              : twice     ? floor(x / y)
-                                          : x / y);
+        double left = op == '/' || op == '%' ? fmod(x, y) : 0;
+        if (left != 0 && (left < 0) != (y < 0)) { left += y; }
+        if (power && x == 0 && y < 0) { jinja_fail(j, "0.0 cannot be raised to a negative power"); }
+        return template_float(op == '+'                   ? x + y
+                              : op == '-'                 ? x - y
+                              : power                     ? pow(x, y)
+                              : op == '*'                 ? x * y
+                              : op == '%'                 ? copysign(left, y)
+                              : !twice                    ? x / y
+                              : rint((x - left) / y) == 0 ? copysign(0, x / y)
+                                                          : rint((x - left) / y));
     }
-    const bool overflows = op == '+'   ? __builtin_add_overflow(a.as.i, b.as.i, &r)
+    bool over = false;
+    for (int64_t i = 0; power && i < b.as.i && !over && r != 0 && (i < 2 || r != 1); i++) {
+        over = __builtin_mul_overflow(r, a.as.i, &r);
+        if (r == -1 && i > 0) { return template_int(b.as.i % 2 ? -1 : 1); }
+    }
+    const bool overflows = power       ? over
+                           : op == '+' ? __builtin_add_overflow(a.as.i, b.as.i, &r)
                            : op == '-' ? __builtin_sub_overflow(a.as.i, b.as.i, &r)
                            : op == '*' ? __builtin_mul_overflow(a.as.i, b.as.i, &r)
-                                       : a.as.i == INT64_MIN && b.as.i == -1;
+                                       : op == '/' && a.as.i == INT64_MIN && b.as.i == -1;
     if (overflows) { jinja_fail(j, "a number has more than 64 bits"); }
     if (op != '/' && op != '%') { return template_int(r); }
-    const int64_t left = a.as.i % b.as.i;
+    const int64_t left = b.as.i == -1 ? 0 : a.as.i % b.as.i;
     const bool down = left != 0 && (left < 0) != (b.as.i < 0);  // Python rounds down
-    return template_int(op == '/' ? a.as.i / b.as.i - down : down ? left + b.as.i : left);
+    return template_int(op == '/' ? (b.as.i == -1 ? -a.as.i : a.as.i / b.as.i) - down : down ? left + b.as.i : left);
 }
 
 /* Returns a op b: arithmetic, and what + * ~ and % make of strings and lists. */
@@ -171,6 +208,8 @@ static inline TemplateValue jinja_binary(Jinja* j, TemplateValue op, TemplateVal
         jinja_append_string(j, &t, jinja_str(j, b));
         return jinja_string(&t);
     }
+    if (a.type == TEMPLATE_UNDEFINED) { jinja_misused(j, a, "used in arithmetic"); }
+    if (b.type == TEMPLATE_UNDEFINED) { jinja_misused(j, b, "used in arithmetic"); }
     if (c == '+' && a.type == TEMPLATE_STRING && b.type == TEMPLATE_STRING) {
         jinja_append_string(j, &t, a);
         jinja_append_string(j, &t, b);
@@ -181,23 +220,20 @@ static inline TemplateValue jinja_binary(Jinja* j, TemplateValue op, TemplateVal
         for (size_t i = 0; i < b.as.list->count; i++) { jinja_add(j, sum, b.as.list->items[i]); }
         return jinja_as(sum, a.type);
     }
-    if (c == '*' && jinja_is_integer(a) && (b.type == TEMPLATE_STRING || b.type == TEMPLATE_LIST)) {
-        return jinja_binary(j, op, b, a);
-    }
-    if (c == '*' && a.type == TEMPLATE_STRING && jinja_is_integer(b)) {
-        for (int64_t i = 0; i < b.as.i; i++) { jinja_append_string(j, &t, a); }
-        return jinja_string(&t);
-    }
-    if (c == '*' && a.type == TEMPLATE_LIST && jinja_is_integer(b)) {
-        const TemplateValue product = template_list(j->arena);
+    if (c == '*' && op.len == 1 && jinja_is_integer(a) && !jinja_is_number(b)) { return jinja_binary(j, op, b, a); }
+    if (c == '*' && op.len == 1 && jinja_is_integer(b) && (a.type == TEMPLATE_STRING || jinja_has_items(a))) {
+        const TemplateValue product = template_list(j->arena), items = jinja_list_of(j, a);
         for (int64_t i = 0; i < b.as.i; i++) {
             jinja_spend(j, 0);
-            for (size_t k = 0; k < a.as.list->count; k++) { jinja_add(j, product, a.as.list->items[k]); }
+            for (size_t k = 0; k < items.as.list->count; k++) { jinja_add(j, product, items.as.list->items[k]); }
         }
-        return product;
+        return a.type == TEMPLATE_STRING ? jinja_join(j, jinja_word(j, ""), product, template_none())
+                                         : jinja_as(product, a.type);
     }
     if (c == '%' && a.type == TEMPLATE_STRING) { jinja_fail(j, "the operator %% on strings is not known here"); }
-    return jinja_arithmetic(j, c, op.len == 2, a, b);
+    TemplateValue v = jinja_arithmetic(j, c, op.len == 2, a, b);
+    v.data = a.data || b.data;
+    return v;
 }
 
 static inline bool jinja_compares(Jinja* j, TemplateValue op, TemplateValue a, TemplateValue b) {
@@ -258,6 +294,14 @@ static inline JinjaArguments jinja_eval_arguments(Jinja* j, const JinjaNode* n) 
     return a;
 }
 
+static inline TemplateValue jinja_no_parameter(Jinja* j, TemplateValue name) {
+    JinjaText t = {NULL, NULL, 0, 0};
+    jinja_append_text(j, &t, "parameter '");
+    jinja_append_string(j, &t, name);
+    jinja_append_text(j, &t, "' was not provided");
+    return jinja_missing(j, jinja_string(&t), "");
+}
+
 /* Runs a macro's body and returns its text. */
 static inline TemplateValue jinja_call_macro(Jinja* j, const JinjaBound* macro, const JinjaArguments* a) {
     JinjaScope *scope = jinja_new_scope(j, macro->scope), *before = j->scope;
@@ -275,7 +319,11 @@ static inline TemplateValue jinja_call_macro(Jinja* j, const JinjaBound* macro, 
         jinja_put(j, scope->variables, p->value,
                   at < a->count ? a->v[at]
                   : p->kids[0]  ? jinja_eval(j, p->kids[0])
-                                : jinja_missing(p->value));
+                                : jinja_no_parameter(j, p->value));
+    }
+    if (a->count && template_is(a->names[a->count - 1], "caller")) {  // the body of a call block
+        template_dict_set(j->arena, scope->variables, "caller", a->v[a->count - 1]);
+        used++;
     }
     if (used < a->count) {
         jinja_fail(j, "the macro \"%.*s\" does not take these arguments", (int)macro->macro->value.len,
@@ -288,9 +336,11 @@ static inline TemplateValue jinja_call_macro(Jinja* j, const JinjaBound* macro, 
     return jinja_string(&text);
 }
 
-static inline TemplateValue jinja_call(Jinja* j, const JinjaNode* n) {
+/* Calls a function or macro; `caller`: the call block around it, or NULL. */
+static inline TemplateValue jinja_call(Jinja* j, const JinjaNode* n, const JinjaNode* caller) {
     const TemplateValue f = jinja_eval(j, n->kids[0]);
-    const JinjaArguments a = jinja_eval_arguments(j, n->kids[1]);
+    JinjaArguments a = jinja_eval_arguments(j, n->kids[1]);
+    if (caller) { jinja_add_argument(j, &a, jinja_bind(j, NULL, template_none(), caller, j->scope), jinja_word(j, "caller")); }
     j->at = n->at;
     if (f.type != TEMPLATE_FUNCTION) { jinja_misused(j, f, "called: it is no function that is known here"); }
     return f.as.bound->function ? jinja_call_function(j, f.as.bound->function, f.as.bound->self, &a)
@@ -338,7 +388,7 @@ static inline TemplateValue jinja_eval_node(Jinja* j, const JinjaNode* n) {
             j->at = n->at;
             return jinja_member(j, a, b, false);
         case NODE_SLICE: return jinja_slice(j, a, n);
-        case NODE_CALL: return jinja_call(j, n);
+        case NODE_CALL: return jinja_call(j, n, NULL);
         case NODE_FILTER:
         case NODE_TEST: {
             const JinjaArguments arguments = jinja_eval_arguments(j, y);
@@ -347,7 +397,8 @@ static inline TemplateValue jinja_eval_node(Jinja* j, const JinjaNode* n) {
             return template_bool(jinja_call_test(j, n->value, a, &arguments));
         }
         case NODE_NOT: return template_bool(!jinja_truth(a));
-        case NODE_MINUS: return jinja_arithmetic(j, '*', false, template_int(-1), a);
+        case NODE_MINUS:
+            return a.type == TEMPLATE_FLOAT ? template_float(-a.as.d) : jinja_arithmetic(j, '-', false, template_int(0), a);
         case NODE_PLUS: return jinja_arithmetic(j, '+', false, template_int(0), a);
         case NODE_BINARY:
             b = jinja_eval(j, y);
@@ -358,7 +409,9 @@ static inline TemplateValue jinja_eval_node(Jinja* j, const JinjaNode* n) {
         case NODE_COMPARE: return jinja_eval_compare(j, n);
         case NODE_CHOICE:
             if (jinja_truth(jinja_eval(j, x))) { return jinja_eval(j, y); }
-            return n->kids[2] ? jinja_eval(j, n->kids[2]) : template_value(TEMPLATE_UNDEFINED);
+            if (n->kids[2]) { return jinja_eval(j, n->kids[2]); }
+            return jinja_missing(
+                j, jinja_word(j, "the inline if-expression evaluated to false and no else section was defined."), "");
         default: return a;
     }
 }
@@ -388,63 +441,86 @@ static inline void jinja_assign(Jinja* j, const JinjaNode* target, TemplateValue
         }
         if (i != list->count) { jinja_fail(j, "%zu values cannot be set from %zu", i, list->count); }
     } else if (target->kind == NODE_ATTRIBUTE) {
-        const TemplateValue of = jinja_variable(j, target->kids[0]->value);
-        if (of.type != TEMPLATE_NAMESPACE) { jinja_misused(j, of, "given members: a namespace can"); }
-        jinja_put(j, of, target->value, v);
+        if (target->value.as.s[0] == '_') { jinja_fail(j, "a namespace has no members that begin with _"); }
+        jinja_put(j, jinja_variable(j, target->kids[0]->value), target->value, v);
     } else {
         jinja_put(j, j->scope->variables, target->value, v);
     }
 }
 
+/* Fails if a target is a member of what is no namespace. */
+static inline void jinja_check_target(Jinja* j, const JinjaNode* n) {
+    for (const JinjaNode* t = n->kids[0]; t && n->kind == NODE_TUPLE; t = t->next) { jinja_check_target(j, t); }
+    if (n->kind != NODE_ATTRIBUTE || jinja_variable(j, n->kids[0]->value).type == TEMPLATE_NAMESPACE) { return; }
+    j->at = n->at;
+    jinja_fail(j, "cannot assign attribute on non-namespace object");
+}
+
+/* Takes the items that pass a loop's condition until it has `want` of them, or there are no more. */
+static inline void jinja_loop_fill(Jinja* j, JinjaLoop* loop, size_t want) {
+    JinjaScope* before = j->scope;
+    while (loop->items.as.list->count < want && loop->from < loop->source->count) {
+        const TemplateValue item = loop->source->items[loop->from++];
+        j->scope = jinja_new_scope(j, loop->scope);
+        jinja_assign(j, loop->node->kids[0], item);
+        if (jinja_truth(jinja_eval(j, loop->node->kids[4]))) { jinja_add(j, loop->items, item); }
+    }
+    j->scope = before;
+}
+
 static inline int jinja_run_for(Jinja* j, const JinjaNode* n) {
     JinjaScope* outer = j->scope;
-    TemplateValue items = jinja_list_of(j, jinja_eval(j, n->kids[1])), kept = n->kids[4] ? template_list(j->arena) : items;
-    for (size_t i = 0; n->kids[4] && i < items.as.list->count; i++) {
-        j->scope = jinja_new_scope(j, outer);
-        jinja_assign(j, n->kids[0], items.as.list->items[i]);
-        if (jinja_truth(jinja_eval(j, n->kids[4]))) { jinja_add(j, kept, items.as.list->items[i]); }
-    }
+    const TemplateValue items = jinja_list_of(j, jinja_eval(j, n->kids[1]));
     JinjaLoop* loop = (JinjaLoop*)jinja_alloc(j, sizeof *loop);
-    const JinjaLoop fresh = {kept.as.list, 0, template_none()};
+    const JinjaLoop fresh = {n->kids[4] ? template_list(j->arena) : items, 0, template_none(), n, items.as.list, 0, outer};
     *loop = fresh;
     TemplateValue v = template_value(TEMPLATE_LOOP);
     v.as.loop = loop;
-    for (; loop->index < kept.as.list->count; loop->index++) {
+    bool ran = false;  // a turn came to its end: neither break nor continue cut it short
+    for (;; loop->index++) {
+        if (n->kids[4]) { jinja_loop_fill(j, loop, loop->index + 1); }
+        if (loop->index >= loop->items.as.list->count) { break; }
         j->scope = jinja_new_scope(j, outer);
         template_dict_set(j->arena, j->scope->variables, "loop", v);
-        jinja_assign(j, n->kids[0], kept.as.list->items[loop->index]);
-        if (jinja_run(j, n->kids[2]) == FLOW_BREAK) { break; }
+        jinja_assign(j, n->kids[0], loop->items.as.list->items[loop->index]);
+        const int flow = jinja_run(j, n->kids[2]);
+        ran = ran || flow == FLOW_ON;
+        if (flow == FLOW_BREAK) { break; }
     }
+    j->scope = ran ? outer : jinja_new_scope(j, outer);
+    const int flow = ran ? FLOW_ON : jinja_run(j, n->kids[3]);
     j->scope = outer;
-    return kept.as.list->count ? FLOW_ON : jinja_run(j, n->kids[3]);
+    return flow;
 }
 
-static inline void jinja_run_set_block(Jinja* j, const JinjaNode* n) {
+/* Runs statements with variables of their own and sets *v to their text. */
+static inline int jinja_capture(Jinja* j, const JinjaNode* body, TemplateValue* v) {
     JinjaText text = {NULL, NULL, 0, 0}, *out = j->out;
     JinjaScope* outer = j->scope;
     j->out = &text;
     j->scope = jinja_new_scope(j, outer);
-    jinja_run(j, n->kids[2]);
+    const int flow = jinja_run(j, body);
     j->scope = outer;
     j->out = out;
-    TemplateValue v = jinja_string(&text);
-    const JinjaNode* filters[JINJA_MAX_DEPTH];
-    int count = 0;
-    for (const JinjaNode* f = n->kids[1]; f && count < JINJA_MAX_DEPTH; f = f->kids[0]) { filters[count++] = f; }
-    while (count-- > 0) {
-        const JinjaArguments a = jinja_eval_arguments(j, filters[count]->kids[1]);
-        v = jinja_call_filter(j, filters[count]->value, v, &a);
-    }
-    n->kids[0] ? jinja_assign(j, n->kids[0], v) : jinja_append_string(j, out, v);
+    *v = jinja_string(&text);
+    return flow;
+}
+
+/* Puts a block's text through its filters. */
+static inline TemplateValue jinja_filtered(Jinja* j, const JinjaNode* filter, TemplateValue v) {
+    if (!filter) { return v; }
+    v = jinja_filtered(j, filter->kids[0], v);
+    const JinjaArguments a = jinja_eval_arguments(j, filter->kids[1]);
+    return jinja_call_filter(j, filter->value, v, &a);
 }
 
 static inline void jinja_run_generation(Jinja* j, const JinjaNode* n) {
-    const size_t from = j->out->len;
-    jinja_run(j, n->kids[0]);
-    if (j->out != j->whole) { return; }  // text of a macro or block: nobody knows where it goes
-    const TemplateSpan span = {from, j->out->len};
+    TemplateValue v;
+    jinja_capture(j, n->kids[0], &v);
+    const TemplateSpan span = {j->whole->len, j->whole->len + v.len};  // also in a macro, as transformers counts
     j->spans = (TemplateSpan*)template_grow(j->arena, j->spans, j->num_spans, &j->spans_cap, sizeof span);
     j->spans[j->num_spans++] = span;
+    jinja_append_string(j, j->out, v);
 }
 
 /* Runs a list of statements. */
@@ -465,11 +541,23 @@ static inline int jinja_run(Jinja* j, const JinjaNode* n) {
                 break;
             }
             case NODE_FOR: flow = jinja_run_for(j, n); break;
-            case NODE_SET: jinja_assign(j, n->kids[0], jinja_eval(j, n->kids[1])); break;
-            case NODE_SET_BLOCK: jinja_run_set_block(j, n); break;
+            case NODE_SET:
+                jinja_check_target(j, n->kids[0]);
+                jinja_assign(j, n->kids[0], jinja_eval(j, n->kids[1]));
+                break;
+            case NODE_SET_BLOCK:
+            case NODE_FILTER_BLOCK: {
+                TemplateValue v;
+                flow = jinja_capture(j, n->kids[2], &v);
+                if (flow != FLOW_ON) { break; }
+                v = jinja_filtered(j, n->kids[1], v);
+                n->kids[0] ? jinja_assign(j, n->kids[0], v) : jinja_append_string(j, j->out, jinja_str(j, v));
+                break;
+            }
             case NODE_MACRO:
                 jinja_put(j, j->scope->variables, n->value, jinja_bind(j, NULL, template_none(), n, j->scope));
                 break;
+            case NODE_CALL_BLOCK: jinja_append_string(j, j->out, jinja_str(j, jinja_call(j, n->kids[2], n))); break;
             case NODE_GENERATION: jinja_run_generation(j, n); break;
             case NODE_BREAK: flow = FLOW_BREAK; break;
             default: flow = FLOW_CONTINUE;
@@ -528,8 +616,12 @@ static inline bool template_parse(Template* t, const char* text, size_t len, con
     }
     JinjaLexer l = {&j, t->text, 0, used, NULL, 0, 0, true};
     jinja_lex(&l);
-    JinjaParser p = {&j, l.tokens, 0};
+    JinjaParser p = {&j, l.tokens, 0, false, NULL};
     t->root = jinja_statements(&p, "");
+    if (p.unknown) {
+        j.at = p.unknown->at;
+        jinja_not_known(&j, p.unknown->kind == NODE_FILTER ? "filter" : "test", p.unknown->value);
+    }
     for (size_t i = 0; i + 1 < l.count; i++) {
         const bool tag = l.tokens[i].type == TOKEN_TAG && l.tokens[i + 1].type == TOKEN_NAME;
         t->has_generation = t->has_generation || (tag && template_is(l.tokens[i + 1].value, "generation"));

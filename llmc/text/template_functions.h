@@ -1,408 +1,12 @@
 /* template_functions.h -- what a chat template may call: filters (x | trim), tests (x is defined), methods (x.split()) and
  * functions (namespace()). Each is a row of a table: its name, its parameters, its function. The results are Python's and
- * jinja2's; of letters, upper and lower know ASCII alone.
+ * jinja2's.
  */
 #ifndef LLMC_TEMPLATE_FUNCTIONS_H
 #define LLMC_TEMPLATE_FUNCTIONS_H
 
-#include "llmc/text/template_value.h"  // defines: Jinja, JinjaText, TemplateValue, jinja_fail, jinja_append, jinja_str
-
-#include <ctype.h>
-#include <locale.h>
-#include <wctype.h>
-
-enum { JINJA_MAX_ARGUMENTS = 16 };
-
-/* The arguments of a call: in the order of the row's parameters, those that are absent undefined; with the parameters "*" as
- * they came. */
-typedef struct {
-    int how;  // the row's
-    TemplateValue v[JINJA_MAX_ARGUMENTS];
-    TemplateValue names[JINJA_MAX_ARGUMENTS];  // none: it has no name
-    size_t count;
-} JinjaArguments;
-
-typedef TemplateValue (*JinjaCall)(Jinja* j, TemplateValue self, const JinjaArguments* a);
-
-typedef struct {
-    const char *name, *parameters;  // names with blanks between them
-    JinjaCall call;
-    int how;  // which of several that share a function
-} JinjaFunction;
-
-/* What a value of type TEMPLATE_FUNCTION is: a function of a table with the value whose method it is, or a macro. */
-typedef struct JinjaBound {
-    const JinjaFunction* function;  // NULL: the macro
-    TemplateValue self;
-    const struct JinjaNode* macro;
-    struct JinjaScope* scope;  // where it was defined
-} JinjaBound;
-
-/* The loop variable. */
-typedef struct JinjaLoop {
-    const TemplateList* items;
-    size_t index;          // from 0
-    TemplateValue before;  // of loop.changed()
-} JinjaLoop;
-
-static inline TemplateValue jinja_call_filter(Jinja* j, TemplateValue name, TemplateValue self, const JinjaArguments* a);
-static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue self, const JinjaArguments* a);
-static inline TemplateValue jinja_member(Jinja* j, TemplateValue of, TemplateValue key, bool attribute);
-
-static inline bool jinja_given(TemplateValue v) { return v.type != TEMPLATE_UNDEFINED && v.type != TEMPLATE_NONE; }
-
-static inline int64_t jinja_integer(Jinja* j, TemplateValue v, int64_t otherwise) {
-    if (!jinja_given(v)) { return otherwise; }
-    if (!jinja_is_integer(v)) { jinja_misused(j, v, "used as a whole number"); }
-    return v.as.i;
-}
-
-static inline TemplateValue jinja_word(Jinja* j, const char* s) { return template_string(j->arena, s, strlen(s), true); }
-
-/* Returns a string argument, or `otherwise` where it is absent. */
-static inline TemplateValue jinja_text(Jinja* j, TemplateValue v, const char* otherwise) {
-    if (v.type == TEMPLATE_STRING) { return v; }
-    if (!otherwise || jinja_given(v)) { jinja_misused(j, v, "used as a string"); }
-    return jinja_word(j, otherwise);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// lists
-
-/* Returns a copy of the items that a loop over a value has; of a string its characters, of a dict its keys. */
-static inline TemplateValue jinja_list_of(Jinja* j, TemplateValue v) {
-    TemplateValue list = template_list(j->arena);
-    if (jinja_has_items(v)) {
-        for (size_t i = 0; i < v.as.list->count; i++) { jinja_add(j, list, v.as.list->items[i]); }
-        if (v.type == TEMPLATE_ITERATOR) { v.as.list->count = 0; }  // it is used up
-    } else if (v.type == TEMPLATE_DICT) {
-        for (size_t i = 0; i < v.as.dict->count; i++) { jinja_add(j, list, v.as.dict->items[i].key); }
-    } else if (v.type == TEMPLATE_STRING) {
-        uint32_t c;
-        for (size_t i = 0, n = 0; i < v.len; i += n) {
-            n = jinja_char(v, i, &c);
-            jinja_add(j, list, jinja_cut(v, i, i + n));
-        }
-    } else if (v.type != TEMPLATE_UNDEFINED) {
-        jinja_misused(j, v, "gone through");
-    }
-    return list;
-}
-
-static inline TemplateValue jinja_as(TemplateValue list, TemplateType type) {
-    list.type = type;
-    return list;
-}
-
-static inline TemplateValue jinja_pair(Jinja* j, TemplateValue a, TemplateValue b) {
-    TemplateValue pair = template_list(j->arena);
-    jinja_add(j, pair, a);
-    jinja_add(j, pair, b);
-    return jinja_as(pair, TEMPLATE_TUPLE);
-}
-
-static inline size_t jinja_length(Jinja* j, TemplateValue v) {
-    if (v.type == TEMPLATE_STRING) { return jinja_code_points(j, v); }
-    if (v.type == TEMPLATE_LIST || v.type == TEMPLATE_TUPLE) { return v.as.list->count; }
-    if (v.type == TEMPLATE_DICT) { return v.as.dict->count; }
-    if (v.type != TEMPLATE_UNDEFINED) { jinja_misused(j, v, "counted"); }
-    return 0;
-}
-
-static inline bool jinja_contains(Jinja* j, TemplateValue in, TemplateValue v) {
-    if (in.type == TEMPLATE_STRING) { return jinja_find(j, in, jinja_text(j, v, NULL), 0) != SIZE_MAX; }
-    if (in.type == TEMPLATE_DICT) { return jinja_dict_find(j, in.as.dict, v) < in.as.dict->count; }
-    const TemplateList* list = jinja_list_of(j, in).as.list;
-    size_t i = 0;
-    while (i < list->count && !jinja_equal(j, list->items[i], v)) { i++; }
-    return i < list->count;
-}
-
-/* Returns a member by its path "a.b"; `v` itself without a path. */
-static inline TemplateValue jinja_member_at(Jinja* j, TemplateValue v, TemplateValue path, TemplateValue otherwise) {
-    if (!jinja_given(path)) { return v; }
-    if (path.type != TEMPLATE_STRING) { return jinja_member(j, v, path, false); }
-    for (size_t from = 0, to; from <= path.len; from = to + 1) {
-        const char* dot = (const char*)memchr(path.as.s + from, '.', path.len - from);
-        to = dot ? (size_t)(dot - path.as.s) : path.len;
-        const TemplateValue part = jinja_cut(path, from, to);
-        const bool number = part.len > 0 && part.len < 10 && strspn(part.as.s, "0123456789") >= part.len;
-        v = jinja_member(j, v, number ? template_int(strtol(part.as.s, NULL, 10)) : part, false);
-        if (v.type == TEMPLATE_UNDEFINED) { return otherwise.type == TEMPLATE_UNDEFINED ? v : otherwise; }
-    }
-    return v;
-}
-
-/* Sorts pairs by their keys; what is equal stays in order. */
-static inline void jinja_sort(Jinja* j, TemplatePair* p, size_t n, bool down) {
-    TemplatePair* spare = (TemplatePair*)jinja_alloc(j, n * sizeof *spare);
-    for (size_t half = 1; half < n; half *= 2) {
-        for (size_t from = 0; from + half < n; from += 2 * half) {
-            const size_t middle = from + half, to = size_min(n, middle + half);
-            for (size_t a = from, b = middle, at = from; at < to; at++) {
-                const int order = a < middle && b < to ? jinja_order(j, p[a].key, p[b].key) : a < middle ? -1 : 1;
-                spare[at] = (a < middle && b < to && down ? order >= 0 : order <= 0) ? p[a++] : p[b++];
-            }
-            memcpy(p + from, spare + from, (to - from) * sizeof *p);
-        }
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// strings
-
-/* Return a letter in the other case. One that becomes several letters stays. */
-static inline uint32_t jinja_cased(uint32_t c, bool upper) {
-    if (c < 0x80) { return upper ? (uint32_t)toupper((int)c) : (uint32_t)tolower((int)c); }
-    const locale_t l = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
-    if (l == (locale_t)0) { return c; }
-    const wint_t other = upper ? towupper_l(c, l) : towlower_l(c, l);
-    freelocale(l);
-    return (uint32_t)other;
-}
-static inline uint32_t jinja_upper(uint32_t c) { return jinja_cased(c, true); }
-static inline uint32_t jinja_lower(uint32_t c) { return jinja_cased(c, false); }
-static inline bool jinja_is_letter(uint32_t c) { return unicode_class(c) == UNICODE_LETTER; }
-
-/* Returns a string in another case: 'u' upper, 'l' lower, 'c' its first letter upper, 't' the first of each word. */
-static inline TemplateValue jinja_in_case(Jinja* j, TemplateValue v, int how) {
-    JinjaText t = {NULL, NULL, 0, 0};
-    bool start = true;
-    for (size_t i = 0, n = 0; i < v.len; i += n) {
-        char out[8];
-        uint32_t c;
-        n = jinja_char(v, i, &c);
-        const uint32_t to = how == 'u' || (how != 'l' && start) ? jinja_upper(c) : jinja_lower(c);
-        jinja_append(j, &t, out, utf8_encode(out, (int)to), NULL, v.marks[i]);
-        start = how == 't' && !jinja_is_letter(c);
-    }
-    return jinja_string(&t);
-}
-static inline TemplateValue jinja_do_case(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    return jinja_in_case(j, jinja_str(j, v), a->how);
-}
-
-/* Returns a string without the characters at its ends that are in `chars`, or without white space. */
-static inline TemplateValue jinja_strip(Jinja* j, TemplateValue v, TemplateValue chars, bool left, bool right) {
-    const bool any = jinja_given(chars);
-    size_t from = SIZE_MAX, to = 0;
-    if (any) { jinja_text(j, chars, NULL); }
-    for (size_t i = 0, n = 0; i < v.len; i += n) {
-        uint32_t c;
-        n = jinja_char(v, i, &c);
-        const bool goes = any ? jinja_find(j, chars, jinja_cut(v, i, i + n), 0) != SIZE_MAX : unicode_is_stripped(c);
-        if (goes) { continue; }
-        if (from == SIZE_MAX) { from = i; }
-        to = i + n;
-    }
-    jinja_spend(j, v.len);
-    from = !left ? 0 : from == SIZE_MAX ? v.len : from;
-    return jinja_cut(v, from, right ? size_max(from, to) : v.len);
-}
-static inline TemplateValue jinja_do_strip(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    return jinja_strip(j, jinja_str(j, v), a->v[0], a->how != 'r', a->how != 'l');
-}
-
-/* Splits at white space, from the left or from the right, at most `most` times; -1: always. */
-static inline TemplateValue jinja_split_words(Jinja* j, TemplateValue v, int64_t most, bool right) {
-    TemplateValue list = template_list(j->arena);
-    const TemplateValue none = template_none();
-    for (v = jinja_strip(j, v, none, !right, right); v.len > 0; v = jinja_strip(j, v, none, !right, right)) {
-        size_t from = right ? 0 : v.len, to = v.len;  // of the word
-        for (size_t i = 0, n = 0; most != 0 && i < v.len; i += n) {
-            uint32_t c;
-            n = jinja_char(v, i, &c);
-            if (!unicode_is_stripped(c)) { continue; }
-            from = right ? i + n : i;
-            if (!right) { break; }
-        }
-        if (most == 0) {
-            jinja_add(j, list, jinja_strip(j, v, none, right, !right));
-            break;
-        }
-        most--;
-        jinja_add(j, list, right ? jinja_cut(v, from, to) : jinja_cut(v, 0, from));
-        v = right ? jinja_cut(v, 0, from) : jinja_cut(v, from, to);
-    }
-    return list;
-}
-
-static inline void jinja_turn(TemplateList* l) {
-    for (size_t i = 0; i < l->count / 2; i++) {
-        const TemplateValue item = l->items[i];
-        l->items[i] = l->items[l->count - 1 - i];
-        l->items[l->count - 1 - i] = item;
-    }
-}
-
-static inline TemplateValue jinja_do_split(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    const bool right = a->how == 'r';
-    int64_t most = jinja_integer(j, a->v[1], -1);
-    TemplateValue list = template_list(j->arena);
-    if (!jinja_given(a->v[0])) {
-        list = jinja_split_words(j, v, most, right);
-    } else {
-        const TemplateValue by = jinja_text(j, a->v[0], NULL);
-        if (by.len == 0) { jinja_fail(j, "split() needs a separator that is not empty"); }
-        for (; most != 0; most--) {
-            size_t at = jinja_find(j, v, by, 0);
-            for (size_t next = at; right && next != SIZE_MAX; next = jinja_find(j, v, by, next + 1)) { at = next; }
-            if (at == SIZE_MAX) { break; }
-            jinja_add(j, list, right ? jinja_cut(v, at + by.len, v.len) : jinja_cut(v, 0, at));
-            v = right ? jinja_cut(v, 0, at) : jinja_cut(v, at + by.len, v.len);
-        }
-        jinja_add(j, list, v);
-    }
-    if (right) { jinja_turn(list.as.list); }
-    return list;
-}
-static inline TemplateValue jinja_do_splitlines(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    TemplateValue list = template_list(j->arena);
-    const bool keeps = jinja_truth(a->v[0]);
-    size_t from = 0;
-    for (size_t i = 0, n = 0; i < v.len; i += n) {
-        uint32_t c;
-        n = jinja_char(v, i, &c);
-        const bool ends = (c >= '\n' && c <= '\r') || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
-        if (!ends) { continue; }
-        if (c == '\r' && i + 1 < v.len && v.as.s[i + 1] == '\n') { n = 2; }
-        jinja_add(j, list, jinja_cut(v, from, keeps ? i + n : i));
-        from = i + n;
-    }
-    if (from < v.len) { jinja_add(j, list, jinja_cut(v, from, v.len)); }
-    return list;
-}
-
-static inline TemplateValue jinja_do_replace(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    const TemplateValue old = jinja_text(j, a->v[0], NULL), by = jinja_text(j, a->v[1], NULL);
-    int64_t most = jinja_integer(j, a->v[2], -1);
-    JinjaText t = {NULL, NULL, 0, 0};
-    size_t from = 0;
-    v = jinja_str(j, v);
-    for (; most != 0; most--) {
-        uint32_t c;
-        const size_t at = jinja_find(j, v, old, from);
-        if (at == SIZE_MAX) { break; }
-        jinja_append_string(j, &t, jinja_cut(v, from, at));
-        jinja_append_string(j, &t, by);
-        from = at + old.len;
-        if (old.len > 0) { continue; }  // an empty text stands before each character, and at the end
-        if (at == v.len) { return jinja_string(&t); }
-        const size_t n = jinja_char(v, at, &c);
-        jinja_append_string(j, &t, jinja_cut(v, at, at + n));
-        from = at + n;
-    }
-    jinja_append_string(j, &t, jinja_cut(v, size_min(from, v.len), v.len));
-    return jinja_string(&t);
-}
-
-/* Returns whether a string starts or ends with a part, or with one of a tuple of parts. */
-static inline bool jinja_is_at_end(Jinja* j, TemplateValue v, TemplateValue part, bool start) {
-    bool is = false;
-    if (part.type == TEMPLATE_TUPLE) {
-        for (size_t i = 0; i < part.as.list->count; i++) { is = is || jinja_is_at_end(j, v, part.as.list->items[i], start); }
-        return is;
-    }
-    jinja_text(j, part, NULL);
-    return part.len <= v.len && memcmp(start ? v.as.s : v.as.s + v.len - part.len, part.as.s, part.len) == 0;
-}
-static inline TemplateValue jinja_do_end(Jinja* j, TemplateValue v, const JinjaArguments* a) {  // 's'tartswith, 'e'ndswith
-    return template_bool(jinja_is_at_end(j, v, a->v[0], a->how == 's'));
-}
-static inline TemplateValue jinja_do_remove(Jinja* j, TemplateValue v,
-                                            const JinjaArguments* a) {  // 's': its prefix, 'e': suffix
-    const bool prefix = a->how == 's';
-    const size_t n = jinja_is_at_end(j, v, a->v[0], prefix) ? a->v[0].len : 0;
-    return prefix ? jinja_cut(v, n, v.len) : jinja_cut(v, 0, v.len - n);
-}
-
-static inline TemplateValue jinja_do_find(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    const size_t at = jinja_find(j, v, jinja_text(j, a->v[0], NULL), 0);
-    return template_int(at == SIZE_MAX ? -1 : (int64_t)jinja_code_points(j, jinja_cut(v, 0, at)));
-}
-
-static inline TemplateValue jinja_do_count(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    int64_t count = 0;
-    if (v.type != TEMPLATE_STRING) {
-        for (size_t i = 0; i < v.as.list->count; i++) { count += jinja_equal(j, v.as.list->items[i], a->v[0]); }
-        return template_int(count);
-    }
-    const TemplateValue part = jinja_text(j, a->v[0], NULL);
-    if (part.len == 0) { return template_int((int64_t)jinja_code_points(j, v) + 1); }
-    for (size_t at = jinja_find(j, v, part, 0); at != SIZE_MAX; at = jinja_find(j, v, part, at + part.len)) { count++; }
-    return template_int(count);
-}
-
-/* Returns whether a string is not empty and all of its characters are of a kind: digits 'd', letters 'a', both 'n', space 's',
- * or has letters, all of them upper 'u' or lower 'l'. */
-static inline bool jinja_all(TemplateValue v, int kind) {
-    bool some = false;
-    for (size_t i = 0, n = 0; i < v.len; i += n) {
-        uint32_t c;
-        n = jinja_char(v, i, &c);
-        const bool letter = jinja_is_letter(c), digit = unicode_class(c) == UNICODE_NUMBER;
-        const bool wrong_case = kind == 'u' ? jinja_upper(c) != c : jinja_lower(c) != c;
-        if (kind == 'u' || kind == 'l'
-                ? letter && wrong_case
-                : !(kind == 's' ? unicode_is_stripped(c) : (digit && kind != 'a') || (letter && kind != 'd'))) {
-            return false;
-        }
-        some = some || letter || (kind != 'u' && kind != 'l');
-    }
-    return some;
-}
-static inline TemplateValue jinja_do_all(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    (void)j;
-    return template_bool(jinja_all(v, a->how));
-}
-
-static inline TemplateValue jinja_join(Jinja* j, TemplateValue by, TemplateValue items, TemplateValue attribute) {
-    const TemplateList* list = jinja_list_of(j, items).as.list;
-    JinjaText t = {NULL, NULL, 0, 0};
-    for (size_t i = 0; i < list->count; i++) {
-        if (i) { jinja_append_string(j, &t, by); }
-        jinja_append_string(j, &t,
-                            jinja_str(j, jinja_member_at(j, list->items[i], attribute, template_value(TEMPLATE_UNDEFINED))));
-    }
-    return jinja_string(&t);
-}
-static inline TemplateValue jinja_do_join(Jinja* j, TemplateValue v, const JinjaArguments* a) {  // the filter
-    return jinja_join(j, jinja_given(a->v[0]) ? jinja_str(j, a->v[0]) : jinja_word(j, ""), v, a->v[1]);
-}
-static inline TemplateValue jinja_do_joined(Jinja* j, TemplateValue v, const JinjaArguments* a) {  // the method
-    return jinja_join(j, v, a->v[0], template_none());
-}
-
-static inline TemplateValue jinja_do_indent(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    const bool first = jinja_truth(a->v[1]), blank = jinja_truth(a->v[2]), text = a->v[0].type == TEMPLATE_STRING;
-    const int64_t width = text ? 0 : jinja_integer(j, a->v[0], 4);
-    JinjaText t = {NULL, NULL, 0, 0};
-    v = jinja_text(j, v, NULL);
-    for (size_t from = 0, to = 0; from <= v.len; from = to + 1) {
-        const char* newline = (const char*)memchr(v.as.s + from, '\n', v.len - from);
-        to = newline ? (size_t)(newline - v.as.s) : v.len;
-        if (from > 0) { jinja_append(j, &t, "\n", 1, NULL, 1); }
-        if (from == 0 ? first : blank || to > from) {
-            if (text) { jinja_append_string(j, &t, a->v[0]); }
-            for (int64_t i = 0; i < width; i++) { jinja_append(j, &t, " ", 1, NULL, 1); }
-        }
-        jinja_append_string(j, &t, jinja_cut(v, from, to));
-    }
-    return jinja_string(&t);
-}
-
-static inline TemplateValue jinja_do_escape(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    static const char* const names[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
-    JinjaText t = {NULL, NULL, 0, 0};
-    (void)a;
-    v = jinja_str(j, v);
-    for (size_t i = 0; i < v.len; i++) {
-        const char* found = v.as.s[i] ? strchr("&<>'\"", v.as.s[i]) : NULL;
-        jinja_append(j, &t, v.as.s + i, found ? 0 : 1, v.marks + i, 0);
-        if (found) { jinja_append_text(j, &t, names[strchr("&<>'\"", v.as.s[i]) - "&<>'\""]); }
-    }
-    return jinja_string(&t);
-}
+#include "llmc/text/template_strings.h"  // defines: JinjaFunction, JinjaArguments, jinja_list_of, jinja_join, jinja_do_split
+#include "llmc/text/template_value.h"    // defines: Jinja, JinjaText, TemplateValue, jinja_fail, jinja_str
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the other filters
@@ -420,8 +24,10 @@ static inline TemplateValue jinja_do_list(Jinja* j, TemplateValue v, const Jinja
     return jinja_list_of(j, v);
 }
 static inline TemplateValue jinja_do_end_item(Jinja* j, TemplateValue v, const JinjaArguments* a) {  // 'f'irst, 'l'ast
+    if (a->how == 'l' && v.type == TEMPLATE_ITERATOR) { jinja_misused(j, v, "asked for its last item"); }
     const TemplateList* list = jinja_list_of(j, v).as.list;
-    return list->count ? list->items[a->how == 'f' ? 0 : list->count - 1] : template_value(TEMPLATE_UNDEFINED);
+    if (list->count) { return list->items[a->how == 'f' ? 0 : list->count - 1]; }
+    return jinja_nothing(a->how == 'f' ? "No first item, sequence was empty." : "No last item, sequence was empty.");
 }
 static inline TemplateValue jinja_do_reverse(Jinja* j, TemplateValue v, const JinjaArguments* a) {
     const TemplateValue list = jinja_list_of(j, v);
@@ -439,10 +45,24 @@ static inline TemplatePair* jinja_keyed(Jinja* j, const TemplateList* list, Temp
     }
     return p;
 }
+static inline TemplateValue jinja_do_split(Jinja* j, TemplateValue v, const JinjaArguments* a);
 static inline TemplateValue jinja_do_sort(Jinja* j, TemplateValue v, const JinjaArguments* a) {
     const TemplateValue list = jinja_list_of(j, v);
-    TemplatePair* p = jinja_keyed(j, list.as.list, a->v[2], jinja_truth(a->v[1]));
-    jinja_sort(j, p, list.as.list->count, jinja_truth(a->v[0]));
+    const bool exact = jinja_truth(a->v[1]), down = jinja_integer(j, a->v[0], 0) != 0;
+    TemplatePair* p = jinja_keyed(j, list.as.list, a->v[2].type == TEMPLATE_STRING ? template_none() : a->v[2], exact);
+    if (a->v[2].type == TEMPLATE_STRING) {  // "a,b": by a, then by b
+        JinjaArguments comma = *a;
+        comma.v[0] = jinja_word(j, ",");
+        comma.v[1] = template_none();
+        comma.how = 0;
+        const TemplateList* paths = jinja_do_split(j, a->v[2], &comma).as.list;
+        for (size_t i = 0; i < list.as.list->count; i++) { p[i].key = template_list(j->arena); }
+        for (size_t k = 0; k < paths->count; k++) {
+            const TemplatePair* part = jinja_keyed(j, list.as.list, paths->items[k], exact);
+            for (size_t i = 0; i < list.as.list->count; i++) { jinja_add(j, p[i].key, part[i].key); }
+        }
+    }
+    jinja_sort(j, p, list.as.list->count, down);
     for (size_t i = 0; i < list.as.list->count; i++) { list.as.list->items[i] = p[i].value; }
     return list;
 }
@@ -462,7 +82,7 @@ static inline TemplateValue jinja_do_extreme(Jinja* j, TemplateValue v, const Ji
     const TemplatePair* p = jinja_keyed(j, list, a->v[1], jinja_truth(a->v[0]));
     size_t best = 0;
     for (size_t i = 1; i < list->count; i++) { best = a->how * jinja_order(j, p[i].key, p[best].key) > 0 ? i : best; }
-    return list->count ? list->items[best] : template_value(TEMPLATE_UNDEFINED);
+    return list->count ? list->items[best] : jinja_nothing("No aggregated item, sequence was empty.");
 }
 
 /* Returns the pairs of a dict, or only its 'k'eys or 'v'alues. */
@@ -473,9 +93,10 @@ static inline TemplateValue jinja_do_items(Jinja* j, TemplateValue v, const Jinj
         const TemplatePair* p = &v.as.dict->items[i];
         jinja_add(j, list, a->how == 'k' ? p->key : a->how == 'v' ? p->value : jinja_pair(j, p->key, p->value));
     }
-    return list;
+    return a->how ? list : jinja_as(list, TEMPLATE_ITERATOR);
 }
 static inline TemplateValue jinja_do_dictsort(Jinja* j, TemplateValue v, const JinjaArguments* a) {
+    if (v.type != TEMPLATE_DICT) { jinja_misused(j, v, "sorted as a dict"); }
     const TemplateValue list = jinja_do_items(j, v, a);
     const TemplateValue by = template_int(a->v[1].type == TEMPLATE_STRING && template_is(a->v[1], "value"));
     TemplatePair* p = jinja_keyed(j, list.as.list, by, jinja_truth(a->v[0]));
@@ -520,6 +141,7 @@ static inline TemplateValue jinja_do_int(Jinja* j, TemplateValue v, const JinjaA
     double d = jinja_is_number(v) ? jinja_double(v) : 0;
     int64_t i = 0;
     bool whole = false;
+    if (v.type == TEMPLATE_UNDEFINED) { jinja_misused(j, v, "made a number"); }
     if (jinja_is_integer(v)) { return template_int(v.as.i); }
     if (v.type != TEMPLATE_FLOAT && (v.type != TEMPLATE_STRING || !jinja_read_number(j, v, &d, &i, &whole))) {
         return otherwise;
@@ -531,6 +153,7 @@ static inline TemplateValue jinja_do_float(Jinja* j, TemplateValue v, const Jinj
     double d = jinja_is_number(v) ? jinja_double(v) : 0;
     int64_t i;
     bool whole;
+    if (v.type == TEMPLATE_UNDEFINED) { jinja_misused(j, v, "made a number"); }
     if (jinja_is_number(v) || (v.type == TEMPLATE_STRING && jinja_read_number(j, v, &d, &i, &whole))) {
         return template_float(d);
     }
@@ -642,7 +265,7 @@ static const JinjaFunction jinja_filters_known[] = {
     {"min", "case_sensitive attribute", jinja_do_extreme, -1},
     {"reject", "*", jinja_do_select, SELECT_NOT},
     {"rejectattr", "*", jinja_do_select, SELECT_MEMBER | SELECT_NOT},
-    {"replace", "old new count", jinja_do_replace, 0},
+    {"replace", "old new count", jinja_do_replace, 'f'},
     {"reverse", "", jinja_do_reverse, 0},
     {"round", "precision method", jinja_do_round, 0},
     {"safe", "", jinja_do_string, 0},
@@ -651,7 +274,7 @@ static const JinjaFunction jinja_filters_known[] = {
     {"sort", "reverse case_sensitive attribute", jinja_do_sort, 0},
     {"string", "", jinja_do_string, 0},
     {"sum", "attribute start", jinja_do_sum, 0},
-    {"title", "", jinja_do_case, 't'},
+    {"title", "", jinja_do_case, 'w'},
     {"tojson", "ensure_ascii indent separators sort_keys", jinja_do_tojson, 0},
     {"trim", "chars", jinja_do_strip, 0},
     {"unique", "case_sensitive attribute", jinja_do_unique, 0},
@@ -687,9 +310,10 @@ static inline TemplateValue jinja_do_changed(Jinja* j, TemplateValue v, const Ji
 
 static const JinjaFunction jinja_string_methods[] = {
     {"capitalize", "", jinja_do_case, 'c'},
-    {"count", "sub", jinja_do_count, 0},
-    {"endswith", "suffix", jinja_do_end, 'e'},
-    {"find", "sub", jinja_do_find, 0},
+    {"count", "_sub", jinja_do_count, 0},
+    {"endswith", "_suffix", jinja_do_end, 'e'},
+    {"find", "_sub", jinja_do_find, 0},
+    {"index", "_sub", jinja_do_find, FIND_MUST},
     {"isalnum", "", jinja_do_all, 'n'},
     {"isalpha", "", jinja_do_all, 'a'},
     {"isdigit", "", jinja_do_all, 'd'},
@@ -697,26 +321,30 @@ static const JinjaFunction jinja_string_methods[] = {
     {"isnumeric", "", jinja_do_all, 'd'},
     {"isspace", "", jinja_do_all, 's'},
     {"isupper", "", jinja_do_all, 'u'},
-    {"join", "iterable", jinja_do_joined, 0},
+    {"join", "_iterable", jinja_do_joined, 0},
     {"lower", "", jinja_do_case, 'l'},
-    {"lstrip", "chars", jinja_do_strip, 'l'},
-    {"removeprefix", "prefix", jinja_do_remove, 's'},
-    {"removesuffix", "suffix", jinja_do_remove, 'e'},
-    {"replace", "old new count", jinja_do_replace, 0},
+    {"lstrip", "_chars", jinja_do_strip, 'l'},
+    {"partition", "_sep", jinja_do_partition, 0},
+    {"removeprefix", "_prefix", jinja_do_remove, 's'},
+    {"removesuffix", "_suffix", jinja_do_remove, 'e'},
+    {"replace", "_old _new _count", jinja_do_replace, 0},
+    {"rfind", "_sub", jinja_do_find, FIND_LAST},
+    {"rindex", "_sub", jinja_do_find, FIND_LAST | FIND_MUST},
+    {"rpartition", "_sep", jinja_do_partition, FIND_LAST},
     {"rsplit", "sep maxsplit", jinja_do_split, 'r'},
-    {"rstrip", "chars", jinja_do_strip, 'r'},
+    {"rstrip", "_chars", jinja_do_strip, 'r'},
     {"split", "sep maxsplit", jinja_do_split, 0},
     {"splitlines", "keepends", jinja_do_splitlines, 0},
-    {"startswith", "prefix", jinja_do_end, 's'},
-    {"strip", "chars", jinja_do_strip, 0},
+    {"startswith", "_prefix", jinja_do_end, 's'},
+    {"strip", "_chars", jinja_do_strip, 0},
     {"title", "", jinja_do_case, 't'},
     {"upper", "", jinja_do_case, 'u'},
     {NULL, NULL, NULL, 0},
 };
 static const JinjaFunction jinja_list_methods[] = {
-    {"count", "value", jinja_do_count, 0}, {"index", "value", jinja_do_index, 0}, {NULL, NULL, NULL, 0}};
-static const JinjaFunction jinja_dict_methods[] = {{"get", "key default", jinja_do_get, 0},
-                                                   {"items", "", jinja_do_items, 0},
+    {"count", "_value", jinja_do_count, 0}, {"index", "_value", jinja_do_index, 0}, {NULL, NULL, NULL, 0}};
+static const JinjaFunction jinja_dict_methods[] = {{"get", "_key _default", jinja_do_get, 0},
+                                                   {"items", "", jinja_do_items, 'i'},
                                                    {"keys", "", jinja_do_items, 'k'},
                                                    {"values", "", jinja_do_items, 'v'},
                                                    {NULL, NULL, NULL, 0}};
@@ -799,7 +427,7 @@ static inline const JinjaFunction* jinja_method(TemplateValue of, TemplateValue 
                                       : NULL;
 }
 
-/* Calls a function with its arguments in the order of its parameters. */
+/* Calls a function with its arguments in the order of its parameters. Those that begin with _ cannot be named. */
 static inline TemplateValue jinja_call_function(Jinja* j, const JinjaFunction* f, TemplateValue self, const JinjaArguments* a) {
     JinjaArguments bound = *a;
     bound.how = f->how;
@@ -823,20 +451,30 @@ static inline TemplateValue jinja_call_function(Jinja* j, const JinjaFunction* f
     return f->call(j, self, &bound);
 }
 
+LLMC_NORETURN static void jinja_not_known(Jinja* j, const char* what, TemplateValue name) {
+    jinja_fail(j, "the %s \"%.*s\" is not known here, wanted one that chat templates use", what, (int)size_min(name.len, 100),
+               name.as.s);
+}
+
 static inline TemplateValue jinja_call_filter(Jinja* j, TemplateValue name, TemplateValue self, const JinjaArguments* a) {
     const JinjaFunction* f = jinja_named(jinja_filters_known, name);
-    if (!f) { jinja_fail(j, "the filter \"%.*s\" is not known here", (int)name.len, name.as.s); }
+    if (!f) { jinja_not_known(j, "filter", name); }
     return jinja_call_function(j, f, self, a);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // tests
 
+static const char jinja_tests_known[] =
+    "eq equalto ne lt lessthan le gt greaterthan ge defined undefined none boolean true false integer float number string "
+    "mapping "
+    "sequence iterable callable lower upper in sameas odd even divisibleby";
+
 static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue v, const JinjaArguments* a) {
     static const char* const operators[][4] = {{"eq", "equalto", "=="},    {"ne", "!="}, {"lt", "lessthan", "<"}, {"le", "<="},
                                                {"gt", "greaterthan", ">"}, {"ge", ">="}};
     const TemplateValue other = a->count ? a->v[0] : template_value(TEMPLATE_UNDEFINED);
-    const bool integer = jinja_is_integer(v), items = jinja_has_items(v);
+    const bool items = jinja_has_items(v);
     for (int i = 0; i < 6; i++) {
         for (int k = 0; k < 4 && operators[i][k]; k++) {
             if (!template_is(name, operators[i][k])) { continue; }
@@ -861,9 +499,10 @@ static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue v
                  {"string", v.type == TEMPLATE_STRING},
                  {"mapping", v.type == TEMPLATE_DICT},
                  {"sequence", countable || (items && v.type != TEMPLATE_ITERATOR)},
-                 {"iterable", countable || items},
-                 {"callable", v.type == TEMPLATE_FUNCTION || v.type == TEMPLATE_UNDEFINED}};
+                 {"iterable", countable || items || v.type == TEMPLATE_LOOP},
+                 {"callable", v.type == TEMPLATE_FUNCTION || v.type == TEMPLATE_UNDEFINED || v.type == TEMPLATE_LOOP}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (template_is(name, types[i].name) && a->count) { jinja_fail(j, "the test \"%s\" takes no argument", types[i].name); }
         if (template_is(name, types[i].name)) { return types[i].is; }
     }
     if (template_is(name, "lower")) { return jinja_all(jinja_str(j, v), 'l'); }
@@ -872,11 +511,10 @@ static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue v
     if (template_is(name, "sameas")) { return v.type == other.type && jinja_equal(j, v, other); }
     const bool odd = template_is(name, "odd"), even = template_is(name, "even");
     if (odd || even || template_is(name, "divisibleby")) {
-        const int64_t by = odd || even ? 2 : jinja_integer(j, other, 0);
-        if (!integer || by == 0) { jinja_misused(j, v, "divided like this"); }
-        return by == -1 || (v.as.i % by != 0) == odd;
+        const TemplateValue left = jinja_binary(j, jinja_word(j, "%"), v, odd || even ? template_int(2) : other);
+        return jinja_equal(j, left, template_int(odd));
     }
-    jinja_fail(j, "the test \"%.*s\" is not known here", (int)name.len, name.as.s);
+    jinja_not_known(j, "test", name);
 }
 
 #endif

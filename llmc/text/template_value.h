@@ -2,7 +2,8 @@
  * memory; and what Python's bool(), ==, <, str(), repr() and json.dumps() make of them.
  *
  * Every byte of a string has a mark: 1 if the template wrote it (its text, its literals, and strings that the caller says are
- * the template's, such as bos_token), 0 if it comes from data. What repr() and tojson write is data.
+ * the template's, such as bos_token), 0 if it comes from data. A number, true or none carries one for its text. What repr() of a
+ * list and tojson write is data.
  *
  * Memory: all values lie in a TemplateArena and live until the caller resets it. Strings are UTF-8; indices and lengths count
  * code points, as in Python. Integers have 64 bits; larger ones of JSON become floats.
@@ -15,9 +16,9 @@
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "llmc/base/utf8.h"     // defines: utf8_decode, utf8_encode
-#include "llmc/files/json.h"    // defines: Json, json_first, json_next, json_key, json_string, json_node_int, json_node_double
-#include "llmc/text/unicode.h"  // defines: unicode_class, unicode_is_stripped
+#include "llmc/base/utf8.h"   // defines: utf8_decode
+#include "llmc/files/json.h"  // defines: Json, json_first, json_next, json_key, json_string, json_node_int, json_node_double
+#include "llmc/text/unicode_tables.h"  // defines: unicode_is_printable
 
 #include <setjmp.h>
 
@@ -91,6 +92,7 @@ typedef enum {
 
 typedef struct TemplateValue {
     TemplateType type;
+    int data;    // none, bool, int, float: 1 if it comes from data; undefined: 1 if the name is no string
     size_t len;  // bytes of a string or of an undefined name
     union {
         int64_t i;      // bool, int
@@ -101,7 +103,10 @@ typedef struct TemplateValue {
         struct JinjaLoop* loop;
         const struct JinjaBound* bound;
     } as;
-    const uint8_t* marks;  // string: one a byte
+    union {
+        const uint8_t* marks;  // string: one a byte
+        const char* of;  // undefined: the type that has no such member; "": the name is the whole message; NULL: a variable
+    };
 } TemplateValue;
 
 typedef struct TemplateList {
@@ -203,15 +208,20 @@ static inline TemplateValue template_from_json(TemplateArena* a, const Json* j, 
     TemplateValue v = template_value(TEMPLATE_NONE);
     double number = 0;
     size_t len = 0;
+    v.data = 1;
     switch (n ? (JsonType)n->type : JSON_NULL) {
         case JSON_NULL: return v;
-        case JSON_FALSE: return template_bool(false);
-        case JSON_TRUE: return template_bool(true);
+        case JSON_FALSE:
+        case JSON_TRUE:
+            v.type = TEMPLATE_BOOL;
+            v.as.i = n->type == JSON_TRUE;
+            return v;
         case JSON_NUMBER: {
             const char* text = j->text + n->at;
             const bool whole = strcspn(text, ".eEnIN") >= n->length;
-            if (whole && json_node_int(j, n, &v.as.i)) { return template_int(v.as.i); }
-            return template_float(json_node_double(j, n, &number) ? number : strtod(text, NULL));
+            v.type = whole && json_node_int(j, n, &v.as.i) ? TEMPLATE_INT : TEMPLATE_FLOAT;
+            if (v.type == TEMPLATE_FLOAT) { v.as.d = json_node_double(j, n, &number) ? number : strtod(text, NULL); }
+            return v;
         }
         case JSON_STRING: {
             const char* text = json_string(j, n, &len);
@@ -236,7 +246,7 @@ static inline TemplateValue template_from_json(TemplateArena* a, const Json* j, 
 // what parses or renders
 
 enum {
-    JINJA_MAX_DEPTH = 160,         // of expressions, statements and values within each other
+    JINJA_MAX_DEPTH = 320,         // of expressions, statements and values within each other
     JINJA_MAX_STEPS = 1 << 22,     // of a rendering: operations, and 64 bytes of text each
     JINJA_MAX_MEMORY = 64 << 20,   // bytes of a rendering's values
     TEMPLATE_MAX_BYTES = 1 << 20,  // of a template's text
@@ -376,8 +386,8 @@ static inline size_t jinja_code_points(Jinja* j, TemplateValue v) {
 
 /* Returns the byte at which a part first stands, from a byte on; SIZE_MAX: nowhere. */
 static inline size_t jinja_find(Jinja* j, TemplateValue v, TemplateValue part, size_t from) {
-    jinja_spend(j, v.len);
     const char* found = from <= v.len ? (const char*)memmem(v.as.s + from, v.len - from, part.as.s, part.len) : NULL;
+    jinja_spend(j, from > v.len ? 0 : (found ? (size_t)(found - v.as.s) : v.len) - from);
     return found ? (size_t)(found - v.as.s) : SIZE_MAX;
 }
 
@@ -395,10 +405,20 @@ static inline const char* jinja_type_name(TemplateValue v) {
     return names[v.type];
 }
 
-/* Ends the rendering, since a value cannot be used like this. */
+static inline void jinja_repr(Jinja* j, JinjaText* t, TemplateValue v);
+
+/* Ends the rendering, since a value cannot be used like this. What jinja2 says of an undefined value is said here, too. */
 LLMC_NORETURN static void jinja_misused(Jinja* j, TemplateValue v, const char* use) {
-    if (v.type == TEMPLATE_UNDEFINED) { jinja_fail(j, "\"%.*s\" is undefined, and cannot be %s", (int)v.len, v.as.s, use); }
-    jinja_fail(j, "%s cannot be %s", jinja_type_name(v), use);
+    JinjaText name = {NULL, NULL, 0, 0};
+    if (v.type != TEMPLATE_UNDEFINED) { jinja_fail(j, "%s cannot be %s", jinja_type_name(v), use); }
+    const char* of = v.of;
+    v.type = TEMPLATE_STRING;
+    v.of = NULL;
+    v.data || (of && !*of) ? jinja_append(j, &name, v.as.s, v.len, NULL, 0) : jinja_repr(j, &name, v);
+    const int n = (int)size_min(name.len, 200);
+    if (!of) { jinja_fail(j, "%.*s is undefined", n, name.s); }
+    if (!*of) { jinja_fail(j, "%.*s", n, name.s); }
+    jinja_fail(j, v.data ? "%s has no element %.*s" : "'%s' has no attribute %.*s", of, n, name.s);
 }
 
 static inline bool jinja_truth(TemplateValue v) {
@@ -468,11 +488,16 @@ static inline int jinja_order(Jinja* j, TemplateValue a, TemplateValue b) {
         const int sign = memcmp(a.as.s, b.as.s, size_min(a.len, b.len));
         return sign ? sign : (a.len > b.len) - (a.len < b.len);
     }
-    if (a.type != b.type || !jinja_has_items(a)) { jinja_misused(j, a, "put in order with another type"); }
+    if (a.type != b.type || !jinja_has_items(a) || a.type == TEMPLATE_ITERATOR) {
+        jinja_misused(j, b.type == TEMPLATE_UNDEFINED && a.type != TEMPLATE_UNDEFINED ? b : a,
+                      "put in order with another type");
+    }
     int sign = 0;
     const TemplateList *x = a.as.list, *y = b.as.list;
     jinja_enter(j);
-    for (size_t i = 0; !sign && i < size_min(x->count, y->count); i++) { sign = jinja_order(j, x->items[i], y->items[i]); }
+    for (size_t i = 0; !sign && i < size_min(x->count, y->count); i++) {
+        if (!jinja_equal(j, x->items[i], y->items[i])) { sign = jinja_order(j, x->items[i], y->items[i]); }
+    }
     j->depth--;
     return sign ? sign : (x->count > y->count) - (x->count < y->count);
 }
@@ -501,8 +526,6 @@ static inline void jinja_append_number(Jinja* j, JinjaText* t, TemplateValue v) 
     jinja_append_text(j, t, text);
 }
 
-static inline void jinja_repr(Jinja* j, JinjaText* t, TemplateValue v);
-
 /* Appends a string as repr() writes it: in quotes, with escapes. */
 static inline void jinja_repr_string(Jinja* j, JinjaText* t, TemplateValue v) {
     const bool one = v.len && memchr(v.as.s, '\'', v.len), two = v.len && memchr(v.as.s, '"', v.len);
@@ -512,15 +535,11 @@ static inline void jinja_repr_string(Jinja* j, JinjaText* t, TemplateValue v) {
     for (size_t i = 0, n = 0; i < v.len; i += n) {
         uint32_t c;
         n = jinja_char(v, i, &c);
-        const bool hidden = c < 0x20 || (c >= 0x7F && c <= 0xA0) || c == 0xAD ||
-                            (unicode_class(c) == UNICODE_SPACE && c != ' ') || (c >= 0x200B && c <= 0x200F) ||
-                            (c >= 0x202A && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) || (c >= 0xE000 && c <= 0xF8FF) ||
-                            c == 0xFEFF || c >= 0xE0000;
         if (c == (uint32_t)quote || c == '\\') {
             snprintf(escape, sizeof escape, "\\%c", (char)c);
         } else if (c == '\n' || c == '\r' || c == '\t') {
             snprintf(escape, sizeof escape, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
-        } else if (hidden) {
+        } else if (!unicode_is_printable(c)) {
             snprintf(escape, sizeof escape, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
         } else {
             jinja_append(j, t, v.as.s + i, n, NULL, 0);
@@ -550,6 +569,7 @@ static inline void jinja_repr(Jinja* j, JinjaText* t, TemplateValue v) {
             }
             jinja_append_text(j, t, v.type == TEMPLATE_LIST ? "]" : v.as.list->count == 1 ? ",)" : ")");
             break;
+        case TEMPLATE_NAMESPACE: jinja_append_text(j, t, "<Namespace ");  // fall through
         case TEMPLATE_DICT:
             jinja_append_text(j, t, "{");
             for (size_t i = 0; i < v.as.dict->count; i++) {
@@ -558,7 +578,7 @@ static inline void jinja_repr(Jinja* j, JinjaText* t, TemplateValue v) {
                 jinja_append_text(j, t, ": ");
                 jinja_repr(j, t, v.as.dict->items[i].value);
             }
-            jinja_append_text(j, t, "}");
+            jinja_append_text(j, t, v.type == TEMPLATE_DICT ? "}" : "}>");
             break;
         default: jinja_misused(j, v, "printed");
     }
@@ -570,6 +590,7 @@ static inline TemplateValue jinja_str(Jinja* j, TemplateValue v) {
     JinjaText t = {NULL, NULL, 0, 0};
     if (v.type == TEMPLATE_STRING) { return v; }
     if (v.type != TEMPLATE_UNDEFINED) { jinja_repr(j, &t, v); }
+    if (v.type <= TEMPLATE_FLOAT && t.len) { memset(t.marks, !v.data, t.len); }
     return jinja_string(&t);
 }
 
