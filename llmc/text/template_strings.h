@@ -6,7 +6,10 @@
 
 #include "llmc/text/template_value.h"  // defines: Jinja, JinjaText, TemplateValue, jinja_fail, jinja_append, jinja_str
 #include "llmc/text/unicode.h"         // defines: unicode_class, unicode_is_stripped
-#include "llmc/text/unicode_tables.h"  // defines: unicode_case, unicode_has_case
+
+#include <ctype.h>
+#include <locale.h>
+#include <wctype.h>
 
 enum { JINJA_MAX_ARGUMENTS = 16 };
 
@@ -164,27 +167,31 @@ static inline void jinja_sort(Jinja* j, TemplatePair* p, size_t n, bool down) {
 // strings
 
 static inline bool jinja_is_letter(uint32_t c) { return unicode_class(c) == UNICODE_LETTER; }
-static inline bool jinja_is_cased(uint32_t c) {
-    uint32_t lower[3];
-    return unicode_has_case(c, 'u') || unicode_has_case(c, 'l') || (unicode_case(c, 'l', lower) == 1 && lower[0] != c);
-}
 
-/* Returns a string in another case: 'u' upper, 'l' lower, 'c' the first letter in title case, 't' the first of each word, 'w' the
- * same with the words of the filter title. */
+/* Returns a letter in upper or lower case. One that becomes several letters stays. */
+static inline uint32_t jinja_cased(uint32_t c, bool upper) {
+    if (c < 0x80) { return upper ? (uint32_t)toupper((int)c) : (uint32_t)tolower((int)c); }
+    const locale_t l = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
+    if (l == (locale_t)0) { return c; }
+    const wint_t other = upper ? towupper_l((wint_t)c, l) : towlower_l((wint_t)c, l);
+    freelocale(l);
+    return (uint32_t)other;
+}
+static inline bool jinja_is_cased(uint32_t c) { return jinja_cased(c, true) != c || jinja_cased(c, false) != c; }
+
+/* Returns a string in another case: 'u' upper, 'l' lower, 'c' the first letter upper, 't' the first of each word, 'w' the same
+ * with the words of the filter title. */
 static inline TemplateValue jinja_in_case(Jinja* j, TemplateValue v, int how) {
     JinjaText t = {NULL, NULL, 0, 0};
-    bool start = true, cased = false;
+    bool start = true;
     for (size_t i = 0, n = 0; i < v.len; i += n) {
-        char text[4];
-        uint32_t c, next = 0, out[3];
+        char text[8];
+        uint32_t c;
         n = jinja_char(v, i, &c);
-        const int to = how == 'u' || how == 'l' ? how : !start ? 'l' : how == 'w' ? 'u' : 't';
-        const int count = unicode_case(c, to, out);
-        if (i + n < v.len) { jinja_char(v, i + n, &next); }
-        if (c == 0x3A3 && to == 'l' && cased && !jinja_is_cased(next)) { out[0] = 0x3C2; }  // a sigma at a word's end
-        for (int k = 0; k < count; k++) { jinja_append(j, &t, text, utf8_encode(text, (int)out[k]), NULL, v.marks[i]); }
-        cased = jinja_is_cased(c);
-        start = how == 't' ? !cased : how == 'w' && (unicode_is_stripped(c) || (c && c < 0x80 && strchr("-({[<", (int)c)));
+        const uint32_t to = jinja_cased(c, how == 'u' || (how != 'l' && start));
+        jinja_append(j, &t, text, utf8_encode(text, (int)to), NULL, v.marks[i]);
+        start = how == 't' ? !jinja_is_cased(c)
+                           : how == 'w' && (unicode_is_stripped(c) || (c && c < 0x80 && strchr("-({[<", (int)c)));
     }
     return jinja_string(&t);
 }
@@ -371,7 +378,8 @@ static inline bool jinja_all(TemplateValue v, int kind) {
     for (size_t i = 0, n = 0; i < v.len; i += n) {
         uint32_t c;
         n = jinja_char(v, i, &c);
-        const bool letter = jinja_is_letter(c), digit = unicode_class(c) == UNICODE_NUMBER, has = unicode_has_case(c, kind);
+        const bool letter = jinja_is_letter(c), digit = unicode_class(c) == UNICODE_NUMBER,
+                   has = jinja_cased(c, kind == 'l') != c;
         if (kind == 'u' || kind == 'l'
                 ? !has && jinja_is_cased(c)
                 : !(kind == 's' ? unicode_is_stripped(c) : (digit && kind != 'a') || (letter && kind != 'd'))) {

@@ -16,9 +16,9 @@
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "llmc/base/utf8.h"   // defines: utf8_decode
-#include "llmc/files/json.h"  // defines: Json, json_first, json_next, json_key, json_string, json_node_int, json_node_double
-#include "llmc/text/unicode_tables.h"  // defines: unicode_is_printable
+#include "llmc/base/utf8.h"     // defines: utf8_decode
+#include "llmc/files/json.h"    // defines: Json, json_first, json_next, json_key, json_string, json_node_int, json_node_double
+#include "llmc/text/unicode.h"  // defines: unicode_class
 
 #include <setjmp.h>
 
@@ -526,6 +526,14 @@ static inline void jinja_append_number(Jinja* j, JinjaText* t, TemplateValue v) 
     jinja_append_text(j, t, text);
 }
 
+/* Returns whether repr() writes a character as it is. Python also escapes code points that its Unicode version has not. */
+static inline bool jinja_is_printable(uint32_t c) {
+    if (c < 0x20 || (c >= 0x7F && c <= 0xA0) || c == 0xAD || (unicode_class(c) == UNICODE_SPACE && c != ' ')) { return false; }
+    return !((c >= 0x200B && c <= 0x200F) || (c >= 0x202A && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) ||
+             (c >= 0xE000 && c <= 0xF8FF) || c == 0xFEFF || (c & 0xFFFE) == 0xFFFE || (c >= 0xE0000 && c < 0xE0100) ||
+             c > 0xE01EF);
+}
+
 /* Appends a string as repr() writes it: in quotes, with escapes. */
 static inline void jinja_repr_string(Jinja* j, JinjaText* t, TemplateValue v) {
     const bool one = v.len && memchr(v.as.s, '\'', v.len), two = v.len && memchr(v.as.s, '"', v.len);
@@ -539,7 +547,7 @@ static inline void jinja_repr_string(Jinja* j, JinjaText* t, TemplateValue v) {
             snprintf(escape, sizeof escape, "\\%c", (char)c);
         } else if (c == '\n' || c == '\r' || c == '\t') {
             snprintf(escape, sizeof escape, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
-        } else if (!unicode_is_printable(c)) {
+        } else if (!jinja_is_printable(c)) {
             snprintf(escape, sizeof escape, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
         } else {
             jinja_append(j, t, v.as.s + i, n, NULL, 0);
