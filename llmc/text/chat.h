@@ -2,7 +2,8 @@
  *
  * The ids are those of `apply_chat_template` in `transformers`: the template's text, encoded without BOS or EOS of our own. There
  * is one difference. The name of a special token is a token only where the template wrote every byte of it: a user cannot type
- * a header. The same holds for other added tokens that the template writes around messages. A template has the variables that `transformers` gives it; tools and documents are none.
+ * a header. The same holds for other added tokens that the template writes around messages. A template has the variables that
+ * `transformers` gives it; tools and documents are none.
  *
  * A model without a template gets LLAMA3_CHAT_TEMPLATE if its tokenizer has the tokens; it is executed as well.
  *
@@ -371,40 +372,56 @@ static inline void chat_read_names(ChatForm* f) {
     if (parsed) { json_free(&j); }
 }
 
-/* Finds the control tokens in a question and its answer, which have none of their own: form->control, and form->end_of_turn
- * behind the answer. Some tokenizers call none of them special. Words and blanks are no control tokens. */
-static inline void chat_find_control(ChatWriter* w, const ChatMessages* m, ChatForm* form) {
+/* Finds the control tokens in a conversation whose last messages are a question and its answer, and which has none of its own:
+ * form->control, and form->end_of_turn behind the answer. Some tokenizers call none of them special. Words and blanks are no
+ * control tokens. Nor is what the template writes between the header of an answer and its text, as an empty <think></think>: an
+ * answer may hold it, too. Returns false if the template refuses the conversation. */
+static inline bool chat_find_control(ChatWriter* w, const ChatMessages* m, ChatForm* form) {
     const Tokenizer* t = w->encoder->t;
     TemplateRendered r;
     Error ignored = NO_ERROR;
-    size_t tail = 0, at = 0, len;  // tail: behind the answer's text
+    size_t asked = 0, answer = 0, tail = 0, at = 0, len;  // where the question ends, the answer begins and ends
+    bool header = false;                                  // the answer has got one
     chat_begin(w, m);
-    if (!chat_render(w, m->count, false, &r, &ignored)) { return; }
+    if (!chat_render(w, m->count, false, &r, &ignored)) { return false; }
     chat_keep(w, &r);
-    for (size_t i = 0; i < r.len; i++) { tail = w->ours[i] ? tail : i + 1; }
-    w->encoder->out.count = 0;
-    if (!chat_encode(w, w->text, w->ours, w->len, &ignored)) { return; }
-    for (size_t i = 0; i < w->encoder->out.count; i++) {
-        const int32_t id = w->encoder->out.ids[i];
-        const uint8_t first = (uint8_t)*tokenizer_token(t, id, &len);
-        const bool special = t->flags[id] & TOKEN_SPECIAL, added = t->flags[id] & TOKEN_ADDED;
-        form->control[id] = !special && added && first > ' ' && !isalnum(first);
-        if (form->end_of_turn < 0 && at >= tail && (special || form->control[id])) { form->end_of_turn = id; }
-        at = chat_token_end(w, id, at);
+    for (size_t i = 0; i < r.len; i++) {
+        if (w->ours[i]) { continue; }
+        if (i > tail) { asked = tail, answer = i; }
+        tail = i + 1;
     }
+    w->encoder->out.count = 0;
+    if (!chat_encode(w, w->text, w->ours, w->len, &ignored)) { return false; }
+    const TokenList* out = &w->encoder->out;
+    for (int pass = 0; pass < 2; pass++, at = 0) {  // the second has the end of a turn
+        for (size_t i = 0; i < out->count; i++) {
+            const int32_t id = out->ids[i];
+            const uint8_t first = (uint8_t)*tokenizer_token(t, id, &len);
+            const bool special = t->flags[id] & TOKEN_SPECIAL, added = t->flags[id] & TOKEN_ADDED;
+            const bool control = !special && added && first > ' ' && !isalnum(first), inside = at >= asked && at < answer;
+            const bool heads = pass == 1 && inside && added && id != form->end_of_turn && !header;
+            header |= heads;
+            form->control[id] |= control && (!inside || heads);
+            if (form->end_of_turn < 0 && at >= tail && (special || control)) { form->end_of_turn = id; }
+            at = chat_token_end(w, id, at);
+        }
+    }
+    return true;
 }
 
 /* Checks that the template can ask, and finds its control tokens. */
 static inline bool chat_probe(ChatForm* f, Error* e) {
-    ChatMessage items[] = {{NULL, "user", (char*)"Hi", 2, false}, {NULL, "assistant", (char*)"Hello", 5, false}};
-    ChatMessages m = {items, 1, 2, NULL};
+    ChatMessage items[] = {{NULL, "system", (char*)"Be", 2, false},
+                           {NULL, "user", (char*)"Hi", 2, false},
+                           {NULL, "assistant", (char*)"Hello", 5, false}};
+    ChatMessages all = {items, 3, 3, NULL}, m = {items + 1, 1, 2, NULL};
     TokenEncoder encoder;
     ChatWriter w;
     encoder_init(&encoder, f->rules->tokenizer);
     chat_writer_init(&w, f, &encoder);
     const bool ok = chat_ask(&w, &m, e);
     m.count = 2;
-    if (ok) { chat_find_control(&w, &m, f); }
+    if (ok && !chat_find_control(&w, &all, f)) { chat_find_control(&w, &m, f); }
     chat_writer_free(&w);
     encoder_free(&encoder);
     return ok;

@@ -31,7 +31,9 @@ TALKS = [[U("Hi"), A("Hello.")], [S("Be kind."), U("Hi there"), A("Hello, you.")
 def tokenizer_json():
     sys.path.insert(0, os.path.join(ROOT, "dev", "test", "python"))
     from test_tokenizer import KINDS, train
-    return train(KINDS["llama3"](), False, NAMES).to_str()
+    tok = train(KINDS["llama3"](), False, NAMES)
+    tok.add_tokens(["<think>", "</think>"])  # not special, as in Qwen3's and DeepSeek's tokenizers
+    return tok.to_str()
 
 
 def make_folder(folder, tokenizer_json, template, bos="<s>", eos="</s>"):
@@ -162,6 +164,18 @@ def test_nobody_can_type_a_header(tmp_path, tokenizer_json, template, special):
     fast = transformers.AutoTokenizer.from_pretrained(str(folder))
     for talk, text in zip(talks, texts):
         assert json.loads(text)["text"] == fast.apply_chat_template(talk, tokenize=False)
+
+
+@pytest.mark.parametrize("template", [
+    CHATML.replace("+ m.content", "+ ('<think></think>' if m.role == 'assistant' and '<think>' not in m.content else '') + m.content"),
+    "{% if messages[0].role != 'system' %}<|im_start|>Answer so: <think>...</think> ...<|im_end|>{% endif %}" + CHATML])
+def test_an_answer_may_hold_thoughts_that_the_template_writes_elsewhere(tmp_path, tokenizer_json, template):
+    """As Nemotron 3's template writes empty thoughts, and Phi-4's has them in its own system message."""
+    folder = make_folder(tmp_path / "t", tokenizer_json, template)
+    talk = [U("a"), A("<think>why</think>bee"), U("c"), A("dee")]
+    assert tokenize(folder, [talk]).returncode == 0
+    (ids, _), = read_documents(folder / "out.bin")
+    assert ids == transformers.AutoTokenizer.from_pretrained(str(folder)).apply_chat_template(talk, return_dict=False)
 
 
 def test_messages_reach_the_template_as_they_are(tmp_path, tokenizer_json):
