@@ -66,20 +66,32 @@ class TokenFile:
             pieces = [(start, end - start) for start, end in zip(begin, range(T, count, T)) if start < end]
         else:
             pieces = [(i, min(T, end - i)) for start, end in zip(edges, edges[1:])
-                      for i in range(start, start + 1 if self.masked else end, T)]
-        self.pieces, window, trained = [], [], 0
+                      for i in ([self.piece_start(start, end, T)] if self.masked else range(start, end, T))]
+        self.pieces, window, trained, late, edges = [], [], 0, 0, set(edges)
         for first, length in pieces:
             if (n := self.trained(first + 1, min(first + length + 1, count)).sum()) > 0:
                 self.place(window, first, length, T)
             trained += n
+            late += n if self.masked and not cross and first not in edges else 0  # of answers behind a row's end
         left = self.trained(1, count).sum() - trained
-        if self.masked and left and len(starts) > 0:
-            warn(f"{self.path}: {left:,} trained tokens have lost the start of their conversation to an earlier row; "
-                 "they are left out")
+        if self.masked and left + late and len(starts) > 0:
+            warn(f"{self.path}: {left + late:,} trained tokens have lost the start of their conversation; {left:,} of them are "
+                 "left out")
         self.pieces += [row for _, row in window]
         self.rows = len(self.pieces)
         if not self.pieces:
             die(f"{self.path}: holds no trained token in rows of --seq {T}")
+
+    def piece_start(self, start, end, T):
+        """Returns the first token of the one piece that is taken of the document of tokens [start, end)."""
+        if end - start <= T:
+            return start
+        trained = self.trained(start + 1, min(end, start + 2 * T + 1))
+        first = int(np.argmax(trained))
+        if first < T:  # in the first piece, or 0: there is none
+            return start
+        length = int(np.argmin(np.append(trained[first:], False)))
+        return start + 1 + first + min(length - T, -(T // 2)) if first + length < 2 * T else start
 
     def place(self, window, first, length, T):
         """Puts a piece into the open row with the least sufficient room. window: [room, pieces] of each open row, the oldest

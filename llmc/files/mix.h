@@ -337,7 +337,7 @@ static inline bool mix_check_vocab(Mix* m, int model_vocab, uint64_t tokenizer_f
     return true;
 }
 
-/* Returns whether rows.h leaves answers out. */
+/* Returns whether rows.h leaves out answers, or the starts of their conversations. */
 static inline bool mix_leaves_out(const Mix* m) {
     uint64_t left = 0;
     for (int s = 0; s < m->count; s++) { left += m->sources[s].data->counts.lost + m->sources[s].data->counts.cut; }

@@ -6,7 +6,9 @@
  * and so on. The target of a token is the file's next token, even if that is the BOS of the next document, which says "end". It
  * is -1 if the mask says that it is not trained, or if there is no next token. A piece without a trained target is dropped.
  *
- * A mask marks answers. None is trained without its question: of a document with a mask only the first piece is taken. With
+ * A mask marks answers. Of a document with a mask one piece is taken: the first one, so that an answer has its question. If it
+ * has no trained target, but the document's first answer ends within 2T tokens, the piece is the T tokens that end with this
+ * answer instead. If the answer has more than T/2 tokens, the piece begins T/2 tokens before it. The rest is left out. With
  * `cross`, the targets of a row before the first start of a document are -1, if the starts are known.
  *
  *   cross   rows begin at the multiples of T, whatever the documents; the row is its only piece
@@ -54,7 +56,8 @@ typedef struct {
     uint64_t padding;  // tokens
     uint64_t answers;  // runs of tokens that the mask trains
     uint64_t cut;      // answers that a row's end cuts off; their rest is left out
-    uint64_t lost;     // answers that are left out, since their document began in an earlier row
+    uint64_t lost;     // answers that have no row with the start of their document
+    uint64_t late;     // lost answers that are trained all the same
     uint64_t longest;  // tokens of the longest document of which something is left out; 0: there is none
     uint64_t bytes;    // of the index
     double seconds;    // time that it took to make the index
@@ -94,12 +97,13 @@ static inline void rows_add_counts(RowCounts* all, const RowCounts* c) {
     all->answers += c->answers;
     all->cut += c->cut;
     all->lost += c->lost;
+    all->late += c->late;
     if (c->longest > all->longest) { all->longest = c->longest; }
     all->bytes += c->bytes;
     all->seconds += c->seconds;
 }
 
-/* Writes how many answers are left out, and how to keep them. */
+/* Writes how many answers have lost the start of their conversation, and how to keep it. */
 static inline const char* rows_lost_text(const RowCounts* c, char out[ROWS_TEXT]) {
     const int n = snprintf(out, ROWS_TEXT,
                            "%llu of %llu answers have lost the start of their conversation: ", (unsigned long long)c->lost,
@@ -238,12 +242,36 @@ static bool rows_leave_out(RowMaker* m, uint64_t from, uint64_t to, uint64_t len
     return true;
 }
 
+/* Adds the piece that ends with the first answer of the document of tokens [start, end), whose first piece trains nothing, if
+ * this answer is near enough. piece_end: the end of the first piece; becomes that of the piece */
+static bool rows_add_late(RowMaker* m, uint64_t start, uint64_t end, uint64_t* piece_end, Error* e) {
+    RowCounts* c = &m->index->counts;
+    const uint64_t T = m->T, most = size_min(end, start + 2 * T + 1);
+    uint64_t from = 0, to, trained = 0, answers;  // the answer is [from, to)
+    for (to = *piece_end + 1; to < most; to++) {
+        if (!rows_count_trained(m, to, to + 1, &trained, &answers, e)) { return false; }
+        if (from > 0 && trained == 0) { break; }
+        if (answers > 0) { from = to; }
+    }
+    m->in_answer = false;
+    if (from == 0 || to > start + 2 * T) { return true; }
+    c->lost++;
+    c->late++;
+    if (end - start > c->longest) { c->longest = end - start; }
+    *piece_end = size_min(to, from - T / 2 + T);
+    return rows_add_piece(m, *piece_end - T, m->T, e);
+}
+
 /* Adds the pieces of the document of tokens [start, end). */
 static bool rows_add_document(RowMaker* m, uint64_t start, uint64_t end, Error* e) {
-    const uint64_t first = start + size_min(m->T, end - start);
+    const uint64_t before = m->index->counts.trained;
+    uint64_t first = start + size_min(m->T, end - start);
     bool ok = rows_add_piece(m, start, (size_t)(first - start), e);
     m->index->counts.documents++;
-    if (m->file->h.masked) { return ok && rows_leave_out(m, first + 1, end, end - start, e); }
+    if (m->file->h.masked) {
+        if (ok && m->index->counts.trained == before) { ok = rows_add_late(m, start, end, &first, e); }
+        return ok && rows_leave_out(m, first + 1, end, end - start, e);
+    }
     for (uint64_t at = first, n; ok && at < end; at += n) {
         n = size_min(m->T, end - at);
         ok = rows_add_piece(m, at, (size_t)n, e);

@@ -31,7 +31,7 @@ enum {
     TRAINER_STATE_FORMAT = 2,
     CHECKPOINT_MAX_RANKS = 100000,
     ROW_ORDER = 2,       // the order of rows that dataloader.h describes; format 1 had order 1
-    ROW_ORDER_LEFT = 3,  // of data from which rows.h leaves answers out; older builds trained them without their questions
+    ROW_ORDER_LEFT = 3,  // of data with answers that do not fit in a row; older builds trained them without their questions
 };
 
 typedef char RunId[17];  // 16 hexadecimal digits; "": none

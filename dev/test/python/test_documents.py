@@ -58,6 +58,13 @@ def folder(tmp_path_factory):
         write_file(path / f"{name}_masked.bin", tokens, mask)
     write_file(path / "one.bin", np.full(500, 7))
     write_file(path / "nothing.bin", np.arange(500) % 90, np.zeros(500, dtype=bool))
+    rng, tokens, mask = np.random.default_rng(3), [], []
+    for _ in range(60):  # a question of at least a row, an answer, and another turn
+        turns = [rng.integers(*span) for span in ((T, 55), (1, 40), (1, 20), (1, 9))]
+        tokens += [BOS, *rng.integers(2, VOCAB, sum(turns) - 1)]
+        mask += np.repeat([False, True, False, True], turns).tolist()
+    write_file(path / "train_late.bin", tokens, np.array(mask))
+    shutil.copy(path / "train_late.bin", path / "val_late.bin")
     return path
 
 
@@ -101,6 +108,22 @@ def test_python_and_c_train_alike(folder, kind, mode):
     c, py = ([[e.get(k) for k in ("tokens", "padding", "trained")] for e in events(folder, f"{name}_{kind}_{mode}", "step")]
              for name in ("c", "py"))
     assert c == py and all(n + (padding or 0) == 4 * T * (i + 1) for i, (n, padding, _) in enumerate(c))
+
+
+@pytest.mark.parametrize("mode", ["pack", "mask"])
+def test_answers_behind_the_first_row_are_taken_alike(folder, mode):
+    """Rows that begin behind the start of their conversation, and end with its first answer or half a row after its start."""
+    losses = []
+    for name, run in (("c", c_run), ("py", py_run)):
+        r = run(folder, "late", "--documents", mode, "--steps", 12, "--out", f"{name}_late_{mode}")
+        assert r.returncode == 0, r.stdout
+        losses.append([(e["loss"], e["trained"]) for e in events(folder, f"{name}_late_{mode}", "step")])
+        assert "have lost the start of their conversation" in r.stdout
+    assert len(losses[0]) == 12 and np.abs(np.array(losses[0]) - np.array(losses[1])).max() <= 1e-4
+    file = tokenfiles.DataLoader(str(folder / "train_late.bin"), 1, T, bos=BOS).files[0]
+    late = sum(file.tokens[first] != BOS for row in file.pieces for first, _ in row)
+    r = c_run(folder, "late", "--documents", mode, "--dry-run")
+    assert int(re.search(r"trained without it: (\d+)\n", r.stdout)[1]) == late > 24, r.stdout
 
 
 def test_padding_counts_neither_as_tokens_nor_as_speed(folder):
@@ -258,7 +281,7 @@ def test_a_dry_run_tells_what_rows_hold(folder):
     padding = sum(T - sum(n for _, n in row) for row in loader.files[0].pieces)
     found = re.search(r"rows +train_masked.bin: (\d+) rows of 32 tokens \(mask\), 120 documents, ([0-9.]+) % padding, "
                       r"([0-9.]+) % of the tokens are trained, answers cut by the end of a row: (\d+), "
-                      r"lost to an earlier row: (\d+)\n", r.stdout)
+                      r"without the start of their conversation: (\d+)\n", r.stdout)
     assert found, r.stdout
     assert int(found[1]) == loader.rows_per_epoch and abs(float(found[2]) - 100 * padding / T / loader.rows_per_epoch) < 0.06
     assert int(found[4]) > 0 and int(found[5]) > 0

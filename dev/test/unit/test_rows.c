@@ -82,7 +82,7 @@ typedef struct {
     int opened;
     NaiveRow* order[MOST_ROWS];  // as they close
     int closed;
-    uint64_t documents, trained, cut, lost;
+    uint64_t documents, trained, cut, lost, late;
 } NaiveRows;
 
 static int32_t naive_target(const Text* t, uint64_t i) {
@@ -134,6 +134,15 @@ static void naive_left(NaiveRows* r, const Text* t, uint64_t end, uint64_t docum
     }
 }
 
+/* Returns where the one piece of the document [start, end) of a text with a mask begins. */
+static uint64_t naive_piece_start(const Text* t, uint64_t start, uint64_t end, uint64_t T) {
+    uint64_t p = start + 1, q;
+    while (p < end && !t->bits[p]) { p++; }
+    for (q = p; q < end && t->bits[q]; q++) {}
+    if (p >= end || p <= start + T || q > start + 2 * T) { return start; }
+    return q - p <= T / 2 ? q - T : p - T / 2;
+}
+
 static NaiveRows* naive_rows(const Text* t, int T, Documents documents) {
     NaiveRows* r = (NaiveRows*)xcalloc(1, sizeof *r);
     for (uint64_t i = 0; documents == DOCUMENTS_CROSS && i + (uint64_t)T < t->n; i += (uint64_t)T) {
@@ -144,9 +153,12 @@ static NaiveRows* naive_rows(const Text* t, int T, Documents documents) {
     for (uint64_t i = 0, end; documents != DOCUMENTS_CROSS && i < t->n; i = end) {
         for (end = i + 1; end < t->n && !naive_start(t, end);) { end++; }
         r->documents++;
-        for (uint64_t k = i; k < end; k += (uint64_t)T) {
+        const uint64_t only = t->masked ? naive_piece_start(t, i, end, (uint64_t)T) : i;
+        r->lost += only > i;
+        r->late += only > i;
+        for (uint64_t k = only; k < end; k += (uint64_t)T) {
             const bool last = k + (uint64_t)T >= end;
-            if (k > i && t->masked) { continue; }  // an answer is never trained without its question
+            if (k > only && t->masked) { continue; }
             naive_piece(r, t, k, last ? (int)(end - k) : T, 0, T);
             if (t->masked && !last) { naive_left(r, t, k + (uint64_t)T, end); }
         }
@@ -187,6 +199,8 @@ static RowRule rule_of(Documents documents) {
     return rule;
 }
 
+static uint64_t seen_late;  // answers in rows without the start of their conversation
+
 /* Compares all rows of a file, in the order of the file and shuffled. */
 static void check_rows(const Text* t, int T, Documents documents, int width) {
     NaiveRows* want = naive_rows(t, T, documents);
@@ -221,11 +235,13 @@ static void check_rows(const Text* t, int T, Documents documents, int width) {
         CHECK(untrained == 0, "%d rows have no trained target", untrained);
         if (d.indexed) {
             const RowCounts c = d.counts;
-            const bool counted = documents == DOCUMENTS_CROSS || (c.cut == want->cut && c.lost == want->lost);
+            const bool counted =
+                documents == DOCUMENTS_CROSS || (c.cut == want->cut && c.lost == want->lost && c.late == want->late);
             CHECK(c.trained == want->trained && c.padding == padding && counted && c.documents == want->documents,
-                  "counts: %llu trained, %llu padding, %llu cut, %llu lost, %llu documents", (unsigned long long)c.trained,
-                  (unsigned long long)c.padding, (unsigned long long)c.cut, (unsigned long long)c.lost,
-                  (unsigned long long)c.documents);
+                  "counts: %llu trained, %llu padding, %llu cut, %llu lost, %llu late, %llu documents",
+                  (unsigned long long)c.trained, (unsigned long long)c.padding, (unsigned long long)c.cut,
+                  (unsigned long long)c.lost, (unsigned long long)c.late, (unsigned long long)c.documents);
+            seen_late += c.late;
         }
         dataloader_close(&d);
     }
@@ -247,6 +263,7 @@ static void rows_equal_the_model(void) {
         }
         free(t);
     }
+    CHECK(seen_late > 50, "%d answers lie behind the first row of their conversation", (int)seen_late);
 }
 
 /* BOS may begin every message, and other templates write none: then the file says where its documents begin. */
@@ -316,7 +333,7 @@ static void a_mask_packs_best_and_is_read_by_documents(void) {
 
 /* huggingface/trl#6668, karpathy/nanochat#590: questions longer than a row. */
 static void an_answer_is_never_trained_without_its_question(void) {
-    enum { T = 20, LONG = 37, DOCUMENTS = 6 };
+    enum { T = 20, LONG = 41, DOCUMENTS = 6 };
     Text* t = (Text*)xcalloc(1, sizeof *t);
     t->masked = true;
     for (int k = 0; k < DOCUMENTS; k++) {  // every other one is a long question; one answer ends in the next row
@@ -349,13 +366,13 @@ static void an_answer_is_never_trained_without_its_question(void) {
         if (documents != DOCUMENTS_CROSS) {
             CHECK(d.counts.cut == 1 && strcmp(text,
                                               "3 of 6 answers have lost the start of their conversation: "
-                                              "--seq 37 holds all") == 0,
+                                              "--seq 41 holds all") == 0,
                   "%s; cut %llu", text, (unsigned long long)d.counts.cut);
         }
         CHECK(documents != DOCUMENTS_CROSS || strstr(text, "--documents mask"), "%s", text);
         dataloader_close(&d);
     }
-    memmove(t->ids, t->ids + 12, LONG * sizeof *t->ids);
+    memmove(t->ids, t->ids + 12, LONG * sizeof *t->ids);  // ends with target 41, the first behind two rows
     memmove(t->bits, t->bits + 12, LONG * sizeof *t->bits);
     t->n = LONG;
     write_text("text.bin", t, 2);
@@ -363,9 +380,55 @@ static void an_answer_is_never_trained_without_its_question(void) {
     Error e = NO_ERROR;
     const RowRule rule = rule_of(DOCUMENTS_AUTO);
     CHECK(!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, false, &rule, &e) &&
-              strstr(e.msg, "1 of 1 answers have lost the start of their conversation: --seq 37 holds all"),
+              strstr(e.msg, "1 of 1 answers have lost the start of their conversation: --seq 41 holds all"),
           "%s", e.msg);
     free(t);
+}
+
+/* Conversations of which a row holds more than half: the answer of the first is short, that of the second long. */
+static void a_row_may_begin_behind_the_start_of_a_conversation(void) {
+    enum { T = 20 };
+    static const struct {
+        int length, answer, end, begin, trained, cut;
+    } cases[] = {{30, 23, 27, 7, 4, 0},    // ends with the answer; what follows is left out
+                 {40, 30, 40, 20, 10, 0},  // ends two rows behind its start, with half a row of answer
+                 {39, 25, 39, 15, 11, 1},  // half a row of question, and the next target after it
+                 {30, 21, 22, 2, 1, 0},    // the first target behind the first row
+                 {30, 20, 24, 0, 1, 1}};   // the last target of the first row
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        for (int documents = DOCUMENTS_PACK; documents <= DOCUMENTS_MASK; documents++) {
+            Text* t = (Text*)xcalloc(1, sizeof *t);
+            t->masked = true;
+            t->n = 7 + (uint64_t)cases[k].length;
+            for (int i = 0; i < (int)t->n; i++) {  // a short conversation comes first
+                t->ids[i] = i == 0 || i == 7 ? BOS : 10 + i;
+                t->bits[i] = i == 6 || (i >= 7 + cases[k].answer && i < 7 + cases[k].end);
+            }
+            write_text("text.bin", t, 2);
+            const RowRule rule = rule_of((Documents)documents);
+            int32_t x[T], y[T];
+            DataLoader d;
+            Error e = NO_ERROR;
+            if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, false, &rule, &e)) {
+                die("%s", e.msg);
+            }
+            const bool late = cases[k].begin > 0;
+            CHECK(d.rows_per_epoch == 2 && d.counts.lost == late && d.counts.late == late && d.counts.answers == 2 &&
+                      d.counts.cut == (uint64_t)cases[k].cut &&
+                      d.counts.longest == (uint64_t)(late || cases[k].cut ? cases[k].length : 0),
+                  "case %zu: counts", k);
+            CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);  // the full row is closed first
+            int trained = 0, starts = 0;
+            for (int i = 0; i < T; i++) {
+                trained += y[i] >= 0;
+                starts += d.starts && d.starts[i] != 0;
+            }
+            CHECK(x[0] == t->ids[7 + cases[k].begin] && trained == cases[k].trained && starts == 0,
+                  "case %zu: begins with %d, %d trained, %d starts", k, x[0], trained, starts);
+            dataloader_close(&d);
+            free(t);
+        }
+    }
 }
 
 static void ranks_and_resumed_runs_share_the_rows(void) {
@@ -486,6 +549,7 @@ int main(void) {
     RUN(every_trained_token_is_a_target_once);
     RUN(a_mask_packs_best_and_is_read_by_documents);
     RUN(an_answer_is_never_trained_without_its_question);
+    RUN(a_row_may_begin_behind_the_start_of_a_conversation);
     RUN(ranks_and_resumed_runs_share_the_rows);
     RUN(a_mix_of_data_with_and_without_a_mask_knows_all_starts);
     RUN(what_has_no_documents_is_refused);

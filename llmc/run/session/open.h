@@ -411,11 +411,13 @@ static inline RowRule row_rule(const Data* d, Documents documents, bool new_mode
     return r;
 }
 
-/* Warns of answers that are left out since their question lies in another row, and of training data that are files of `val`,
- * too: they are refused, but if there are no others. */
+/* Warns of answers that have lost the start of their conversation, and of training data that are files of `val`, too: they are
+ * refused, but if there are no others. */
 static inline void warn_of_source(const char* name, const DataLoader* d, const DataLoader* val) {
     char text[ROWS_TEXT];
-    if (d->counts.lost > 0) { warn("%s: %s; they are not trained", name, rows_lost_text(&d->counts, text)); }
+    if (d->counts.lost > 0) {
+        warn("%s: %s; trained without it: %llu", name, rows_lost_text(&d->counts, text), (unsigned long long)d->counts.late);
+    }
     for (int i = d->num_shards; i < d->num_shards + d->num_apart; i++) {
         warn("%s: is a file of --val, and refused as one of --train %s", d->shards[i].path, name);
     }

@@ -97,7 +97,9 @@ static inline void print_rows(FILE* f, const char* name, const DataLoader* d) {
     print_names(f, "rows    %s: %s rows of %d tokens (%s)", name, rows, d->T, documents_names[d->documents]);
     if (c->documents > 0) { fprintf(f, ", %s documents, %.1f %% padding", documents, 100 * (double)c->padding / tokens); }
     if (d->masked) {
-        fprintf(f, ", %.1f %% of the tokens are trained, answers cut by the end of a row: %llu, lost to an earlier row: %llu",
+        fprintf(f,
+                ", %.1f %% of the tokens are trained, answers cut by the end of a row: %llu, without the start of their "
+                "conversation: %llu",
                 100 * (double)c->trained / tokens, (unsigned long long)c->cut, (unsigned long long)c->lost);
     }
     fprintf(f, "\n");

@@ -225,10 +225,9 @@ static inline void run_compare(Run* run, const Start* start, const Data* d, cons
                            was->build);
         }
         if (was->row_order != order) {
-            resume_differs(strict,
-                           "the order of rows is %d%s, in %s it was %d: rows of this epoch may come twice or not at all",
-                           (int)order, order == ROW_ORDER_LEFT ? " (answers without their questions are left out)" : "", dir,
-                           (int)was->row_order);
+            resume_differs(
+                strict, "the order of rows is %d%s, in %s it was %d: rows of this epoch may come twice or not at all",
+                (int)order, order == ROW_ORDER_LEFT ? " (answers do not fit in a row)" : "", dir, (int)was->row_order);
         }
     }
     was->data = data;
