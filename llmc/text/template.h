@@ -17,7 +17,7 @@
  *
  * A template is hostile input. It reaches nothing but its values; steps, depth and memory are bounded (JINJA_MAX_*). What is not
  * known here is refused by name and place: "FILE:12:7: the filter "foo" is not known here"; inside an if only where it is asked. Not known: the
- * tags with, include, import, extends and block, loops that are recursive, and integers beyond 64 bits.
+ * tags with, call, include, import, extends and block, loops that are recursive, and integers beyond 64 bits.
  */
 #ifndef LLMC_TEMPLATE_H
 #define LLMC_TEMPLATE_H
@@ -104,20 +104,20 @@ static inline void jinja_loop_fill(Jinja* j, JinjaLoop* loop, size_t want);
 
 /* Returns loop.NAME. */
 static inline TemplateValue jinja_loop_member(Jinja* j, JinjaLoop* loop, TemplateValue name) {
-    static const char* const names[] = {"length", "revindex", "revindex0", "last",  "nextitem", "index",
-                                        "index0", "depth",    "depth0",    "first", "previtem"};
+    static const char* const names[] = {"length", "revindex", "revindex0", "last",    "nextitem",
+                                        "index",  "index0",   "first",     "previtem"};
     const TemplateList* items = loop->items.as.list;
     const int64_t i = (int64_t)loop->index;
     int which = 0;
-    while (which < 11 && !template_is(name, names[which])) { which++; }
+    while (which < 9 && !template_is(name, names[which])) { which++; }
     if (loop->node->kids[4] && which < 5) { jinja_loop_fill(j, loop, which < 3 ? SIZE_MAX : loop->index + 2); }
     const int64_t n = (int64_t)items->count;
-    const int64_t numbers[] = {n, n - i, n - i - 1, i + 1 == n, 0, i + 1, i, 1, 0, i == 0};
+    const int64_t numbers[] = {n, n - i, n - i - 1, i + 1 == n, 0, i + 1, i, i == 0};
     if (which == 4 && i + 1 < n) { return items->items[i + 1]; }
-    if (which == 10 && i > 0) { return items->items[i - 1]; }
-    if (which == 3 || which == 9) { return template_bool(numbers[which]); }
-    if (which < 10 && which != 4) { return template_int(numbers[which]); }
-    if (which == 11) { return jinja_missing(j, name, "jinja2.runtime.LoopContext object"); }
+    if (which == 8 && i > 0) { return items->items[i - 1]; }
+    if (which == 3 || which == 7) { return template_bool(numbers[which]); }
+    if (which < 8 && which != 4) { return template_int(numbers[which]); }
+    if (which == 9) { return jinja_missing(j, name, "jinja2.runtime.LoopContext object"); }
     return jinja_missing(j, jinja_word(j, which == 4 ? "there is no next item" : "there is no previous item"), "");
 }
 
@@ -138,7 +138,7 @@ static inline TemplateValue jinja_member(Jinja* j, TemplateValue of, TemplateVal
                                         "builtin_function_or_method object"};
     if (of.type == TEMPLATE_UNDEFINED) { jinja_misused(j, of, "asked for a member"); }
     const JinjaFunction* method = key.type == TEMPLATE_STRING ? jinja_method(of, key) : NULL;
-    if (method && (attribute || of.type == TEMPLATE_LOOP)) { return jinja_bind(j, method, of, NULL, NULL); }
+    if (method && attribute) { return jinja_bind(j, method, of, NULL, NULL); }
     if (of.type == TEMPLATE_LOOP) { return jinja_loop_member(j, of.as.loop, key); }
     if (of.type == TEMPLATE_DICT || of.type == TEMPLATE_NAMESPACE) {
         const size_t at = jinja_dict_find(j, of.as.dict, key);
@@ -165,30 +165,22 @@ static inline TemplateValue jinja_arithmetic(Jinja* j, char op, bool twice, Temp
         jinja_misused(j, jinja_is_number(a) ? b : a, op == '+' ? "added to this" : "used in arithmetic");
     }
     const double x = jinja_double(a), y = jinja_double(b);
-    const bool integers = jinja_is_integer(a) && jinja_is_integer(b), power = op == '*' && twice;
-    const bool whole = integers && !(op == '/' && !twice) && !(power && b.as.i < 0);
-    int64_t r = 1;
+    const bool integers = jinja_is_integer(a) && jinja_is_integer(b);
+    const bool whole = integers && !(op == '/' && !twice);
+    int64_t r = 0;
     if ((op == '/' || op == '%') && y == 0) { jinja_fail(j, "division by zero"); }
     if (!whole) {
         double left = op == '/' || op == '%' ? fmod(x, y) : 0;
         if (left != 0 && (left < 0) != (y < 0)) { left += y; }
-        if (power && x == 0 && y < 0) { jinja_fail(j, "0.0 cannot be raised to a negative power"); }
         return template_float(op == '+'                   ? x + y
                               : op == '-'                 ? x - y
-                              : power                     ? pow(x, y)
                               : op == '*'                 ? x * y
                               : op == '%'                 ? copysign(left, y)
                               : !twice                    ? x / y
                               : rint((x - left) / y) == 0 ? copysign(0, x / y)
                                                           : rint((x - left) / y));
     }
-    bool over = false;
-    for (int64_t i = 0; power && i < b.as.i && !over && r != 0 && (i < 2 || r != 1); i++) {
-        over = __builtin_mul_overflow(r, a.as.i, &r);
-        if (r == -1 && i > 0) { return template_int(b.as.i % 2 ? -1 : 1); }
-    }
-    const bool overflows = power       ? over
-                           : op == '+' ? __builtin_add_overflow(a.as.i, b.as.i, &r)
+    const bool overflows = op == '+'   ? __builtin_add_overflow(a.as.i, b.as.i, &r)
                            : op == '-' ? __builtin_sub_overflow(a.as.i, b.as.i, &r)
                            : op == '*' ? __builtin_mul_overflow(a.as.i, b.as.i, &r)
                                        : op == '/' && a.as.i == INT64_MIN && b.as.i == -1;
@@ -220,8 +212,8 @@ static inline TemplateValue jinja_binary(Jinja* j, TemplateValue op, TemplateVal
         for (size_t i = 0; i < b.as.list->count; i++) { jinja_add(j, sum, b.as.list->items[i]); }
         return jinja_as(sum, a.type);
     }
-    if (c == '*' && op.len == 1 && jinja_is_integer(a) && !jinja_is_number(b)) { return jinja_binary(j, op, b, a); }
-    if (c == '*' && op.len == 1 && jinja_is_integer(b) && (a.type == TEMPLATE_STRING || jinja_has_items(a))) {
+    if (c == '*' && jinja_is_integer(a) && !jinja_is_number(b)) { return jinja_binary(j, op, b, a); }
+    if (c == '*' && jinja_is_integer(b) && (a.type == TEMPLATE_STRING || jinja_has_items(a))) {
         const TemplateValue product = template_list(j->arena), items = jinja_list_of(j, a);
         for (int64_t i = 0; i < b.as.i; i++) {
             jinja_spend(j, 0);
@@ -321,10 +313,6 @@ static inline TemplateValue jinja_call_macro(Jinja* j, const JinjaBound* macro, 
                   : p->kids[0]  ? jinja_eval(j, p->kids[0])
                                 : jinja_no_parameter(j, p->value));
     }
-    if (a->count && template_is(a->names[a->count - 1], "caller")) {  // the body of a call block
-        template_dict_set(j->arena, scope->variables, "caller", a->v[a->count - 1]);
-        used++;
-    }
     if (used < a->count) {
         jinja_fail(j, "the macro \"%.*s\" does not take these arguments", (int)macro->macro->value.len,
                    macro->macro->value.as.s);
@@ -336,11 +324,10 @@ static inline TemplateValue jinja_call_macro(Jinja* j, const JinjaBound* macro, 
     return jinja_string(&text);
 }
 
-/* Calls a function or macro; `caller`: the call block around it, or NULL. */
-static inline TemplateValue jinja_call(Jinja* j, const JinjaNode* n, const JinjaNode* caller) {
+/* Calls a function or macro. */
+static inline TemplateValue jinja_call(Jinja* j, const JinjaNode* n) {
     const TemplateValue f = jinja_eval(j, n->kids[0]);
-    JinjaArguments a = jinja_eval_arguments(j, n->kids[1]);
-    if (caller) { jinja_add_argument(j, &a, jinja_bind(j, NULL, template_none(), caller, j->scope), jinja_word(j, "caller")); }
+    const JinjaArguments a = jinja_eval_arguments(j, n->kids[1]);
     j->at = n->at;
     if (f.type != TEMPLATE_FUNCTION) { jinja_misused(j, f, "called: it is no function that is known here"); }
     return f.as.bound->function ? jinja_call_function(j, f.as.bound->function, f.as.bound->self, &a)
@@ -388,7 +375,7 @@ static inline TemplateValue jinja_eval_node(Jinja* j, const JinjaNode* n) {
             j->at = n->at;
             return jinja_member(j, a, b, false);
         case NODE_SLICE: return jinja_slice(j, a, n);
-        case NODE_CALL: return jinja_call(j, n, NULL);
+        case NODE_CALL: return jinja_call(j, n);
         case NODE_FILTER:
         case NODE_TEST: {
             const JinjaArguments arguments = jinja_eval_arguments(j, y);
@@ -472,7 +459,7 @@ static inline int jinja_run_for(Jinja* j, const JinjaNode* n) {
     JinjaScope* outer = j->scope;
     const TemplateValue items = jinja_list_of(j, jinja_eval(j, n->kids[1]));
     JinjaLoop* loop = (JinjaLoop*)jinja_alloc(j, sizeof *loop);
-    const JinjaLoop fresh = {n->kids[4] ? template_list(j->arena) : items, 0, template_none(), n, items.as.list, 0, outer};
+    const JinjaLoop fresh = {n->kids[4] ? template_list(j->arena) : items, 0, n, items.as.list, 0, outer};
     *loop = fresh;
     TemplateValue v = template_value(TEMPLATE_LOOP);
     v.as.loop = loop;
@@ -557,7 +544,6 @@ static inline int jinja_run(Jinja* j, const JinjaNode* n) {
             case NODE_MACRO:
                 jinja_put(j, j->scope->variables, n->value, jinja_bind(j, NULL, template_none(), n, j->scope));
                 break;
-            case NODE_CALL_BLOCK: jinja_append_string(j, j->out, jinja_str(j, jinja_call(j, n->kids[2], n))); break;
             case NODE_GENERATION: jinja_run_generation(j, n); break;
             case NODE_BREAK: flow = FLOW_BREAK; break;
             default: flow = FLOW_CONTINUE;

@@ -45,44 +45,13 @@ static inline TemplatePair* jinja_keyed(Jinja* j, const TemplateList* list, Temp
     }
     return p;
 }
-static inline TemplateValue jinja_do_split(Jinja* j, TemplateValue v, const JinjaArguments* a);
 static inline TemplateValue jinja_do_sort(Jinja* j, TemplateValue v, const JinjaArguments* a) {
     const TemplateValue list = jinja_list_of(j, v);
     const bool exact = jinja_truth(a->v[1]), down = jinja_integer(j, a->v[0], 0) != 0;
-    TemplatePair* p = jinja_keyed(j, list.as.list, a->v[2].type == TEMPLATE_STRING ? template_none() : a->v[2], exact);
-    if (a->v[2].type == TEMPLATE_STRING) {  // "a,b": by a, then by b
-        JinjaArguments comma = *a;
-        comma.v[0] = jinja_word(j, ",");
-        comma.v[1] = template_none();
-        comma.how = 0;
-        const TemplateList* paths = jinja_do_split(j, a->v[2], &comma).as.list;
-        for (size_t i = 0; i < list.as.list->count; i++) { p[i].key = template_list(j->arena); }
-        for (size_t k = 0; k < paths->count; k++) {
-            const TemplatePair* part = jinja_keyed(j, list.as.list, paths->items[k], exact);
-            for (size_t i = 0; i < list.as.list->count; i++) { jinja_add(j, p[i].key, part[i].key); }
-        }
-    }
+    TemplatePair* p = jinja_keyed(j, list.as.list, a->v[2], exact);
     jinja_sort(j, p, list.as.list->count, down);
     for (size_t i = 0; i < list.as.list->count; i++) { list.as.list->items[i] = p[i].value; }
     return list;
-}
-static inline TemplateValue jinja_do_unique(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    const TemplateList* list = jinja_list_of(j, v).as.list;
-    const TemplatePair* p = jinja_keyed(j, list, a->v[1], jinja_truth(a->v[0]));
-    TemplateValue kept = template_list(j->arena), seen = template_list(j->arena);
-    for (size_t i = 0; i < list->count; i++) {
-        if (jinja_contains(j, seen, p[i].key)) { continue; }
-        jinja_add(j, seen, p[i].key);
-        jinja_add(j, kept, p[i].value);
-    }
-    return jinja_as(kept, TEMPLATE_ITERATOR);
-}
-static inline TemplateValue jinja_do_extreme(Jinja* j, TemplateValue v, const JinjaArguments* a) {  // max, -1: min
-    const TemplateList* list = jinja_list_of(j, v).as.list;
-    const TemplatePair* p = jinja_keyed(j, list, a->v[1], jinja_truth(a->v[0]));
-    size_t best = 0;
-    for (size_t i = 1; i < list->count; i++) { best = a->how * jinja_order(j, p[i].key, p[best].key) > 0 ? i : best; }
-    return list->count ? list->items[best] : jinja_nothing("No aggregated item, sequence was empty.");
 }
 
 /* Returns the pairs of a dict, or only its 'k'eys or 'v'alues. */
@@ -106,22 +75,6 @@ static inline TemplateValue jinja_do_dictsort(Jinja* j, TemplateValue v, const J
 }
 
 static inline TemplateValue jinja_binary(Jinja* j, TemplateValue op, TemplateValue a, TemplateValue b);
-
-static inline TemplateValue jinja_do_sum(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    const TemplateList* list = jinja_list_of(j, v).as.list;
-    TemplateValue sum = a->v[1].type == TEMPLATE_UNDEFINED ? template_int(0) : a->v[1];
-    const TemplateValue plus = jinja_word(j, "+"), missing = template_value(TEMPLATE_UNDEFINED);
-    for (size_t i = 0; i < list->count; i++) {
-        sum = jinja_binary(j, plus, sum, jinja_member_at(j, list->items[i], a->v[0], missing));
-    }
-    return sum;
-}
-static inline TemplateValue jinja_do_abs(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    (void)a;
-    if (!jinja_is_number(v)) { jinja_misused(j, v, "made positive"); }
-    if (v.type == TEMPLATE_FLOAT) { return template_float(fabs(v.as.d)); }
-    return template_int(v.as.i < 0 && v.as.i != INT64_MIN ? -v.as.i : v.as.i);
-}
 
 /* Reads a number from a string; false: it is none. */
 static inline bool jinja_read_number(Jinja* j, TemplateValue v, double* d, int64_t* i, bool* whole) {
@@ -148,26 +101,6 @@ static inline TemplateValue jinja_do_int(Jinja* j, TemplateValue v, const JinjaA
     }
     if (whole) { return template_int(i); }
     return fabs(d) < 9e18 ? template_int((int64_t)d) : otherwise;
-}
-static inline TemplateValue jinja_do_float(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    double d = jinja_is_number(v) ? jinja_double(v) : 0;
-    int64_t i;
-    bool whole;
-    if (v.type == TEMPLATE_UNDEFINED) { jinja_misused(j, v, "made a number"); }
-    if (jinja_is_number(v) || (v.type == TEMPLATE_STRING && jinja_read_number(j, v, &d, &i, &whole))) {
-        return template_float(d);
-    }
-    return a->v[0].type == TEMPLATE_UNDEFINED ? template_float(0) : a->v[0];
-}
-static inline TemplateValue jinja_do_round(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    const int64_t places = jinja_integer(j, a->v[0], 0);
-    const double scale = pow(10, (double)places), d = jinja_is_number(v) ? jinja_double(v) : 0;
-    char text[400];
-    if (!jinja_is_number(v) || places < 0 || places > 20) { jinja_misused(j, v, "rounded"); }
-    if (template_is(a->v[1], "ceil")) { return template_float(ceil(d * scale) / scale); }
-    if (template_is(a->v[1], "floor")) { return template_float(floor(d * scale) / scale); }
-    snprintf(text, sizeof text, "%.*f", (int)places, d);
-    return jinja_is_integer(v) ? template_int(v.as.i) : template_float(strtod(text, NULL));
 }
 
 static inline TemplateValue jinja_do_default(Jinja* j, TemplateValue v, const JinjaArguments* a) {
@@ -242,16 +175,12 @@ static inline TemplateValue jinja_do_select(Jinja* j, TemplateValue v, const Jin
 }
 
 static const JinjaFunction jinja_filters_known[] = {
-    {"abs", "", jinja_do_abs, 0},
     {"capitalize", "", jinja_do_case, 'c'},
     {"count", "", jinja_do_length, 0},
     {"d", "default_value boolean", jinja_do_default, 0},
     {"default", "default_value boolean", jinja_do_default, 0},
     {"dictsort", "case_sensitive by reverse", jinja_do_dictsort, 0},
-    {"e", "", jinja_do_escape, 0},
-    {"escape", "", jinja_do_escape, 0},
     {"first", "", jinja_do_end_item, 'f'},
-    {"float", "default", jinja_do_float, 0},
     {"indent", "width first blank", jinja_do_indent, 0},
     {"int", "default", jinja_do_int, 0},
     {"items", "", jinja_do_items, 0},
@@ -261,23 +190,18 @@ static const JinjaFunction jinja_filters_known[] = {
     {"list", "", jinja_do_list, 0},
     {"lower", "", jinja_do_case, 'l'},
     {"map", "*", jinja_do_map, 0},
-    {"max", "case_sensitive attribute", jinja_do_extreme, 1},
-    {"min", "case_sensitive attribute", jinja_do_extreme, -1},
     {"reject", "*", jinja_do_select, SELECT_NOT},
     {"rejectattr", "*", jinja_do_select, SELECT_MEMBER | SELECT_NOT},
     {"replace", "old new count", jinja_do_replace, 'f'},
     {"reverse", "", jinja_do_reverse, 0},
-    {"round", "precision method", jinja_do_round, 0},
     {"safe", "", jinja_do_string, 0},
     {"select", "*", jinja_do_select, 0},
     {"selectattr", "*", jinja_do_select, SELECT_MEMBER},
     {"sort", "reverse case_sensitive attribute", jinja_do_sort, 0},
     {"string", "", jinja_do_string, 0},
-    {"sum", "attribute start", jinja_do_sum, 0},
     {"title", "", jinja_do_case, 'w'},
     {"tojson", "ensure_ascii indent separators sort_keys", jinja_do_tojson, 0},
     {"trim", "chars", jinja_do_strip, 0},
-    {"unique", "case_sensitive attribute", jinja_do_unique, 0},
     {"upper", "", jinja_do_case, 'u'},
     {NULL, NULL, NULL, 0},
 };
@@ -290,47 +214,19 @@ static inline TemplateValue jinja_do_get(Jinja* j, TemplateValue v, const JinjaA
     if (at < v.as.dict->count) { return v.as.dict->items[at].value; }
     return a->v[1].type == TEMPLATE_UNDEFINED ? template_none() : a->v[1];
 }
-static inline TemplateValue jinja_do_index(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    for (size_t i = 0; i < v.as.list->count; i++) {
-        if (jinja_equal(j, v.as.list->items[i], a->v[0])) { return template_int((int64_t)i); }
-    }
-    jinja_fail(j, "index(): the list has no such item");
-}
-static inline TemplateValue jinja_do_cycle(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    if (a->count == 0) { jinja_fail(j, "loop.cycle() needs an argument"); }
-    return a->v[v.as.loop->index % a->count];
-}
-static inline TemplateValue jinja_do_changed(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    TemplateValue now = template_list(j->arena);
-    for (size_t i = 0; i < a->count; i++) { jinja_add(j, now, a->v[i]); }
-    const bool changed = v.as.loop->before.type != TEMPLATE_LIST || !jinja_equal(j, v.as.loop->before, now);
-    v.as.loop->before = now;
-    return template_bool(changed);
-}
 
 static const JinjaFunction jinja_string_methods[] = {
     {"capitalize", "", jinja_do_case, 'c'},
     {"count", "_sub", jinja_do_count, 0},
     {"endswith", "_suffix", jinja_do_end, 'e'},
     {"find", "_sub", jinja_do_find, 0},
-    {"index", "_sub", jinja_do_find, FIND_MUST},
-    {"isalnum", "", jinja_do_all, 'n'},
-    {"isalpha", "", jinja_do_all, 'a'},
-    {"isdigit", "", jinja_do_all, 'd'},
-    {"islower", "", jinja_do_all, 'l'},
-    {"isnumeric", "", jinja_do_all, 'd'},
-    {"isspace", "", jinja_do_all, 's'},
-    {"isupper", "", jinja_do_all, 'u'},
+    {"isdigit", "", jinja_do_isdigit, 0},
     {"join", "_iterable", jinja_do_joined, 0},
     {"lower", "", jinja_do_case, 'l'},
     {"lstrip", "_chars", jinja_do_strip, 'l'},
-    {"partition", "_sep", jinja_do_partition, 0},
     {"removeprefix", "_prefix", jinja_do_remove, 's'},
     {"removesuffix", "_suffix", jinja_do_remove, 'e'},
     {"replace", "_old _new _count", jinja_do_replace, 0},
-    {"rfind", "_sub", jinja_do_find, FIND_LAST},
-    {"rindex", "_sub", jinja_do_find, FIND_LAST | FIND_MUST},
-    {"rpartition", "_sep", jinja_do_partition, FIND_LAST},
     {"rsplit", "sep maxsplit", jinja_do_split, 'r'},
     {"rstrip", "_chars", jinja_do_strip, 'r'},
     {"split", "sep maxsplit", jinja_do_split, 0},
@@ -341,15 +237,11 @@ static const JinjaFunction jinja_string_methods[] = {
     {"upper", "", jinja_do_case, 'u'},
     {NULL, NULL, NULL, 0},
 };
-static const JinjaFunction jinja_list_methods[] = {
-    {"count", "_value", jinja_do_count, 0}, {"index", "_value", jinja_do_index, 0}, {NULL, NULL, NULL, 0}};
 static const JinjaFunction jinja_dict_methods[] = {{"get", "_key _default", jinja_do_get, 0},
                                                    {"items", "", jinja_do_items, 'i'},
                                                    {"keys", "", jinja_do_items, 'k'},
                                                    {"values", "", jinja_do_items, 'v'},
                                                    {NULL, NULL, NULL, 0}};
-static const JinjaFunction jinja_loop_methods[] = {
-    {"cycle", "*", jinja_do_cycle, 0}, {"changed", "*", jinja_do_changed, 0}, {NULL, NULL, NULL, 0}};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // functions
@@ -422,8 +314,6 @@ static inline const JinjaFunction* jinja_named(const JinjaFunction* table, Templ
 static inline const JinjaFunction* jinja_method(TemplateValue of, TemplateValue name) {
     return of.type == TEMPLATE_STRING ? jinja_named(jinja_string_methods, name)
            : of.type == TEMPLATE_DICT ? jinja_named(jinja_dict_methods, name)
-           : jinja_has_items(of)      ? jinja_named(jinja_list_methods, name)
-           : of.type == TEMPLATE_LOOP ? jinja_named(jinja_loop_methods, name)
                                       : NULL;
 }
 
@@ -467,8 +357,7 @@ static inline TemplateValue jinja_call_filter(Jinja* j, TemplateValue name, Temp
 
 static const char jinja_tests_known[] =
     "eq equalto ne lt lessthan le gt greaterthan ge defined undefined none boolean true false integer float number string "
-    "mapping "
-    "sequence iterable callable lower upper in sameas odd even divisibleby";
+    "mapping sequence iterable callable in sameas odd even divisibleby";
 
 static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue v, const JinjaArguments* a) {
     static const char* const operators[][4] = {{"eq", "equalto", "=="},    {"ne", "!="}, {"lt", "lessthan", "<"}, {"le", "<="},
@@ -505,8 +394,6 @@ static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue v
         if (template_is(name, types[i].name) && a->count) { jinja_fail(j, "the test \"%s\" takes no argument", types[i].name); }
         if (template_is(name, types[i].name)) { return types[i].is; }
     }
-    if (template_is(name, "lower")) { return jinja_all(jinja_str(j, v), 'l'); }
-    if (template_is(name, "upper")) { return jinja_all(jinja_str(j, v), 'u'); }
     if (template_is(name, "in")) { return jinja_contains(j, other, v); }
     if (template_is(name, "sameas")) { return v.type == other.type && jinja_equal(j, v, other); }
     const bool odd = template_is(name, "odd"), even = template_is(name, "even");

@@ -1,7 +1,7 @@
 /* template_parse.h -- makes a tree of nodes from the tokens of a chat template (text/template.h).
  *
  * Expressions, loosest first:
- *   a if b else c | or | and | not | == != < <= > >= in, not in | + - | ~ | * / // % | ** | - + | x.y x[y] x[a:b] x(y) | x|filter, x is test
+ *   a if b else c | or | and | not | == != < <= > >= in, not in | + - | ~ | * / // % | - + | x.y x[y] x[a:b] x(y) | x|filter, x is test
  */
 #ifndef LLMC_TEMPLATE_PARSE_H
 #define LLMC_TEMPLATE_PARSE_H
@@ -47,7 +47,6 @@ typedef enum {
     NODE_SET_BLOCK,     // target, filters, body
     NODE_FILTER_BLOCK,  // NULL, filters, body
     NODE_MACRO,         // parameters (NODE_ARGUMENTs with their default), body; value: the name
-    NODE_CALL_BLOCK,    // parameters, body, a NODE_CALL
     NODE_GENERATION,    // body
     NODE_BREAK,
     NODE_CONTINUE,
@@ -329,11 +328,11 @@ static inline JinjaNode* jinja_unary(JinjaParser* p, bool with_filters) {
     return with_filters ? jinja_filters(p, n) : n;
 }
 
-/* Parses operators of one level, from the left: 0: + -, 1: ~, 2: * / // %, 3: **. */
+/* Parses operators of one level, from the left: 0: + -, 1: ~, 2: * / // %. */
 static inline JinjaNode* jinja_binary_level(JinjaParser* p, int level) {
-    static const char* const levels[4][5] = {{"+", "-"}, {"~"}, {"*", "/", "//", "%"}, {"**"}};
-    JinjaNode* a = level == 4 ? jinja_unary(p, true) : jinja_binary_level(p, level + 1);
-    for (int i = 0; level < 4 && i < 5 && levels[level][i];) {
+    static const char* const levels[3][5] = {{"+", "-"}, {"~"}, {"*", "/", "//", "%"}};
+    JinjaNode* a = level == 3 ? jinja_unary(p, true) : jinja_binary_level(p, level + 1);
+    for (int i = 0; level < 3 && i < 5 && levels[level][i];) {
         if (!jinja_next_is(p, TOKEN_OPERATOR, levels[level][i])) {
             i++;
             continue;
@@ -500,26 +499,21 @@ static inline void jinja_parse_set(JinjaParser* p, JinjaNode* n) {
     n->kids[2] = jinja_body(p, "endset");
 }
 
-/* Parses a macro; or a call block, whose body is one. */
-static inline void jinja_parse_macro(JinjaParser* p, JinjaNode* n, JinjaKind kind) {
+static inline void jinja_parse_macro(JinjaParser* p, JinjaNode* n) {
     const int loops = p->loops;
     JinjaNode** end = &n->kids[0];
-    const bool macro = kind == NODE_MACRO;
-    n->kind = kind;
-    if (macro) { n->value = jinja_expect_name(p, "the macro's name"); }
-    const bool brackets = jinja_skip_operator(p, "(");
-    if (macro && !brackets) { jinja_unexpected(p, "\"(\""); }
-    while (brackets && !jinja_skip_operator(p, ")")) {
+    n->kind = NODE_MACRO;
+    n->value = jinja_expect_name(p, "the macro's name");
+    jinja_expect(p, TOKEN_OPERATOR, "(", "\"(\"");
+    while (!jinja_skip_operator(p, ")")) {
         if (n->kids[0]) { jinja_expect(p, TOKEN_OPERATOR, ",", "a comma or \")\""); }
         *end = jinja_node(p, NODE_ARGUMENT, p->token->value, NULL, NULL);
         jinja_expect_name(p, "a parameter's name");
         if (jinja_skip_operator(p, "=")) { (*end)->kids[0] = jinja_expression(p); }
         end = &(*end)->next;
     }
-    if (!macro) { n->kids[2] = jinja_expression(p); }
-    if (!macro && n->kids[2]->kind != NODE_CALL) { jinja_unexpected(p, "a call"); }
     p->loops = 0;
-    n->kids[1] = jinja_body(p, macro ? "endmacro" : "endcall");
+    n->kids[1] = jinja_body(p, "endmacro");
     p->loops = loops;
 }
 
@@ -535,9 +529,7 @@ static inline JinjaNode* jinja_statement(JinjaParser* p) {
     } else if (template_is(name, "set")) {
         jinja_parse_set(p, n);
     } else if (template_is(name, "macro")) {
-        jinja_parse_macro(p, n, NODE_MACRO);
-    } else if (template_is(name, "call")) {
-        jinja_parse_macro(p, n, NODE_CALL_BLOCK);
+        jinja_parse_macro(p, n);
     } else if (template_is(name, "generation")) {
         const int loops = p->loops;
         p->loops = 0;
@@ -552,7 +544,7 @@ static inline JinjaNode* jinja_statement(JinjaParser* p) {
     } else {
         p->token--;
         jinja_unexpected(p,
-                         "one of the tags for, if, set, macro, call, filter, generation, raw, in loops break and continue, or "
+                         "one of the tags for, if, set, macro, filter, generation, raw, in loops break and continue, or "
                          "the end of a tag");
     }
     jinja_expect(p, TOKEN_TAG_END, NULL, "%}");

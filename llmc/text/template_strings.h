@@ -42,7 +42,6 @@ typedef struct JinjaBound {
 typedef struct JinjaLoop {
     TemplateValue items;           // a list; with a condition: of those that were found to pass it
     size_t index;                  // from 0
-    TemplateValue before;          // of loop.changed()
     const struct JinjaNode* node;  // with a condition: the loop
     const TemplateList* source;    // what it goes through
     size_t from;                   // the item of it that comes next
@@ -165,8 +164,6 @@ static inline void jinja_sort(Jinja* j, TemplatePair* p, size_t n, bool down) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // strings
-
-static inline bool jinja_is_letter(uint32_t c) { return unicode_class(c) == UNICODE_LETTER; }
 
 /* Returns a letter in upper or lower case. One that becomes several letters stays. */
 static inline uint32_t jinja_cased(uint32_t c, bool upper) {
@@ -341,57 +338,29 @@ static inline TemplateValue jinja_do_remove(Jinja* j, TemplateValue v,
     return prefix ? jinja_cut(v, n, v.len) : jinja_cut(v, 0, v.len - n);
 }
 
-enum { FIND_LAST = 1, FIND_MUST = 2 };
 static inline TemplateValue jinja_do_find(Jinja* j, TemplateValue v, const JinjaArguments* a) {
     const TemplateValue part = jinja_text(j, a->v[0], NULL);
-    const size_t at = a->how & FIND_LAST ? jinja_find_last(j, v, part) : jinja_find(j, v, part, 0);
-    if (at == SIZE_MAX && (a->how & FIND_MUST)) { jinja_fail(j, "the string has no such part"); }
+    const size_t at = jinja_find(j, v, part, 0);
     return template_int(at == SIZE_MAX ? -1 : (int64_t)jinja_code_points(j, jinja_cut(v, 0, at)));
-}
-static inline TemplateValue jinja_do_partition(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    const TemplateValue by = jinja_text(j, a->v[0], NULL);
-    if (by.len == 0) { jinja_fail(j, "partition() needs a separator that is not empty"); }
-    const size_t at = a->how & FIND_LAST ? jinja_find_last(j, v, by) : jinja_find(j, v, by, 0);
-    const bool found = at != SIZE_MAX;
-    const size_t from = found ? at : a->how & FIND_LAST ? 0 : v.len, to = found ? at + by.len : from;
-    const TemplateValue parts = jinja_pair(j, jinja_cut(v, 0, from), jinja_cut(v, from, to));
-    jinja_add(j, parts, jinja_cut(v, to, v.len));
-    return parts;
 }
 
 static inline TemplateValue jinja_do_count(Jinja* j, TemplateValue v, const JinjaArguments* a) {
     int64_t count = 0;
-    if (v.type != TEMPLATE_STRING) {
-        for (size_t i = 0; i < v.as.list->count; i++) { count += jinja_equal(j, v.as.list->items[i], a->v[0]); }
-        return template_int(count);
-    }
     const TemplateValue part = jinja_text(j, a->v[0], NULL);
     if (part.len == 0) { return template_int((int64_t)jinja_code_points(j, v) + 1); }
     for (size_t at = jinja_find(j, v, part, 0); at != SIZE_MAX; at = jinja_find(j, v, part, at + part.len)) { count++; }
     return template_int(count);
 }
 
-/* Returns whether a string is not empty and all of its characters are of a kind: digits 'd', letters 'a', both 'n', space 's',
- * or has letters, all of them upper 'u' or lower 'l'. */
-static inline bool jinja_all(TemplateValue v, int kind) {
-    bool some = false;
+static inline TemplateValue jinja_do_isdigit(Jinja* j, TemplateValue v, const JinjaArguments* a) {
+    bool is = v.len > 0;
+    (void)j, (void)a;
     for (size_t i = 0, n = 0; i < v.len; i += n) {
         uint32_t c;
         n = jinja_char(v, i, &c);
-        const bool letter = jinja_is_letter(c), digit = unicode_class(c) == UNICODE_NUMBER,
-                   has = jinja_cased(c, kind == 'l') != c;
-        if (kind == 'u' || kind == 'l'
-                ? !has && jinja_is_cased(c)
-                : !(kind == 's' ? unicode_is_stripped(c) : (digit && kind != 'a') || (letter && kind != 'd'))) {
-            return false;
-        }
-        some = some || has || (kind != 'u' && kind != 'l');
+        is = is && unicode_class(c) == UNICODE_NUMBER;
     }
-    return some;
-}
-static inline TemplateValue jinja_do_all(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    (void)j;
-    return template_bool(jinja_all(v, a->how));
+    return template_bool(is);
 }
 
 static inline TemplateValue jinja_join(Jinja* j, TemplateValue by, TemplateValue items, TemplateValue attribute) {
@@ -430,19 +399,6 @@ static inline TemplateValue jinja_do_indent(Jinja* j, TemplateValue v, const Jin
             for (int64_t i = 0; i < width; i++) { jinja_append(j, &t, " ", 1, NULL, 1); }
         }
         jinja_append_string(j, &t, lines->items[k]);
-    }
-    return jinja_string(&t);
-}
-
-static inline TemplateValue jinja_do_escape(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    static const char* const names[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
-    JinjaText t = {NULL, NULL, 0, 0};
-    (void)a;
-    v = jinja_str(j, v);
-    for (size_t i = 0; i < v.len; i++) {
-        const char* found = v.as.s[i] ? strchr("&<>'\"", v.as.s[i]) : NULL;
-        jinja_append(j, &t, v.as.s + i, found ? 0 : 1, v.marks + i, 0);
-        if (found) { jinja_append_text(j, &t, names[strchr("&<>'\"", v.as.s[i]) - "&<>'\""]); }
     }
     return jinja_string(&t);
 }

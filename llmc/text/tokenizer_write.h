@@ -7,9 +7,9 @@
 #ifndef LLMC_TOKENIZER_WRITE_H
 #define LLMC_TOKENIZER_WRITE_H
 
-#include "llmc/base/utils.h"    // defines: path_join, xmalloc, xstrdup, xopen_memory, xclose_memory
-#include "llmc/files/json.h"    // defines: json_write_string, json_write_text, json_find_member, json_with_member
-#include "llmc/files/output.h"  // defines: create_output, close_output, write_file
+#include "llmc/base/utils.h"           // defines: path_join, xmalloc, xstrdup, xopen_memory, xclose_memory
+#include "llmc/files/json.h"           // defines: json_write_string, json_write_text, json_find_member, json_with_member
+#include "llmc/files/output.h"         // defines: create_output, close_output, write_file
 #include "llmc/text/text_rules.h"      // defines: TextRules, text_rules_init
 #include "llmc/text/tokenizer.h"       // defines: Tokenizer, tokenizer_token, token_splits
 #include "llmc/text/tokenizer_read.h"  // defines: LLAMA3_PATTERN, byte_stand_ins

@@ -107,7 +107,6 @@ static void a_template_is_bounded(void) {
         "{{ 'a' * 999999999 }}",
         "{{ [1] * 999999999 }}",
         "{{ range(100001) }}",
-        "{{ 2 ** 999999999 }}",
         "{{ 'a'|indent(999999999, true) }}",
     };
     char out[8], marks[8];
