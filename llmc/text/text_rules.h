@@ -48,6 +48,7 @@ typedef struct {
     bool template_added;           // the folder has none: this run trains with chat_template
     Sampling sampling;
     char* generation;          // the text of generation_config.json; NULL: none
+    bool generation_lost;      // there is one, but it could not be read
     int32_t ids[MAX_END_IDS];  // its eos_token_id
     int num_ids;
 } TextRules;
@@ -300,10 +301,11 @@ static inline void text_rules_read_generation(TextRules* r, const char* dir, boo
     size_t size = 0;
     Json j;
     Error e = NO_ERROR;
-    if (!folder_has(dir, "generation_config.json")) { return; }
-    char* text = path_join(path, dir, "generation_config.json", &e) ? read_file(path, &size, 16 << 20, &e) : NULL;
+    if (!path_join(path, dir, "generation_config.json", &e) || (access(path, F_OK) != 0 && errno == ENOENT)) { return; }
+    char* text = read_file(path, &size, 16 << 20, &e);
     if (!text || !json_parse(&j, xcopy_text(text, size), size, path, &e)) {
         if (says) { warn("%s: the file is left out", e.msg); }
+        r->generation_lost = true;
         free(text);
         return;
     }
@@ -329,7 +331,7 @@ static inline void text_rules_write_ids(FILE* f, const int32_t* ids, int count) 
 }
 
 /* Writes generation_config.json: the text that was read, unless training has added an end token; otherwise a new one, with the
- * ids of *c and the sampling if it is stated. */
+ * ids of *c and the sampling if it is stated. Writes none in the place of one that could not be read. */
 static inline bool text_rules_save_generation(const TextRules* r, const ModelConfig* c, const char* dir, Error* e) {
     char path[PATH_CAP], *eos = NULL, *text = NULL;
     const Sampling* s = &r->sampling;
@@ -360,7 +362,8 @@ static inline bool text_rules_save_generation(const TextRules* r, const ModelCon
         fputs("\n}\n", f);
         xclose_memory(f, &text);
     }
-    const bool ok = path_join(path, dir, "generation_config.json", e) && write_file(path, text, strlen(text), e);
+    const bool ok =
+        r->generation_lost || (path_join(path, dir, "generation_config.json", e) && write_file(path, text, strlen(text), e));
     free(eos);
     free(text);
     return ok;

@@ -303,7 +303,8 @@ static inline void data_find_tokenizer(Data* d, const Start* start, const Option
     if (o->tokenizer && !(takes_copy && copied)) {
         must(tokenizer_load(&d->tokenizer, o->tokenizer, &e), &e);
         d->has_tokenizer = true;
-        return;
+        if (!start->resumed || !copied || d->tokenizer.fingerprint != had) { return; }
+        tokenizer_free(&d->tokenizer);  // the checkpoint's copy is the same, and says what the run has made of it
     }
     char dir[PATH_CAP];
     snprintf(dir, sizeof dir, "%s", start_text_dir(start));
