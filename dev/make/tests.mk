@@ -34,7 +34,7 @@ NO_AMX := $(if $(filter 1,$(FULL) $(HAS_AMX)),build/test_llama3_no_amx build/tes
 build/%_no_amx: DEFINES = -DLLMC_NO_AMX
 build/%_no_amx: %.c $(HEADERS) | build
 	$(COMPILE)
-$(foreach p,build build/sanitize,$(p)/ranks_trainer $(p)/test_parity $(p)/test_documents): test_llama3.cu train_llama3.c
+$(foreach p,build build/sanitize,$(p)/ranks_trainer $(p)/test_parity): test_llama3.cu train_llama3.c
 
 # the same under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
 build/sanitize/%: FLAGS = -std=c11 $(if $(filter $(QUICK_TESTS),$(notdir $@)),-O0,-O1) -g1 -fsanitize=address,undefined \

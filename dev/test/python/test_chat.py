@@ -1,5 +1,5 @@
 """--chat: its answers over several turns against transformers, and a person at a terminal: editing, Ctrl-C, several lines.
-Compiles chat_stub.c, a chat whose model repeats each message, with and without libedit (skipped where it is not installed).
+Compiles text_stub.c, a chat whose model repeats each message, with and without libedit (skipped where it is not installed).
 TRAINER names the trainer that the last tests run."""
 import fcntl
 import json
@@ -52,8 +52,8 @@ TALKS = {"llama31": (LLAMA31, SPECIALS[0], SPECIALS[1], "<|eot_id|>"), "chatml":
 # programs
 
 def compile_stub(folder, *flags):
-    program = folder / "chat_stub"
-    source = os.path.join(ROOT, "dev", "test", "python", "chat_stub.c")
+    program = folder / "text_stub"
+    source = os.path.join(ROOT, "dev", "test", "python", "text_stub.c")
     command = [CC, "-std=c11", "-O1", "-Wno-unknown-pragmas", "-I", ROOT, source, "-o", program, *flags, "-lm", "-lpthread"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr

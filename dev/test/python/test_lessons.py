@@ -1,4 +1,8 @@
-"""test_lessons.py -- the Python blocks of the lessons in dev/doc, and that a block which is wrong fails."""
+"""test_lessons.py -- the lessons in dev/doc: their Python blocks, and that a block which is wrong fails; and the table of the
+kernel zoo in them: a version that left out a shape is marked, never compared across shapes, and a table that its results did
+not make is stale."""
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +35,70 @@ def test_a_wrong_derivation_fails(tmp_path):
 def test_an_unknown_lesson_is_one_line():
     got = check("nothing")
     assert got.returncode == 1 and got.stderr.startswith("error: nothing: no such lesson") and got.stderr.count("\n") == 1
+
+
+# ----------------------------------------------------------------------------------------------------
+# the table of the kernel zoo
+
+TABLE = Path(__file__).resolve().parents[3] / "dev/cuda/table.py"
+ROW = {"gpu": "a card", "arch": 90, "precision": "BF16", "file": "softmax", "ladder": "forward", "bold": 0, "error": 1e-3,
+       "allowed": 4e-3, "same": 1, "predicted": 1, "corrected": 0, "products": 0, "rate": 1e12, "share": 0.5, "joules": 1, "copy": 1}
+
+
+def row(version, sizes, large, ms, **more):
+    return {**ROW, "version": version, "idea": f"idea {version}", "sizes": sizes, "large": large, "ms": ms, **more}
+
+
+@pytest.fixture
+def zoo(tmp_path):
+    """Returns a function that writes results and runs table.py on a project of its own; it returns (exit status, page, lesson)."""
+    for folder in ("cuda", "results", "doc"):
+        (tmp_path / "dev" / folder).mkdir(parents=True)
+    shutil.copy(TABLE, tmp_path / "dev/cuda")
+    lesson, page = tmp_path / "dev/doc/lesson.md", tmp_path / "dev/results/zoo.md"
+    lesson.write_text("<!-- zoo: softmax forward -->\n<!-- end -->\n")
+
+    def run(rows, *flags):
+        if rows:
+            (tmp_path / "dev/results/zoo.json").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        done = subprocess.run([sys.executable, tmp_path / "dev/cuda/table.py", *flags], capture_output=True, text=True, timeout=60)
+        assert not done.stderr, done.stderr
+        return done.returncode, page.read_text() if page.exists() else "", lesson.read_text()
+    return run
+
+
+def line(text, version):
+    return next(x for x in text.splitlines() if f"idea {version}" in x)
+
+
+def test_a_version_that_left_out_a_shape_is_not_run(zoo):
+    _, page, lesson = zoo([row(1, "N=8", 0, 4), row(1, "N=9", 0, 4), row(2, "N=8", 0, 2), row(2, "N=99", 1, 200)])
+    assert "not run" in line(page, 1).split("|")[6] and "not run" in line(page, 2).split("|")[5]
+    assert "| 4 |" in line(lesson, 1) and "| 2 |" in line(lesson, 2)  # the shape at which both ran
+
+
+def test_times_at_different_sizes_are_not_compared(zoo):
+    _, page, lesson = zoo([row(1, "N=8", 0, 4), row(2, "N=8", 0, 2), row(2, "N=99", 1, 200), row(3, "N=99", 1, 100)])
+    assert [line(page, v).split("|")[7].strip() for v in (1, 2, 3)] == ["", "", "2.00"]
+    assert "not run" in line(lesson, 1) and [line(lesson, v).split("|")[5].strip() for v in (2, 3)] == ["", "2.00"]
+
+
+def test_a_precision_that_ran_other_sizes_says_so(zoo):
+    _, page, _ = zoo([row(1, "N=8", 0, 4), row(2, "N=7", 0, 2, precision="FP32"), row(3, "N=7", 0, 1)])
+    assert "N=8" in line(page, 1) and "N=7" in line(page, 2)
+    assert [line(page, v).split("|")[7].strip() for v in (2, 3)] == ["", ""]
+
+
+def test_a_stale_table_fails_and_none_is_no_fault(zoo):
+    assert zoo([], "--check") == (0, "", "<!-- zoo: softmax forward -->\n<!-- end -->\n")
+    assert zoo([row(1, "N=8", 0, 4)], "--check")[0] == 1
+    assert zoo([row(1, "N=8", 0, 4)])[0] == 0 and zoo([], "--check")[0] == 0
+
+
+def test_new_results_replace_those_of_the_same_build_and_file(zoo, tmp_path):
+    new = tmp_path / "bench.json"
+    new.write_text(json.dumps(row(1, "N=8", 0, 3)) + "\n")
+    kept = [row(1, "N=8", 0, 5, precision="FP32"), row(1, "N=8", 0, 6, file="rope")]
+    _, page, lesson = zoo([row(1, "N=8", 0, 4), row(2, "N=8", 0, 2), *kept], new)
+    assert "| 3 |" in line(lesson, 1) and "idea 2" not in page
+    assert (tmp_path / "dev/results/zoo.json").read_text().splitlines() == [json.dumps(r) for r in kept] + new.read_text().splitlines()

@@ -1,6 +1,6 @@
 """The interpreter of chat templates (llmc/text/template.h) against jinja2 as transformers sets it up: the templates of
 templates.txt over several talks, random templates of a grammar, and damaged templates. The text, the spans of {% generation %}
-and whether there is an error are equal; so are the messages of raise_exception() and of undefined values. Compiles render.c."""
+and whether there is an error are equal; so are the messages of raise_exception() and of undefined values. Compiles text_stub.c."""
 import datetime
 import json
 import os
@@ -82,12 +82,12 @@ def templates():
 
 
 class Program:
-    """render.c: one answer a line."""
+    """text_stub.c render: one answer a line."""
     def __init__(self, folder):
         compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
         program = folder / "render"
-        subprocess.run([compiler, "-std=c11", "-O1", "-I", HERE.parents[2], HERE / "render.c", "-o", program, "-lm"], check=True)
-        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.run([compiler, "-std=c11", "-O1", "-I", HERE.parents[2], "-Wno-unknown-pragmas", HERE / "text_stub.c", "-o", program, "-lm"], check=True)
+        self.process = subprocess.Popen([program, "render"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def render(self, template, values):
         self.process.stdin.write(json.dumps({"template": template, "variables": values}) + "\n")
