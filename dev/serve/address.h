@@ -1,4 +1,5 @@
-/* address.h -- where ./serve listens: an IPv4 or IPv6 address, and the names by which a browser's header Host calls it. */
+/* address.h -- where ./serve listens: an IPv4 or IPv6 address, and the names by which a browser's header Host calls it; and the
+ * key that another machine has to give. */
 #ifndef SERVE_ADDRESS_H
 #define SERVE_ADDRESS_H
 
@@ -52,6 +53,33 @@ static inline bool address_has(const Address* a, const char* host) {
     const char* last = strrchr(host, ']');  // the end of an IPv6 address
     snprintf(named, sizeof named, "%s%s", host, strchr(last ? last : host, ':') ? "" : ":80");
     return strcasecmp(named, a->names[0]) == 0 || strcasecmp(named, a->names[1]) == 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the key that another machine has to give: the first line of a file, as a header can carry it
+
+enum { LEAST_KEY = 16 };  // characters
+
+/* Reads the key of a file, or ends the program. */
+static inline char* key_read(const char* file) {
+    size_t size = 0, n = 0;
+    Error e = NO_ERROR;
+    char* key = read_file(file, &size, 4096, &e);
+    must(key != NULL, &e);
+    while (n < size && key[n] >= ' ' && key[n] <= '~') { n++; }
+    if (n < LEAST_KEY || (n < size && key[n] != '\r' && key[n] != '\n')) {
+        die("%s: wanted a key of at least %d printable ASCII characters in its first line", file, LEAST_KEY);
+    }
+    key[n] = 0;
+    return key;
+}
+
+/* Compares in a time that depends on the two lengths alone, not on where the two differ. */
+static inline bool key_fits(const char* key, const char* given) {
+    const size_t n = strlen(key), m = strlen(given);
+    unsigned differs = n != m;
+    for (size_t i = 0; i < n; i++) { differs |= (unsigned)(key[i] ^ (i < m ? given[i] : 0)); }
+    return differs == 0;
 }
 
 #endif

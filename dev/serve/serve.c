@@ -13,10 +13,9 @@
  */
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "dev/serve/address.h"  // defines: Address, address_read, address_name, address_has
+#include "dev/serve/address.h"  // defines: Address, address_read, address_name, address_has, key_read, key_fits
 #include "dev/serve/buffer.h"   // defines: Buffer, buffer_add, buffer_error, buffer_text, buffer_waits
 #include "dev/serve/client.h"   // defines: Client, suspend, wake
-#include "dev/serve/key.h"      // defines: key_read, key_fits
 #include "dev/serve/queue.h"    // defines: Queue, queue_take, queue_leave, queue_read, queue_write
 #include "dev/serve/run_log.h"  // defines: log_send
 

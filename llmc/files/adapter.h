@@ -14,7 +14,7 @@
 
 #include "llmc/base/text.h"           // defines: text_ends, text_starts
 #include "llmc/config.h"              // defines: LoraConfig, lora_pairs, ParamTable
-#include "llmc/files/json.h"          // defines: json_read_file, json_wanted
+#include "llmc/files/json.h"          // defines: json_is_off, json_read_file, json_wanted
 #include "llmc/files/model_folder.h"  // defines: ModelFiles, model_find, model_read, model_save_shard
 
 #include <strings.h>
@@ -39,12 +39,6 @@ static inline bool folder_is_adapter(const char* dir) { return folder_has(dir, A
 // adapter_config.json
 
 #define ADAPTER_HINT "\n  hint: PEFT merges such adapters into their base: merge_and_unload(), then save_pretrained()"
-
-/* Returns whether a member is absent, or a value that means off, also [] and {}. */
-static inline bool adapter_is_off(const Json* j, const char* key) {
-    const JsonNode* n = json_get(j, json_root(j), key);
-    return n && json_is_container(n) ? json_length(n) == 0 : json_is_off(j, json_root(j), key);
-}
 
 /* Returns whether a member, if it is on, changes the computation in a way that we do not do. Variants that this list does not
  * know have members such as use_NAME or NAME_config. */
@@ -71,7 +65,7 @@ static inline bool adapter_check_plain(const Json* j, Error* e) {
     if (!json_is_string(j, json_get(j, root, "peft_type"), "LORA")) { return json_wanted(j, root, "peft_type", e, "\"LORA\""); }
     for (const JsonNode* n = json_first(j, root); n; n = json_next(j, n)) {
         const char* key = json_key(j, n, NULL);
-        if (adapter_is_variant(key) && !adapter_is_off(j, key)) {
+        if (adapter_is_variant(key) && !json_is_off(j, json_root(j), key)) {
             return adapter_refuse(j, key, "none: plain LoRA alone is known here", e);
         }
     }
@@ -101,7 +95,7 @@ static inline bool adapter_check_targets(const Json* j, unsigned on, Error* e) {
 
 /* Takes the matrices from the names of the tensors, and the rank, too, if rank_pattern gives some matrices another one. */
 static inline bool adapter_read_tensors(const Json* j, const SafeTensors* file, LoraConfig* l, Error* e) {
-    const bool own_rank = !adapter_is_off(j, "rank_pattern");
+    const bool own_rank = !json_is_off(j, json_root(j), "rank_pattern");
     const JsonNode* some = json_get(j, json_root(j), "layers_to_transform");
     size_t tensors = 0;
     for (int i = 0; i < NUM_LORA_PAIRS; i++) {

@@ -446,12 +446,12 @@ static inline bool json_is_string(const Json* j, const JsonNode* n, const char* 
     return s && len == strlen(want) && memcmp(s, want, len) == 0;
 }
 
-/* Returns whether the member is absent, null, false, 0 or "": all mean off. */
+/* Returns whether the member is absent, null, false, 0, "", [] or {}: all mean off. */
 static inline bool json_is_off(const Json* j, const JsonNode* object, const char* key) {
     const JsonNode* n = json_get(j, object, key);
     double value = 1;
     return !n || n->type == JSON_FALSE || (n->type == JSON_STRING && n->length == 0) ||
-           (json_node_double(j, n, &value) && value == 0);
+           (json_is_container(n) && json_length(n) == 0) || (json_node_double(j, n, &value) && value == 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

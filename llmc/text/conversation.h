@@ -71,16 +71,10 @@ static inline bool chat_is_answer(const ChatMessage* m) { return strcmp(m->role,
 // ---------------------------------------------------------------------------------------------------------------------
 // members
 
-/* Returns whether a member is absent, off or empty. */
-static inline bool chat_is_absent(const Json* j, const JsonNode* object, const char* name) {
-    const JsonNode* n = json_get(j, object, name);
-    return json_is_off(j, object, name) || (json_is_container(n) && !json_first(j, n));
-}
-
 /* Fails if an object has one of these members, and it is not empty. */
 static inline bool chat_check_absent(const Json* j, const JsonNode* object, const char* const* names, Error* e) {
     for (; *names; names++) {
-        if (!chat_is_absent(j, object, *names)) {
+        if (!json_is_off(j, object, *names)) {
             return json_wanted(j, object, *names, e, "none: a conversation is made of the texts of its messages alone");
         }
     }
@@ -130,7 +124,7 @@ static inline bool chat_read_text(ChatMessages* m, const JsonNode* object, const
     size_t len = 0;
     FILE* f = xopen_memory(&text, &len);
     bool ok = chat_write_text(f, j, object, key, e);
-    if (ok && more && !chat_is_absent(j, object, more)) {
+    if (ok && more && !json_is_off(j, object, more)) {
         fputc('\n', f);
         ok = chat_write_text(f, j, object, more, e);
     }
@@ -235,9 +229,7 @@ static inline bool chat_read_root(ChatMessages* m, Error* e) {
     if (root->type == JSON_ARRAY) { return chat_read_list(m, root, true, e); }
     if (root->type != JSON_OBJECT) { return fail(e, "%s: the line is not an object, wanted {\"messages\": [...]}", j->path); }
     if (!chat_check_absent(j, root, refused, e) || !chat_one_name(&system, j, root, chat_system_names, e)) { return false; }
-    if (system && !chat_is_absent(j, root, system) && !chat_read_text(m, root, system, NULL, "system", false, e)) {
-        return false;
-    }
+    if (system && !json_is_off(j, root, system) && !chat_read_text(m, root, system, NULL, "system", false, e)) { return false; }
     const size_t before = m->count;
     if (name && list->type != JSON_ARRAY) { return json_wanted(j, root, name, e, "an array"); }
     if (!(name ? chat_read_list(m, list, true, e) : chat_read_pair(m, e))) { return false; }

@@ -283,7 +283,7 @@ static inline void generation_warn(const Sampling* s, const Json* j) {
         double number = 0;
         const bool counts = n && json_node_double(j, n, &number);
         const bool off = counts ? number == generation_unsupported[i].off : json_is_off(j, json_root(j), name);
-        if (off || (json_is_container(n) && n->length == 0) || (generation_unsupported[i].drawing && !s->draws)) { continue; }
+        if (off || (generation_unsupported[i].drawing && !s->draws)) { continue; }
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", names[0] ? ", " : "", name);
     }
     if (s->repetition_penalty != 1) {  // no flag turns it off, so it is said
