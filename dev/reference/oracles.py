@@ -1,10 +1,13 @@
 """oracles.py -- writes the oracles of the tests: models whose weights show every fault, and debug states of PyTorch's results.
 
 A debug state is one safetensors file that another implementation must reproduce; see write_state(). 16-bit implementations are
-judged by PyTorch's own errors in 16 bits, which the file's metadata holds."""
+judged by PyTorch's own errors in 16 bits, which the file's metadata holds.
+
+    python3 -m dev.reference.oracles dev/test/pairs      writes those that are committed"""
 import copy
 import math
 import os
+import sys
 
 import torch
 import torch.nn as nn
@@ -290,3 +293,7 @@ def write(a):
         model = load_model(a.write_model or a.model, device)
         print_state(a.write_state, *write_state(model, a.write_state, a.batch, a.seq, max(1, a.steps), a.seed, a.lr,
                                                 (a.beta1, a.beta2), a.eps, a.weight_decay, a.grad_clip))
+
+
+if __name__ == "__main__":
+    write_pairs(sys.argv[1])
