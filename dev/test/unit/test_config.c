@@ -174,6 +174,7 @@ static void a_key_that_was_lost_is_warned_of(void) {
     static const struct {
         const char *more, *says;
     } cases[] = {
+        {",\"attention_dropout\":0.1", "training here is without dropout"},
         {",\"rope_scaling\":{" SCALED "}", "config.json: has RoPE of type llama3, but no rope_theta: it is 10000"},
         {",\"rope_theta\":null,\"rope_scaling\":{" SCALED "}", "no rope_theta"},
         {",\"rope_parameters\":{" SCALED ",\"rope_teta\":5e5}",
@@ -212,7 +213,6 @@ static void what_would_be_computed_wrongly_is_refused_by_name(void) {
     ModelConfig c;
     REFUSED(",\"attention_bias\":true", "attention_bias is true");
     REFUSED(",\"mlp_bias\":true", "mlp_bias is true");
-    REFUSED(",\"attention_dropout\":0.1", "attention_dropout is 0.1");
     REFUSED(",\"quantization_config\":{\"bits\":4}", "quantization_config is an object");
     REFUSED(",\"sliding_window\":4096", "sliding_window is 4096");
     REFUSED(",\"num_local_experts\":8", "num_local_experts is 8");
