@@ -446,9 +446,9 @@ static inline bool model_save_index(const char* dir, const ParamTable* t, size_t
     return close_output(f, path, e);
 }
 
-/* Writes config.json, the weights and their index into an existing folder and flushes them. The weights are rounded to
- * the slot's dtype; above MODEL_SHARD_BYTES they become shards. `source`: see config_write(). Appends the weight files' sizes and checksums to `sums` (or
- * NULL). */
+/* Writes config.json, the weights and their index into an existing folder and flushes them. The weights are rounded to the
+ * slot's dtype; above MODEL_SHARD_BYTES they become shards. `source`: see config_write(). Appends the weight files' sizes and
+ * checksums to `sums` (or NULL). */
 static inline bool model_save_weights(const char* dir, const ModelConfig* c, const char* source, const ParamTable* t,
                                       StateSlot weights, FileSums* sums, Error* e) {
     const size_t element_bytes = safe_dtypes[weights.dtype].bytes;

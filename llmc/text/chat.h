@@ -1,9 +1,9 @@
 /* chat.h -- writes conversations as tokens in the form of the model's own chat template, which text/template.h executes.
  *
- * The ids are those of `apply_chat_template` in `transformers`: the template's text, encoded without BOS or EOS of our own. There
- * is one difference. The name of a special token is a token only where the template wrote every byte of it: a user cannot type
- * a header. The same holds for other added tokens that the template writes around messages. A template has the variables that
- * `transformers` gives it; tools and documents are none.
+ * The ids are those of `apply_chat_template` in `transformers`: the template's text, encoded without BOS or EOS of our own.
+ * There is one difference. The name of a special token is a token only where the template wrote every byte of it: a user cannot
+ * type a header. The same holds for other added tokens that the template writes around messages. A template has the variables
+ * that `transformers` gives it; tools and documents are none.
  *
  * A model without a template gets LLAMA3_CHAT_TEMPLATE if its tokenizer has the tokens; it is executed as well.
  *

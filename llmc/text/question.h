@@ -18,8 +18,8 @@
 #include "llmc/text/tokenizer.h"     // defines: TokenList, tokenizer_encode
 #include <limits.h>
 
-/* Appends the tokens of a prompt to *l: those that stand before a text, and the text, where names of special tokens are tokens. Without a tokenizer the text is a list of
- * ids. If there is none of them, *l gets BOS, or token 0. Fails on an id outside the vocabulary. */
+/* Appends the tokens of a prompt to *l: those that stand before a text, and the text, where names of special tokens are tokens.
+ * Without a tokenizer the text is a list of ids. An empty *l gets BOS, or token 0. Fails on an id outside the vocabulary. */
 static inline bool prompt_tokens(TokenList* l, const char* text, const TextRules* r, Error* e) {
     const int V = r->vocab_size;
     for (int i = 0; i < r->num_start; i++) { token_list_add(l, r->start_ids[i]); }

@@ -1,6 +1,6 @@
 /* template_lex.h -- cuts the text of a chat template (text/template.h) into tokens: pieces of text, and between {{ }} and {% %}
- * names, strings, numbers and operators. White space around tags goes as in jinja2 with trim_blocks and lstrip_blocks: the newline
- * behind a {% %} or {# #}, and the blanks before one at the start of a line; with "-" all of it, with "+" none.
+ * names, strings, numbers and operators. White space around tags goes as in jinja2 with trim_blocks and lstrip_blocks: the
+ * newline behind a {% %} or {# #}, and the blanks before one at the start of a line; with "-" all of it, with "+" none.
  */
 #ifndef LLMC_TEMPLATE_LEX_H
 #define LLMC_TEMPLATE_LEX_H

@@ -1,7 +1,8 @@
 /* template_parse.h -- makes a tree of nodes from the tokens of a chat template (text/template.h).
  *
  * Expressions, loosest first:
- *   a if b else c | or | and | not | == != < <= > >= in, not in | + - | ~ | * / // % | - + | x.y x[y] x[a:b] x(y) | x|filter, x is test
+ *   a if b else c | or | and | not | == != < <= > >= in, not in | + - | ~ | * / // % | - + |
+ *   x.y x[y] x[a:b] x(y) | x|filter, x is test
  */
 #ifndef LLMC_TEMPLATE_PARSE_H
 #define LLMC_TEMPLATE_PARSE_H

@@ -1,5 +1,5 @@
-/* template_strings.h -- how functions of a chat template (text/template.h) are called, and those that work on strings and lists:
- * what Python's and jinja2's functions of the same names return. Every byte keeps its mark.
+/* template_strings.h -- how functions of a chat template (text/template.h) are called, and those that work on strings and
+ * lists: what Python's and jinja2's functions of the same names return. Every byte keeps its mark.
  */
 #ifndef LLMC_TEMPLATE_STRINGS_H
 #define LLMC_TEMPLATE_STRINGS_H

@@ -2,8 +2,8 @@
  * memory; and what Python's bool(), ==, <, str(), repr() and json.dumps() make of them.
  *
  * Every byte of a string has a mark: 1 if the template wrote it (its text, its literals, and strings that the caller says are
- * the template's, such as bos_token), 0 if it comes from data. A number, true or none carries one for its text. What repr() of a
- * list and tojson write is data.
+ * the template's, such as bos_token), 0 if it comes from data. A number, true or none carries one for its text. What repr() of
+ * a list and tojson write is data.
  *
  * Memory: all values lie in a TemplateArena and live until the caller resets it. Strings are UTF-8; indices and lengths count
  * code points, as in Python. Integers have 64 bits; larger ones of JSON become floats.

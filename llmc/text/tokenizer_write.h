@@ -1,8 +1,8 @@
 /* tokenizer_write.h -- writes a Tokenizer as the files that `transformers` reads: tokenizer.json and tokenizer_config.json.
  *
  * A tokenizer from a tokenizer.json is written unchanged. For a new model it gets a post-processor that puts BOS in front of a
- * text if there is none, since training documents begin with BOS. A tokenizer from a tiktoken file, or of the built-in bytes, is
- * written anew.
+ * text if there is none, since training documents begin with BOS. A tokenizer from a tiktoken file, or of the built-in bytes,
+ * is written anew.
  */
 #ifndef LLMC_TOKENIZER_WRITE_H
 #define LLMC_TOKENIZER_WRITE_H

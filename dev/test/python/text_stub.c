@@ -1,13 +1,13 @@
 /* text_stub.c -- what tests of chats and templates ask of our code. The first argument says what:
  *
- *   text_stub talk                  for test_chat.py: a chat with a model that answers [MESSAGE], with '|' for newlines; a message
- *                                   that begins with "count" gets an endless slow answer
+ *   text_stub talk                  for test_chat.py: a chat with a model that answers [MESSAGE], with '|' for newlines; a
+ *                                   message that begins with "count" gets an endless slow answer
  *   text_stub slow                  the same at a slow screen
  *   text_stub rules PROMPT FOLDER...  for test_text_rules.py: what text_rules.h reads from folders, a line of JSON each
  *   text_stub render                for test_template.py: renders chat templates. A line of stdin is {"template": TEXT,
  *                                   "variables": OBJECT}, and answered by {"text": TEXT, "marks": "0110...", "generations":
  *                                   [[from, to], ...]}, in bytes, or by {"error": TEXT}. A line without a template uses the one
- *                                   before it. bos_token and eos_token are the template's own; it is 27 November 2026, 12:34:56.
+ *                                   before it. bos_token and eos_token are the template's own; it is noon of 27 November 2026.
  */
 #include "llmc/base/utils.h"
 

@@ -191,8 +191,8 @@ static inline void gguf_merges(FILE* f, uint64_t* count, const Tokenizer* t, con
     free(merges);
 }
 
-/* Writes the ids of BOS, pad, EOS (as llama.cpp's converter: the tokenizer's, otherwise the model's first) and of two more tokens
- * that end a text: llama.cpp ends one at each of them, and at others by their names. */
+/* Writes the ids of BOS, pad, EOS (as llama.cpp's converter: the tokenizer's, otherwise the model's first) and of two more
+ * tokens that end a text: llama.cpp ends one at each of them, and at others by their names. */
 static inline void gguf_ids(FILE* f, uint64_t* count, const GgufModel* m) {
     static const char* const more[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
     const TextRules* r = m->rules;

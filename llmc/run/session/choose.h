@@ -138,7 +138,7 @@ static inline void choose_eval_rows(Options* chosen, const Start* start, int max
     if (!chosen->given[OPT_seq]) { chosen->seq = start->seq > 0 ? start->seq : context; }
 }
 
-/* With --eval and --tasks, rows are as long as the longest question, within --seq or, without it, within the model's context. */
+/* With --eval and --tasks, rows are as long as the longest question, within --seq, otherwise within the model's context. */
 static inline void choose_rows(Options* chosen, const Tasks* tasks, int max_positions) {
     const int most = chosen->given[OPT_seq] ? chosen->seq : max_positions;
     chosen->seq = (int)size_min(tasks_longest(tasks), (size_t)most);

@@ -366,8 +366,8 @@ static inline void warn_of_templates(const Data* d) {
     }
 }
 
-/* Notes what this run makes of the model: one that is trained on the answers of conversations, or a new one, has a chat template,
- * whose end of a turn ends its texts. The folders that the run writes say so. */
+/* Notes what this run makes of the model: one that is trained on the answers of conversations, or a new one, has a chat
+ * template, whose end of a turn ends its texts. The folders that the run writes say so. */
 static inline void data_learn_chat(Data* d, ModelConfig* c, const Options* o, bool new_model, bool says) {
     TextRules* r = &d->rules;
     const bool chats = d->has_train && d->train.masked;
