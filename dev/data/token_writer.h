@@ -119,8 +119,8 @@ static inline bool token_file_finish(TokenFile* w, const Tokenizer* t, Error* e)
     TokenFileHeader h = {w->token_bytes, t->vocab_size,    w->count, t->fingerprint, true, 0,
                          w->masked,      w->template_hash, w->marked};
     const uint64_t mask_at = tokenfile_mask_at(&h), bytes = tokenfile_starts_at(&h) - mask_at, starts = h.starts ? bytes : 0;
-    bool ok = fseeko(w->f, (off_t)mask_at, SEEK_SET) == 0 && fwrite(w->mask, 1, bytes, w->f) == bytes &&
-              fwrite(w->starts, 1, starts, w->f) == starts;
+    bool ok = fseeko(w->f, (off_t)mask_at, SEEK_SET) == 0 && (bytes == 0 || fwrite(w->mask, 1, bytes, w->f) == bytes) &&
+              (starts == 0 || fwrite(w->starts, 1, starts, w->f) == starts);
     crc_add(&w->crc, w->mask, bytes);
     crc_add(&w->crc, w->starts, starts);
     h.crc = crc_end(&w->crc);

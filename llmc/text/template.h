@@ -624,6 +624,8 @@ static inline bool template_render(const Template* t, TemplateArena* arena, Temp
     const time_t moment = time(NULL);
     memset(out, 0, sizeof *out);
     j.out = j.whole = &text;
+    j.member = jinja_member;
+    j.binary = jinja_binary;
     j.variables = variables;
     now ? (void)(j.now = *now) : (void)localtime_r(&moment, &j.now);
     if (setjmp(j.leave)) { return false; }

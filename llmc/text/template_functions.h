@@ -74,7 +74,8 @@ static inline TemplateValue jinja_do_dictsort(Jinja* j, TemplateValue v, const J
     return list;
 }
 
-static inline TemplateValue jinja_binary(Jinja* j, TemplateValue op, TemplateValue a, TemplateValue b);
+static inline TemplateValue jinja_call_filter(Jinja* j, TemplateValue name, TemplateValue self, const JinjaArguments* a);
+static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue self, const JinjaArguments* a);
 
 /* Reads a number from a string; false: it is none. */
 static inline bool jinja_read_number(Jinja* j, TemplateValue v, double* d, int64_t* i, bool* whole) {
@@ -398,7 +399,7 @@ static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue v
     if (template_is(name, "sameas")) { return v.type == other.type && jinja_equal(j, v, other); }
     const bool odd = template_is(name, "odd"), even = template_is(name, "even");
     if (odd || even || template_is(name, "divisibleby")) {
-        const TemplateValue left = jinja_binary(j, jinja_word(j, "%"), v, odd || even ? template_int(2) : other);
+        const TemplateValue left = j->binary(j, jinja_word(j, "%"), v, odd || even ? template_int(2) : other);
         return jinja_equal(j, left, template_int(odd));
     }
     jinja_not_known(j, "test", name);

@@ -48,10 +48,6 @@ typedef struct JinjaLoop {
     struct JinjaScope* scope;      // around the loop
 } JinjaLoop;
 
-static inline TemplateValue jinja_call_filter(Jinja* j, TemplateValue name, TemplateValue self, const JinjaArguments* a);
-static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue self, const JinjaArguments* a);
-static inline TemplateValue jinja_member(Jinja* j, TemplateValue of, TemplateValue key, bool attribute);
-
 /* Returns an undefined value, and what to say of it. */
 static inline TemplateValue jinja_nothing(const char* hint) {
     TemplateValue v = template_value(TEMPLATE_UNDEFINED);
@@ -134,13 +130,13 @@ static inline bool jinja_contains(Jinja* j, TemplateValue in, TemplateValue v) {
 /* Returns a member by its path "a.b"; `v` itself without a path. */
 static inline TemplateValue jinja_member_at(Jinja* j, TemplateValue v, TemplateValue path, TemplateValue otherwise) {
     if (!jinja_given(path)) { return v; }
-    if (path.type != TEMPLATE_STRING) { return jinja_member(j, v, path, false); }
+    if (path.type != TEMPLATE_STRING) { return j->member(j, v, path, false); }
     for (size_t from = 0, to; from <= path.len; from = to + 1) {
         const char* dot = (const char*)memchr(path.as.s + from, '.', path.len - from);
         to = dot ? (size_t)(dot - path.as.s) : path.len;
         const TemplateValue part = jinja_cut(path, from, to);
         const bool number = part.len > 0 && part.len < 10 && strspn(part.as.s, "0123456789") >= part.len;
-        v = jinja_member(j, v, number ? template_int(strtol(part.as.s, NULL, 10)) : part, false);
+        v = j->member(j, v, number ? template_int(strtol(part.as.s, NULL, 10)) : part, false);
         if (v.type == TEMPLATE_UNDEFINED && otherwise.type != TEMPLATE_UNDEFINED) { v = otherwise; }
     }
     return v;

@@ -278,6 +278,9 @@ typedef struct Jinja {
     size_t num_spans, spans_cap;
     struct JinjaScope* scope;
     TemplateValue variables;  // the caller's
+    // what filters and tests ask of the evaluator (template.h): v.key or v[key], and a op b
+    TemplateValue (*member)(struct Jinja* j, TemplateValue v, TemplateValue key, bool attribute);
+    TemplateValue (*binary)(struct Jinja* j, TemplateValue op, TemplateValue a, TemplateValue b);
     struct tm now;
     jmp_buf leave;
     Error* e;

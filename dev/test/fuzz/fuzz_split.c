@@ -10,14 +10,16 @@
 
 enum { MOST = 4096, REPEAT = 5, REPEATED = MOST - 8 };  // the longest inputs are repeated, to pass the size of a copied piece
 
-static uint8_t odd[MOST * REPEAT];
+static uint8_t marks[MOST * REPEAT];
 
-/* The mask of these tests: odd tokens are trained. */
-static void add_all(TokenFile* w, const int32_t* ids, size_t n) {
+/* The marks of these tests: odd tokens are trained, and documents start at the separator. */
+static void add_all(TokenFile* w, const int32_t* ids, size_t n, int separator) {
     Error e = NO_ERROR;
     must(token_file_add(w, ids, n, &e), &e);
-    for (size_t i = 0; w->masked && i < n; i++) { odd[i] = ids[i] & 1; }
-    if (w->masked) { token_file_mask(w, odd, n); }
+    for (size_t i = 0; w->masked && i < n; i++) {
+        marks[i] = (uint8_t)((ids[i] & 1) * TOKEN_IS_TRAINED + (ids[i] == separator) * TOKEN_STARTS);
+    }
+    if (w->masked) { token_file_mask(w, marks, n); }
 }
 
 static void check_mask(const TokenFile* w, const int32_t* ids) {
@@ -42,6 +44,7 @@ static void discard(TokenFile* w) {
     if (!w->f) { return; }
     fclose(w->f);
     free(w->mask);
+    free(w->starts);
     close(w->lock);
     unlink(w->tmp);
 }
@@ -60,7 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     memset(&train, 0, sizeof train);
     memset(&val, 0, sizeof val);
     must(token_file_create(&train, fuzz_path(path, "train.bin"), bytes, masked, &e), &e);
-    add_all(&train, ids, n);
+    add_all(&train, ids, n, separator);
     uint64_t cut = 0;
     bool border = false;
     for (size_t i = 1; i < n; i++) { border = border || ids[i] == separator; }

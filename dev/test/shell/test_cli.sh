@@ -598,8 +598,7 @@ expect "a prompt that is no ids then" 1 "wanted ids from 0 to 96" train --model 
 expect "a tokenizer larger than the model" 1 \
     "tokenizer.json: has 257 tokens, but the model $pairs/gqa2_untied_rope8 has only 97" train --model "$pairs/gqa2_untied_rope8" --tokenizer short/step_00000002 --generate "the cat"
 cp -r short/step_00000002 more # a pad token was added to the tokenizer, and the model not resized (unslothai/unsloth#978)
-pad='"lstrip":false,"rstrip":false,"normalized":false'
-sed -i 's/"special":true}\],$/"special":true},{"id":257,"content":"<pad>",'$pad',"special":false}],/' more/tokenizer.json
+sed -i 's/"special":true}\],$/"special":true},{"id":257,"content":"<pad>","lstrip":false,"rstrip":false,"normalized":false,"special":false}],/' more/tokenizer.json
 echo '{"ctx": "a<pad>", "choices": ["b", "c"], "label": 0}' >more/task.jsonl
 expect "but not by its added tokens" 0 "the cat" train --model more --generate "the cat" --tokens 2
 expect "a text that has one is refused" 1 'token 3 of the text is "<pad>" (257), but the model has only 257 tokens' \

@@ -67,8 +67,9 @@ static inline void flag_join(char* line) {
 
 /* Returns whether a word of a value looks like a flag: the line holds several. */
 static inline bool flag_holds_flag(const char* value) {
-    for (const char* p = value; p; p = strchr(p, ' '), p += p != NULL) {
-        if (p[0] == '-' && (p[1] == '-' || isalpha((unsigned char)p[1]))) { return true; }
+    for (const char* p = value; *p; p++) {
+        const bool starts = p == value || p[-1] == ' ';
+        if (starts && p[0] == '-' && (p[1] == '-' || isalpha((unsigned char)p[1]))) { return true; }
     }
     return false;
 }
