@@ -1,8 +1,8 @@
 /* token_writer.h -- writes a token file (tokenfile.h), and moves its end to another file for validation.
  *
  * A file is written as PATH.tmp and locked. When it is complete, all of it is read back, and then it gets its name. A mask is
- * kept in memory until then, a bit a token, because it follows the tokens in the file; so are the starts of conversations,
- * which are written only if BOS does not tell them.
+ * kept in memory until then, a bit a token, because it follows the tokens in the file. So are the starts of conversations. They
+ * are written only where no BOS marks them.
  */
 #ifndef DATA_TOKEN_WRITER_H
 #define DATA_TOKEN_WRITER_H
@@ -28,7 +28,7 @@ typedef struct {
     uint64_t count;
     Crc crc;  // of the tokens as stored
     bool masked;
-    uint8_t *mask, *starts;  // if `masked`: (mask_cap) a bit a token; the bits behind the last token are 0
+    uint8_t *mask, *starts;  // if `masked`: (mask_cap) one bit for each token; bits after the last token are 0
     uint64_t mask_cap;       // bytes
     uint64_t trained;        // tokens whose bit in the mask is 1
     bool marked;             // the starts are written

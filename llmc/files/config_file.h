@@ -401,7 +401,7 @@ static inline void config_warn(const ModelConfig* c, const char* path) {
         }
     }
     config_warn_of_ids(c, &j);
-    if (!json_is_off(&j, root, "attention_dropout")) { warn("%s: attention_dropout: training here is without dropout", path); }
+    if (!json_is_off(&j, root, "attention_dropout")) { warn("%s: attention_dropout: training here has no dropout", path); }
     if (c->rope_llama3 && !has_theta) {
         warn("%s: has RoPE of type llama3, but no rope_theta: it is %g, as in transformers", path, c->rope_theta);
     }

@@ -317,7 +317,7 @@ static bool dataloader_find_shards(DataLoader* d, const char* pattern, Error* e)
     return ok;
 }
 
-/* Moves the files that are also files of `apart` (or NULL) behind the others. One file stays in any case. */
+/* Moves files that `apart` (or NULL) has as well to the end of the list. One file stays in any case. */
 static void dataloader_set_apart(DataLoader* d, const DataLoader* apart) {
     for (int i = d->num_shards - 1; apart && i >= 0 && d->num_shards > 1; i--) {
         const DataShard s = d->shards[i];
@@ -514,8 +514,8 @@ static inline bool dataloader_scan(const DataLoader* d, Progress* progress, Erro
 }
 
 /* Checks the data against the model and the run's tokenizer (fingerprint 0: none). From then on, reading refuses tokens
- * outside the model's vocabulary. The tokenizer may have tokens that the model lacks; then the data is read whole here, which
- * tells before the first step if it has one of them. Call it before the first batch. */
+ * outside the model's vocabulary. The tokenizer may have tokens that the model lacks. Then the data is read whole here, so that
+ * such a token is refused before the first step. Call it before the first batch. */
 static inline bool dataloader_check_vocab(DataLoader* d, int model_vocab, uint64_t tokenizer_fingerprint, Error* e) {
     const char* path = d->shards[0].path;
     dataloader_wait(d);

@@ -242,8 +242,8 @@ static bool rows_leave_out(RowMaker* m, uint64_t from, uint64_t to, uint64_t len
     return true;
 }
 
-/* Adds the piece that ends with the first answer of the document of tokens [start, end), whose first piece trains nothing, if
- * this answer is near enough. piece_end: the end of the first piece; becomes that of the piece */
+/* Adds the piece that ends with the first answer of the document of tokens [start, end), if this answer is near enough. The
+ * document's first piece trains nothing. *piece_end is where it ends; it becomes the end of the added piece. */
 static bool rows_add_late(RowMaker* m, uint64_t start, uint64_t end, uint64_t* piece_end, Error* e) {
     RowCounts* c = &m->index->counts;
     const uint64_t T = m->T, most = size_min(end, start + 2 * T + 1);
@@ -330,7 +330,7 @@ static bool rows_pack(RowMaker* m, Error* e) {
     if (!rows_next_start(m, 0, &next, e)) { return false; }
     if (next == end) {
         return fail(e,
-                    "%s: holds no BOS token (id %d), so nothing tells where its documents begin\n"
+                    "%s: holds no BOS token (id %d), so nothing says where its documents begin\n"
                     "  hint: tokenize the text again, or read across documents with --documents cross",
                     m->file->path, m->bos);
     }

@@ -11,13 +11,13 @@
  *   word 8    1: word 9 is a checksum; 0: word 9 is 0
  *   word 9    CRC-32C of all bytes behind the header (crc.h); only tokenfile_scan() reads the whole file to check it
  *   word 10-11  hash of the chat template that made the conversations, tokenfile_template_hash(); 0: unknown, or no template
- *   word 12   1: the starts of documents are marked behind the mask; 0: a document begins at each BOS
+ *   word 12   1: the starts of documents are marked, after the mask; 0: a document begins at each BOS
  *   the rest  zero
  * A mask follows the tokens: one bit for each, the lowest bit of a byte first, the last byte filled up with zeros. A token
  * whose bit is 1 is trained as a target: the loss counts how well it was predicted. Without a mask every token is. The starts
- * are as many bits behind the mask, 1 for the first token of a document: in some chat templates BOS begins every message, and
- * others write no BOS. Invariant: the file is exactly 1024 + tokens * width bytes long; with a mask, tokens / 8 more, rounded
- * up, and with starts the same again.
+ * follow the mask, one bit for each token, 1 for the first of a document. They are there because some chat templates write BOS
+ * before every message, and others write none. Invariant: the file is exactly 1024 + tokens * width bytes long; with a mask,
+ * tokens / 8 more, rounded up, and with starts the same again.
  */
 #ifndef LLMC_TOKENFILE_H
 #define LLMC_TOKENFILE_H

@@ -61,7 +61,7 @@ typedef struct {
     Template parsed;
     const char* date;  // as --date gives it; NULL: none
     struct tm now;     // the day, when the form was opened or as --date says
-    int end_of_turn;   // token behind an answer that ends it; -1: none
+    int end_of_turn;   // token that ends an answer; -1: none
     uint8_t* control;  // (vocab_size) 1: an added token that is not special, but that the template writes around messages
     TemplateArena arena;
     TemplateValue names;  // of the special tokens: bos_token, eos_token ...
@@ -167,7 +167,7 @@ static inline bool chat_render(ChatWriter* w, size_t count, bool ask, TemplateRe
     return template_render(&f->parsed, a, variables, &f->now, out, e);
 }
 
-/* Returns the bytes of the text that a token has behind `at`. A byte that the tokenizer lacks is in no token. */
+/* Returns the byte of the text where a token ends that begins at `at`. A byte that the tokenizer lacks is in no token. */
 static inline size_t chat_token_end(const ChatWriter* w, int32_t id, size_t at) {
     size_t len = 0;
     const char* bytes = tokenizer_token(w->encoder->t, id, &len);
@@ -224,8 +224,8 @@ static inline void chat_add_span(ChatWriter* w, size_t start, size_t end) {
     w->spans[w->num_spans++][1] = end;
 }
 
-/* Finds where an answer starts that no question precedes, so that a template may refuse to ask for it: behind the last request
- * of the template's own in the rendering `end` bytes long. Returns `end` if there is none. */
+/* Finds the start of an answer that no question precedes: a template may refuse to ask for it. The rendering of `end` bytes has
+ * the request all the same. The answer starts after the last one. Returns `end` if there is none. */
 static inline size_t chat_find_request(ChatWriter* w, size_t count, size_t end) {
     TemplateRendered both;
     Error ignored = NO_ERROR;
@@ -250,8 +250,8 @@ static inline void chat_tell_difference(ChatWriter* w, const TemplateRendered* a
          show_text(written, sizeof written, w->text + at, w->len - at));
 }
 
-/* Returns where the turn of the last message ends in a rendering, whose text begins at `start` or later: behind the first token
- * behind its text that ends turns, or at the end. */
+/* Returns where the turn of the last message ends in a rendering. Its text begins at `start` or later. The turn ends after the
+ * first end_of_turn that follows this text, or at the end. */
 static inline size_t chat_turn_end(const ChatWriter* w, const TemplateRendered* r, size_t start) {
     const int id = w->form->end_of_turn;
     size_t len = 0, text = start;
@@ -263,8 +263,8 @@ static inline size_t chat_turn_end(const ChatWriter* w, const TemplateRendered* 
     return r->len;
 }
 
-/* Adds the span of answer i, unless the whole conversation shows it otherwise. Some templates write more behind the last turn
- * than behind the others: EOS, or a request for an answer though nobody asks. That is no part of the answer. */
+/* Adds the span of answer i, unless the whole conversation shows it otherwise. Some templates write more after the last turn
+ * than after the others: EOS, or a request for an answer though nobody asks. It is no part of the answer. */
 static inline bool chat_find_answer(ChatWriter* w, const ChatMessages* m, size_t i, Error* e) {
     TemplateRendered r;
     Error asking = NO_ERROR, ignored = NO_ERROR;
@@ -373,7 +373,7 @@ static inline void chat_read_names(ChatForm* f) {
 }
 
 /* Finds the control tokens in a conversation whose last messages are a question and its answer, and which has none of its own:
- * form->control, and form->end_of_turn behind the answer. Some tokenizers call none of them special. Words and blanks are no
+ * form->control, and form->end_of_turn after the answer. Some tokenizers call none of them special. Words and blanks are no
  * control tokens. Nor is what the template writes between the header of an answer and its text, as an empty <think></think>: an
  * answer may hold it, too. Returns false if the template refuses the conversation. */
 static inline bool chat_find_control(ChatWriter* w, const ChatMessages* m, ChatForm* form) {

@@ -8,8 +8,8 @@
  * of messages, as in trl; then the completion alone is trained. A line may be the list itself.
  *
  * A text may be an array of texts, {"type": "text", "text": ...}, which are joined. Members that take an answer out of training
- * are heeded. What would make a template write more than the texts, such as tools and images, is refused. The template gets all
- * other members of a message (chat.h).
+ * are heeded. Tools, images and whatever else would make a template write more than the texts are refused. The template gets
+ * all other members of a message (chat.h).
  */
 #ifndef LLMC_CONVERSATION_H
 #define LLMC_CONVERSATION_H

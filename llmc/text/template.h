@@ -15,9 +15,9 @@
  * adds: the functions raise_exception and strftime_now, tojson as json.dumps(ensure_ascii=False), the tag generation, and the
  * tags break and continue. Every byte of the result says who wrote it: the template, or data (text/template_value.h).
  *
- * A template is hostile input. It reaches nothing but its values; steps, depth and memory are bounded (JINJA_MAX_*). What is
- * not known here is refused by name and place: "FILE:12:7: the filter "foo" is not known here"; inside an if only where it is
- * asked. Not known: the tags with, call, include, import, extends and block, recursive loops, and integers beyond 64 bits.
+ * A template is hostile input. It reaches nothing but its values; steps, depth and memory are bounded (JINJA_MAX_*). Unknown
+ * things are refused by name and place: "FILE:12:7: the filter "foo" is not known here"; inside an if only when it is taken.
+ * Not known: the tags with, call, include, import, extends and block, recursive loops, and integers beyond 64 bits.
  */
 #ifndef LLMC_TEMPLATE_H
 #define LLMC_TEMPLATE_H

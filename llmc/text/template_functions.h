@@ -157,7 +157,7 @@ static inline TemplateValue jinja_do_map(Jinja* j, TemplateValue v, const JinjaA
     return jinja_as(mapped, TEMPLATE_ITERATOR);
 }
 
-/* Returns the items that pass a test; with the bit SELECT_MEMBER those of which a member does, with SELECT_NOT the others. */
+/* Returns the items that pass a test. SELECT_MEMBER: a member of the item is tested. SELECT_NOT: returns the others instead. */
 enum { SELECT_MEMBER = 1, SELECT_NOT = 2 };
 static inline TemplateValue jinja_do_select(Jinja* j, TemplateValue v, const JinjaArguments* a) {
     const TemplateList* list = jinja_list_of(j, v).as.list;

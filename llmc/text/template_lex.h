@@ -1,6 +1,6 @@
 /* template_lex.h -- cuts the text of a chat template (text/template.h) into tokens: pieces of text, and between {{ }} and {% %}
  * names, strings, numbers and operators. White space around tags goes as in jinja2 with trim_blocks and lstrip_blocks: the
- * newline behind a {% %} or {# #}, and the blanks before one at the start of a line; with "-" all of it, with "+" none.
+ * newline after a {% %} or {# #}, and the blanks before one at the start of a line; with "-" all of it, with "+" none.
  */
 #ifndef LLMC_TEMPLATE_LEX_H
 #define LLMC_TEMPLATE_LEX_H
@@ -60,7 +60,7 @@ static inline size_t jinja_skip_blanks(const JinjaLexer* l, size_t at) {
     return at;
 }
 
-/* Moves past the end of a tag, `end` behind its sign, and past the white space that goes with it. */
+/* Moves past the end of a tag, its sign and `end`, and past the white space that goes with it. */
 static inline void jinja_skip_end(JinjaLexer* l, const char* end) {
     const char sign = l->s[l->at];
     l->at += (sign == '-' || sign == '+') + strlen(end);

@@ -197,7 +197,7 @@ static inline JinjaNode* jinja_primary(JinjaParser* p) {
     jinja_unexpected(p, "an expression");
 }
 
-/* Parses the arguments of a call behind its "(". */
+/* Parses the arguments of a call, after its "(". */
 static inline JinjaNode* jinja_arguments(JinjaParser* p) {
     JinjaNode *first = NULL, **end = &first;
     bool named = false;
@@ -255,7 +255,7 @@ static inline JinjaNode* jinja_parse_filter(JinjaParser* p, JinjaNode* of) {
     return n;
 }
 
-/* Parses a test behind its "is". An argument may stand without brackets: x is divisibleby 3. */
+/* Parses a test, after its "is". An argument may stand without brackets: x is divisibleby 3. */
 static inline JinjaNode* jinja_parse_test(JinjaParser* p, JinjaNode* of) {
     const bool negated = jinja_skip_word(p, "not");
     JinjaNode* n = jinja_node(p, NODE_TEST, template_none(), of, NULL);
@@ -275,7 +275,7 @@ static inline JinjaNode* jinja_parse_test(JinjaParser* p, JinjaNode* of) {
     return negated ? jinja_node(p, NODE_NOT, template_none(), n, NULL) : n;
 }
 
-/* Parses members, subscripts and calls behind an expression. */
+/* Parses the members, subscripts and calls that follow an expression. */
 static inline JinjaNode* jinja_postfix(JinjaParser* p, JinjaNode* n) {
     for (;; jinja_spend(p->j, 0)) {
         if (jinja_skip_operator(p, ".")) {
@@ -298,7 +298,7 @@ static inline JinjaNode* jinja_postfix(JinjaParser* p, JinjaNode* n) {
     }
 }
 
-/* Parses filters, tests and calls behind an expression. */
+/* Parses the filters, tests and calls that follow an expression. */
 static inline JinjaNode* jinja_filters(JinjaParser* p, JinjaNode* n) {
     for (;;) {
         if (jinja_skip_operator(p, "|")) {
@@ -375,23 +375,16 @@ static inline JinjaNode* jinja_not(JinjaParser* p) {
     return n;
 }
 
-static inline JinjaNode* jinja_and(JinjaParser* p) {
-    JinjaNode* a = jinja_not(p);
-    while (jinja_skip_word(p, "and")) {
-        a = jinja_node(p, NODE_AND, template_none(), a, NULL);
-        a->kids[1] = jinja_not(p);
+/* Parses "or" between expressions with "and", and with `kind` NODE_AND these. */
+static inline JinjaNode* jinja_logic(JinjaParser* p, JinjaKind kind) {
+    JinjaNode* a = kind == NODE_OR ? jinja_logic(p, NODE_AND) : jinja_not(p);
+    while (jinja_skip_word(p, kind == NODE_OR ? "or" : "and")) {
+        a = jinja_node(p, kind, template_none(), a, NULL);
+        a->kids[1] = kind == NODE_OR ? jinja_logic(p, NODE_AND) : jinja_not(p);
     }
     return a;
 }
-
-static inline JinjaNode* jinja_or(JinjaParser* p) {
-    JinjaNode* a = jinja_and(p);
-    while (jinja_skip_word(p, "or")) {
-        a = jinja_node(p, NODE_OR, template_none(), a, NULL);
-        a->kids[1] = jinja_and(p);
-    }
-    return a;
-}
+static inline JinjaNode* jinja_or(JinjaParser* p) { return jinja_logic(p, NODE_OR); }
 
 static inline JinjaNode* jinja_expression(JinjaParser* p) {
     const JinjaNode* unknown = p->unknown;
@@ -413,7 +406,7 @@ static inline JinjaNode* jinja_expression(JinjaParser* p) {
 
 static inline JinjaNode* jinja_statements(JinjaParser* p, const char* ends);
 
-/* Parses the rest of a tag, a body, and one of the tags that may end it: its token, which is left behind the name. */
+/* Parses the rest of a tag, a body, and the name of the tag that ends it. */
 static inline JinjaNode* jinja_body(JinjaParser* p, const char* ends) {
     const bool soft = p->soft;
     jinja_skip_operator(p, ":");
@@ -518,7 +511,7 @@ static inline void jinja_parse_macro(JinjaParser* p, JinjaNode* n) {
     p->loops = loops;
 }
 
-/* Parses a tag behind its {% and name. */
+/* Parses a tag, after its {%. */
 static inline JinjaNode* jinja_statement(JinjaParser* p) {
     const TemplateValue name = jinja_expect_name(p, "the name of a tag");
     JinjaNode* n = jinja_node(p, NODE_GENERATION, name, NULL, NULL);

@@ -30,7 +30,7 @@ typedef struct {
     int how;  // which of several that share a function
 } JinjaFunction;
 
-/* What a value of type TEMPLATE_FUNCTION is: a function of a table with the value whose method it is, or a macro. */
+/* A value of type TEMPLATE_FUNCTION: a function of a table, with the value whose method it is, or a macro. */
 typedef struct JinjaBound {
     const JinjaFunction* function;  // NULL: the macro
     TemplateValue self;

@@ -2,8 +2,8 @@
  * memory; and what Python's bool(), ==, <, str(), repr() and json.dumps() make of them.
  *
  * Every byte of a string has a mark: 1 if the template wrote it (its text, its literals, and strings that the caller says are
- * the template's, such as bos_token), 0 if it comes from data. A number, true or none carries one for its text. What repr() of
- * a list and tojson write is data.
+ * the template's, such as bos_token), 0 if it comes from data. A number, true or none carries one for its text. The text that
+ * repr() makes of a list, and tojson of anything, is data.
  *
  * Memory: all values lie in a TemplateArena and live until the caller resets it. Strings are UTF-8; indices and lengths count
  * code points, as in Python. Integers have 64 bits; larger ones of JSON become floats.
@@ -410,7 +410,7 @@ static inline const char* jinja_type_name(TemplateValue v) {
 
 static inline void jinja_repr(Jinja* j, JinjaText* t, TemplateValue v);
 
-/* Ends the rendering, since a value cannot be used like this. What jinja2 says of an undefined value is said here, too. */
+/* Ends the rendering, since a value cannot be used like this. An undefined value gets the words of jinja2. */
 LLMC_NORETURN static void jinja_misused(Jinja* j, TemplateValue v, const char* use) {
     JinjaText name = {NULL, NULL, 0, 0};
     if (v.type != TEMPLATE_UNDEFINED) { jinja_fail(j, "%s cannot be %s", jinja_type_name(v), use); }

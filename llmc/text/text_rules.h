@@ -25,20 +25,20 @@ enum { MAX_END_IDS = 2 * MAX_EOS + 4, MAX_START_IDS = 8 };
 
 /* How generation_config.json lets tokens be drawn. A number below 0 is not stated. */
 typedef struct {
-    bool stated, draws;         // do_sample is there; and true: otherwise the most probable token is taken
+    bool stated, draws;         // do_sample is stated; it is true, otherwise the most probable token is taken
     double temperature, top_p;  // if tokens are drawn
     int64_t top_k;
     double repetition_penalty;  // 1: none
 } Sampling;
 
-/* What is said of a text. Ids are below vocab_size; -1: none. */
+/* The rules of a model's texts. Ids are below vocab_size; -1: none. */
 typedef struct {
     const Tokenizer* tokenizer;        // NULL: texts are ids
     int vocab_size;                    // of the model
     int bos_id;                        // also separates documents
     int32_t start_ids[MAX_START_IDS];  // what `transformers` puts before a text
     int num_start;
-    bool ends_with_eos;            // it puts a token behind a text, too
+    bool ends_with_eos;            // `transformers` puts a token after a text, too
     int32_t end_ids[MAX_END_IDS];  // any of them ends a text that is generated
     int num_ends;
     int pad_id;                    // fills up the rows of a batch

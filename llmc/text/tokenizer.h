@@ -476,7 +476,7 @@ static inline const AddedName* added_find(const AddedNames* a, const char* s, co
 }
 
 /* Returns the name that starts at s, NULL if none does, or if it is special and may not be a token there. *skip becomes the
- * bytes to go on by without a name. A special name is skipped whole, since no other name is looked for inside it; with marks
+ * bytes to skip where no name starts. A special name is skipped whole, since no other name is looked for inside it; with marks
  * only up to the next marked byte, where a name may begin that counts. */
 static inline const AddedName* added_at(const TokenEncoder* enc, const AddedNames* names, const uint8_t* s, const uint8_t* end,
                                         bool specials, size_t* skip) {

@@ -623,7 +623,7 @@ static inline void config_name(const Json* j, const char* key, char** name) {
     *name = text && *text ? xstrdup(text) : NULL;
 }
 
-/* Warns of tokens that `transformers` adds to those of the tokenizer because tokenizer_config.json lists them. */
+/* Warns of tokens that tokenizer_config.json lists and tokenizer.json lacks: `transformers` adds them, we do not. */
 static inline void config_warn_of_added(const Tokenizer* t, const Json* j) {
     static const char* const lists[] = {"added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"};
     char name[64] = "";

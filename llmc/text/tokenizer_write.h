@@ -133,7 +133,7 @@ static inline void write_tokenizer_json(FILE* f, const Tokenizer* t) {
     fputs("]}\n}\n", f);
 }
 
-/* What a folder says besides what the tokenizer's own files say. */
+/* What a folder adds to the tokenizer's own files. */
 typedef struct {
     bool fresh;                 // the model is new: its texts begin with BOS
     const char* chat_template;  // Jinja that the tokenizer's folder does not have in tokenizer_config.json; NULL: none
@@ -186,8 +186,8 @@ static inline char* tokenizer_config_text(const Tokenizer* t, const TokenizerExt
     return text;
 }
 
-/* Writes tokenizer.json and tokenizer_config.json to a folder, for this program and for `transformers`. Both are those of the
- * tokenizer, except for what *x says. */
+/* Writes tokenizer.json and tokenizer_config.json to a folder, for this program and for `transformers`: the tokenizer's own
+ * files, changed only as *x says. */
 static inline bool tokenizer_save(const Tokenizer* t, const char* folder, const TokenizerExtras* x, Error* e) {
     char path[PATH_CAP];
     if (!path_join(path, folder, "tokenizer.json", e)) { return false; }

@@ -174,7 +174,7 @@ static void a_key_that_was_lost_is_warned_of(void) {
     static const struct {
         const char *more, *says;
     } cases[] = {
-        {",\"attention_dropout\":0.1", "training here is without dropout"},
+        {",\"attention_dropout\":0.1", "training here has no dropout"},
         {",\"rope_scaling\":{" SCALED "}", "config.json: has RoPE of type llama3, but no rope_theta: it is 10000"},
         {",\"rope_theta\":null,\"rope_scaling\":{" SCALED "}", "no rope_theta"},
         {",\"rope_parameters\":{" SCALED ",\"rope_teta\":5e5}",

@@ -385,16 +385,16 @@ static void an_answer_is_never_trained_without_its_question(void) {
     free(t);
 }
 
-/* Conversations of which a row holds more than half: the answer of the first is short, that of the second long. */
+/* A row holds at least half of each conversation. The first has a short answer, the second a long one. */
 static void a_row_may_begin_behind_the_start_of_a_conversation(void) {
     enum { T = 20 };
     static const struct {
         int length, answer, end, begin, trained, cut;
     } cases[] = {{30, 23, 27, 7, 4, 0},    // ends with the answer; what follows is left out
-                 {40, 30, 40, 20, 10, 0},  // ends two rows behind its start, with half a row of answer
+                 {40, 30, 40, 20, 10, 0},  // its answer ends at two rows, and half a row of it is taken
                  {39, 25, 39, 15, 11, 1},  // half a row of question, and the next target after it
-                 {30, 21, 22, 2, 1, 0},    // the first target behind the first row
-                 {30, 20, 24, 0, 1, 1}};   // the last target of the first row
+                 {30, 21, 22, 2, 1, 0},    // its first target is the one after the first row
+                 {30, 20, 24, 0, 1, 1}};   // its first target is the last one of the first row
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         for (int documents = DOCUMENTS_PACK; documents <= DOCUMENTS_MASK; documents++) {
             Text* t = (Text*)xcalloc(1, sizeof *t);

@@ -1,5 +1,5 @@
-/* test_template.c -- the interpreter of chat templates: who wrote each byte, bounds, the places of errors, threads. What it
- * renders is compared with transformers by dev/test/python/test_template.py. */
+/* test_template.c -- the interpreter of chat templates: who wrote each byte, bounds, the places of errors, threads.
+ * dev/test/python/test_template.py compares its renderings with transformers. */
 #include "llmc/text/template.h"
 
 #include "dev/test/test.h"
