@@ -72,7 +72,7 @@ sanitize: sanitize-programs
 	    $(SERVES:11=dev/test/python/test_serve.py) \
 	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) $(filter-out $(NOT_SANITIZED),$(SHELL_TESTS))
 
-# make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/fuzz/corpus
+# make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/fuzz/seeds.tar
 SECONDS ?= 20
 JOBS ?= 1
 # building takes longer than a few seconds of fuzzing

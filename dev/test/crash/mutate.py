@@ -210,8 +210,8 @@ class Lab:
             f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack("<%dH" % len(ids), *ids))
         test = os.path.join(lab.ROOT, "dev/test")
         os.makedirs(os.path.join(self.good, "words"))  # a separate folder: the trainer takes the tokenizer beside its data
-        with tarfile.open(os.path.join(test, "fuzz/corpus/tokenizer.tar")) as seeds:
-            for name, source in (("ranks.model", "ranks.model"), ("tokenizer.json", "llama3.json")):
+        with tarfile.open(os.path.join(test, "fuzz/seeds.tar")) as seeds:
+            for name, source in (("ranks.model", "tokenizer/ranks.model"), ("tokenizer.json", "tokenizer/llama3.json")):
                 with open(os.path.join(self.good, "words", name), "wb") as f:
                     f.write(seeds.extractfile(source).read())
         pair = os.path.join(test, "pairs/gqa2_untied_rope8")

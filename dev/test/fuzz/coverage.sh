@@ -1,6 +1,6 @@
 #!/bin/sh
 # coverage.sh [STEM...] -- counts the lines of the readers of input (readers.txt) that the fuzz targets reach with the inputs
-# they have: build/fuzz/STEM and the committed seeds (corpus/STEM.tar). Needs clang and LLVM's llvm-profdata and llvm-cov.
+# they have: build/fuzz/STEM and the committed seeds (STEM/ in seeds.tar). Needs clang and LLVM's llvm-profdata and llvm-cov.
 set -u
 CLANG=${CLANG:-clang}
 test=dev/test/fuzz here=build/fuzz/coverage
@@ -22,7 +22,7 @@ for stem in "$@"; do
         $CLANG -std=c11 -O1 -g ${MARCH--march=native} -fsanitize=fuzzer -fprofile-instr-generate -fcoverage-mapping \
             -Wno-unknown-pragmas -I. "$test/fuzz_$stem.c" -o "$target" -lm -lpthread || fail "$stem" "does not compile"
     fi
-    mkdir -p "build/fuzz/$stem" && tar -xf "$test/corpus/$stem.tar" -C "build/fuzz/$stem" || fail "$stem" "has no seeds"
+    mkdir -p "build/fuzz/$stem" && tar -xf $test/seeds.tar -C build/fuzz "$stem" || fail "$stem" "has no seeds"
     rm -f "$here/$stem.lcov"
     LLVM_PROFILE_FILE=$here/$stem.raw "$target" -runs=0 -timeout=120 -close_fd_mask=3 -artifact_prefix="build/fuzz/$stem-" \
         "build/fuzz/$stem" >"$here/$stem.log" 2>&1 || fail "$stem" "fails: see $here/$stem.log"

@@ -1,13 +1,13 @@
 #!/bin/bash
 # fuzz.sh seconds N|inputs N [STEM...] -- runs each fuzz target (fuzz_STEM.c) for N seconds or N inputs under AddressSanitizer
-# and UndefinedBehaviorSanitizer, with the words of words.txt. A run begins with all seeds (corpus/STEM.tar); 0 inputs
+# and UndefinedBehaviorSanitizer, with the words of words.txt. A run begins with all seeds (STEM/ in seeds.tar); 0 inputs
 # replay the seeds alone. New inputs stay in build/fuzz/STEM for the next run. A failing input is saved as
 # build/fuzz/STEM-crash-* (-timeout-*, -oom-*, -leak-*); build/fuzz/fuzz_STEM FILE repeats it.
 # fuzz.sh minimize [STEM...] -- replaces the seeds without a name by the fewest inputs of build/fuzz/STEM with the same reach.
-# fuzz.sh add STEM FILE... -- adds seeds to corpus/STEM.tar; fuzz.sh remove STEM NAME... removes them.
-# fuzz.sh check -- unpacks and packs the seeds of every target: each must give its committed bytes. The words must be those of
-# targets. It needs no clang.
-# The seeds of a target are one tar file, sorted, without times or owners, so that a changed seed changes its own bytes alone.
+# fuzz.sh add STEM FILE... -- adds seeds; fuzz.sh remove STEM NAME... removes them.
+# fuzz.sh check -- unpacks and packs all seeds: that must give the committed bytes. Each target has seeds, and the words are
+# those of targets. It needs no clang.
+# The seeds of all targets are one tar file, sorted, without times or owners, so that a changed seed changes its own bytes alone.
 # To read its changes in git diff: git config diff.tar.textconv "tar --to-command='echo \"== \$TAR_FILENAME\"; cat; echo' -xf"
 # CLANG: a clang with libFuzzer. JOBS: targets that run at a time. OPT: -O1, or -O0, which builds in a quarter of the time and
 # runs at about half the speed: better for a few seconds.
@@ -20,22 +20,24 @@ targets=$(ls $test/fuzz_*.c | sed 's/.*fuzz_\(.*\)\.c/\1/')
 mkdir -p $here || exit 1
 
 # unpack STEM FOLDER; pack FOLDER: the same files always give the same bytes, on stdout
-unpack() { mkdir -p "$2" && tar -xf "$test/corpus/$1.tar" -C "$2"; }
-pack() { (cd "$1" && tar --format=ustar -b1 --mode=644 --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - -- *); }
-afresh() { rm -rf "$here/$1.seeds" && unpack "$1" "$here/$1.seeds"; }
-pack_seeds() { # pack_seeds STEM: the folder of seeds becomes the committed file
-    pack "$here/$1.seeds" >"$here/$1.tar" && mv "$here/$1.tar" "$test/corpus/$1.tar" &&
-        echo "ok   $test/corpus/$1.tar: $(ls "$here/$1.seeds" | wc -l) seeds, $(cat "$here/$1.seeds"/* | wc -c) bytes"
+unpack() { mkdir -p "$2" && tar -xf $test/seeds.tar -C "$2" --strip-components=1 "$1"; }
+pack() {
+    (cd "$1" && find -- * -type f | sort |
+        tar --format=ustar -b1 --mode=644 --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - -T -)
+}
+afresh() { rm -rf $here/seeds && mkdir $here/seeds && tar -xf $test/seeds.tar -C $here/seeds; } # all seeds, in build/fuzz/seeds
+pack_seeds() { # pack_seeds STEM: the folders become the committed file
+    pack $here/seeds >$here/seeds.tar && mv $here/seeds.tar $test/seeds.tar &&
+        echo "ok   $1 has $(ls "$here/seeds/$1" | wc -l) seeds, $(cat "$here/seeds/$1"/* | wc -c) bytes"
 }
 
 job=$1
 shift
 case $job in
 check)
-    for stem in $targets; do
-        afresh "$stem" && pack "$here/$stem.seeds" | cmp - "$test/corpus/$stem.tar" && continue
-        echo "FAIL $test/corpus/$stem.tar is packed otherwise than fuzz.sh add packs it" && exit 1
-    done
+    afresh && pack $here/seeds | cmp - $test/seeds.tar ||
+        { echo "FAIL $test/seeds.tar is packed otherwise than fuzz.sh add packs it" && exit 1; }
+    [ "$(ls $here/seeds)" = "$targets" ] || { echo "FAIL $test/seeds.tar has folders that are no targets, or not all" && exit 1; }
     for stem in $(sed -n 's/^\[\(.*\)\]$/\1/p' $test/words.txt); do
         [ -f "$test/fuzz_$stem.c" ] || { echo "FAIL $test/words.txt has words for $stem, which is no target" && exit 1; }
     done
@@ -44,8 +46,8 @@ check)
 add | remove)
     stem=$1
     shift
-    afresh "$stem" || exit 1
-    if [ "$job" = add ]; then cp -- "$@" "$here/$stem.seeds"; else (cd "$here/$stem.seeds" && rm -- "$@"); fi || exit 1
+    afresh && mkdir -p "$here/seeds/$stem" || exit 1
+    if [ "$job" = add ]; then cp -- "$@" "$here/seeds/$stem"; else (cd "$here/seeds/$stem" && rm -- "$@"); fi || exit 1
     pack_seeds "$stem"
     exit
     ;;
@@ -100,8 +102,7 @@ fuzz() {
 
 # minimize STEM: the smallest inputs come first, so that a limit on bytes costs the least
 minimize() {
-    seeds=$here/$1.seeds
-    afresh "$1" || return 1
+    seeds=$here/seeds/$1
     rm -rf "$here/$1.min" && mkdir -p "$here/$1.min"
     "$here/fuzz_$1" -set_cover_merge=1 -close_fd_mask=3 "$here/$1.min" "$here/$1" "$seeds" >"$here/$1.log" 2>&1 || return 1
     find "$seeds" -type f | grep -E '/[0-9a-f]{40}$' | while read -r old; do rm "$old"; done
@@ -127,7 +128,11 @@ one() {
     echo "$1" >>$here/failed
 }
 
-[ "$job" = minimize ] || printf '%-29s %10s %8s %10s %9s %8s\n' target inputs seconds "inputs/s" "new units" findings
+if [ "$job" = minimize ]; then
+    afresh && JOBS=1 || exit 1 # since every target packs all seeds
+else
+    printf '%-29s %10s %8s %10s %9s %8s\n' target inputs seconds "inputs/s" "new units" findings
+fi
 : >$here/failed
 running=0
 for stem in "$@"; do
