@@ -6,7 +6,8 @@
 # skipped"; a test that ends otherwise, such as by a crash, counts as one failure. A test that vanishes is a failure, too:
 # dev/test/counts.txt lists each test's number of passed + failed + skipped and its seconds. COUNTS=write writes the numbers of
 # this run there. A file of Python tests may be skipped whole, with a line "skip Python: ...", or "skip TOOL: ..." if the reason
-# is "TOOL is not installed".
+# is "TOOL is not installed". A test may take 20 times the seconds of the list, and at least 300 s; with sanitizers, five times
+# as many. A test that takes longer is ended and counts as a failure. LIMIT=SECONDS sets another limit, 0 none.
 set -u
 counts=dev/test/counts.txt
 
@@ -32,6 +33,11 @@ count() { # count NAME STATUS: adds the numbers of the summary line in $log to t
             return
             ;;
     esac
+    if [ -n "$limit" ] && [ "$seconds" -ge "$limit" ] && { [ "$2" -eq 124 ] || [ "$2" -eq 137 ]; }; then
+        echo "FAIL $1 did not end within $limit s, its limit"
+        echo "$p $((f + 1)) $s $1 $seconds" >>"$RESULTS/all"
+        return
+    fi
     if [ "$2" -ne 0 ] && [ "$f" -eq 0 ]; then
         echo "FAIL $1 ended with status $2"
         f=1
@@ -44,13 +50,19 @@ count() { # count NAME STATUS: adds the numbers of the summary line in $log to t
     echo "$p $f $s $1 $seconds" >>"$RESULTS/all"
 }
 
-one() { # one TEST: the turn of a lane. stderr holds provoked warnings, and is shown only if the test fails
+limited() { # limited COMMAND...: runs it, and ends it and what it started after $limit seconds. $log.pid: whom Ctrl-C has to end
+    if [ -z "$limit" ]; then "$@"; else sh -c 'echo $$ >"$0" && exec timeout -k 10 "$@"' "$log.pid" "$limit" "$@"; fi
+}
+
+one() { # one LIMIT TEST: the turn of a lane. stderr holds provoked warnings, and is shown only if the test fails
+    limit=$1 && shift
+    [ "$limit" -gt 0 ] && command -v timeout >/dev/null || limit=
     log=$RESULTS/$(echo "$1" | tr / _)
     start=$(date +%s)
     case $1 in
-        *.py) "$PYTHON" -m pytest -q -rfEs -p no:cacheprovider "$1" ;;
-        *:*) "${1%:*}" "${1##*:}" ;;
-        *) "$1" ;;
+        *.py) limited "$PYTHON" -m pytest -q -rfEs -p no:cacheprovider "$1" ;;
+        *:*) limited "${1%:*}" "${1##*:}" ;;
+        *) limited "$1" ;;
     esac >"$log" 2>"$log.errors"
     status=$?
     seconds=$(($(date +%s) - start))
@@ -67,7 +79,7 @@ one() { # one TEST: the turn of a lane. stderr holds provoked warnings, and is s
 }
 
 if [ "${1:-}" = one ]; then
-    [ $# -lt 2 ] || one "$2"
+    [ $# -lt 3 ] || one "$2" "$3"
     exit 0
 fi
 
@@ -77,7 +89,7 @@ cores=$(nproc 2>/dev/null || echo 2)
 lanes=${LANES:-$((cores < 4 ? cores + 1 : 4))}
 RESULTS=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_results_XXXXXX") || exit 1
 trap 'rm -rf "$RESULTS"' EXIT
-trap 'exit 130' INT TERM
+trap 'cat "$RESULTS"/*.pid 2>/dev/null | xargs kill 2>/dev/null; exit 130' INT TERM
 touch "$RESULTS/queue" "$RESULTS/all"
 
 skipped=0
@@ -92,8 +104,10 @@ done
 # a test that the list lacks counts as long; sanitized programs are slower, but in the same proportions
 awk 'NR == FNR { seconds[$1] = $3; next }
      { name = $1; sub(/^\.\//, "", name); sub(/sanitize\/threads_/, "test_", name); sub(/sanitize\//, "", name)
-       print (seconds[name] == "" ? 999 : seconds[name]), $1 }' $counts "$RESULTS/queue" |
-    sort -rn | cut -d ' ' -f 2 | xargs -n 1 -P "$lanes" sh "$0" one
+       usual = seconds[name] == "" ? 60 : seconds[name]
+       usual = 20 * (usual < 15 ? 15 : usual) * ("'"${BIN:-}"'" $1 ~ /sanitize/ ? 5 : 1)
+       print (seconds[name] == "" ? 999 : seconds[name]), '"${LIMIT:-usual}"', $1 }' $counts "$RESULTS/queue" |
+    sort -rn | cut -d ' ' -f 2,3 | xargs -n 2 -P "$lanes" sh "$0" one
 
 if [ "${COUNTS:-}" = write ]; then
     awk 'NR == FNR { tests[$1] = $2; seconds[$1] = $3; next }

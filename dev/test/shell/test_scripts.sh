@@ -1,6 +1,7 @@
 #!/bin/sh
 # test_scripts.sh -- runs the scripts of dev/scripts with a trainer that needs no GPU (ranks_trainer.c), and stubs for Slurm's
-# commands: they start the ranks that they name, pass signals on, and resume an ended run. Run from the project's root.
+# commands: they start the ranks that they name, pass signals on, and resume an ended run. Tests the time limit of
+# dev/test/run.sh, too. Run from the project's root.
 . dev/test/lib.sh
 trainer=$bin/build/ranks_trainer
 [ -n "${BIN:-}" ] && trainer=$bin/ranks_trainer
@@ -171,4 +172,21 @@ kill -9 "$(sed 's/ .*//' tasks)"
 finish
 check "a rank that dies fails the job" test $finished -ne 0
 check "which is not queued again" test ! -e told
+
+# --- dev/test/run.sh -----------------------------------------------------------------------------------------------------------
+
+cat >hangs.sh <<END
+#!/bin/sh
+echo "ok   a test"
+sleep 61 &
+echo \$! >$tmp/child
+sleep 61
+echo "1 passed, 0 failed, 0 skipped"
+END
+chmod +x hangs.sh
+(cd "$root" && LIMIT=1 PYTHON=false dev/test/run.sh "$tmp/hangs.sh") >out.txt 2>&1
+check "a test that hangs fails at its limit" test $? -eq 1 -a "$(tail -n 1 out.txt)" = "0 passed, 1 failed, 0 skipped"
+check "and is named" grep -q "^FAIL $tmp/hangs.sh did not end within 1 s" out.txt
+ended() { ! kill -0 "$(cat child)" 2>/dev/null; }
+check "what it started ends with it" wait_for ended
 summary
