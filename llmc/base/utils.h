@@ -31,6 +31,10 @@
 
 #define LLMC_VERSION "0.1.0"
 
+#if defined __FAST_MATH__ || __FINITE_MATH_ONLY__ + 0 || defined __ASSOCIATIVE_MATH__
+#error "without -ffast-math and -Ofast: they delete the checks for nan, and round sums in another order"
+#endif
+
 /* Marks a function that kernels call too. */
 #ifdef __CUDACC__
 #define LLMC_HOST_DEVICE __host__ __device__

@@ -137,9 +137,8 @@ static inline size_t count_good(const float* x, size_t n, bool squares) {
     for (size_t i = 0; i < n; i++) {
         bad |= (uint32_t)((float_bits(x[i]) & infinite) == infinite) | (uint32_t)(float_bits(x[i]) > most);
     }
-    if (!bad) { return n; }
-    size_t i = 0;
-    while (isfinite(x[i]) && float_bits(x[i]) <= most) { i++; }
+    size_t i = bad ? 0 : n;
+    while (i < n && (float_bits(x[i]) & infinite) != infinite && float_bits(x[i]) <= most) { i++; }
     return i;
 }
 
