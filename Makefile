@@ -112,7 +112,8 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 test: test-programs
 	@$(if $(NO_AMX),true,echo "skip test_llama3_no_amx, test_layers_no_amx: here they equal test_llama3, test_layers; FULL=1 runs them")
 	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh $(CPU_PARITY) $(UNIT_TESTS) $(NO_AMX) $(SHELL_TESTS) \
-	    dev/test/faults/test_faults.sh dev/test/crash/test_crash.sh dev/test/gpu/test_gpu.sh $(wildcard dev/test/python/test_*.py)
+	    $(addprefix dev/test/faults/test_,faults.sh file_faults.sh) dev/test/crash/test_crash.sh dev/test/gpu/test_gpu.sh \
+	    $(wildcard dev/test/python/test_*.py)
 
 FORMATTED = $(sort $(wildcard *.c *.cu) $(shell find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp'))
 format:

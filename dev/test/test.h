@@ -28,7 +28,10 @@ static inline void test_count(const char* name) {
     checks_failed ? tests_failed++ : tests_passed++;
     checks_failed = 0;
 }
+/* ONLY=NAME runs one test. */
 static inline void test_run(const char* name, void (*test)(void)) {
+    const char* only = getenv("ONLY");
+    if (only && strcmp(only, name) != 0) { return; }
     checks_failed = 0;
     test();
     test_count(name);

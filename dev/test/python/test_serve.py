@@ -194,6 +194,9 @@ def test_the_child_has_the_checkpoint_of_the_question(server):
     for prompt in "fg":
         server.post({"prompt": prompt, "checkpoint": "step_00000100"})
     assert models()[3:] == ["step_00000100"], "the old weights answer"
+    os.utime(server.out + "/step_00000100", ns=(0, 1))  # as where a file system gives the old one's number again
+    server.post({"prompt": "h", "checkpoint": "step_00000100"})
+    assert models()[4:] == ["step_00000100"], "the old weights answer"
 
 
 def test_a_process_that_cannot_be_started_fails_its_question_alone(server):
@@ -268,6 +271,38 @@ def test_a_killed_child_is_an_error_and_the_next_answer_works(server):
     assert server.post({"prompt": "die"}) == (503, [{"error": "there is no room for it"}])
     assert server.post({"prompt": "quit"}) == (503, [{"error": "the process that answers ended: exit status 3"}])
     assert server.post({"prompt": "and on"})[0] == 200
+
+
+FASTER = """
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+__attribute__((constructor)) static void not_in_children(void) { unsetenv("LD_PRELOAD"); }
+int clock_gettime(clockid_t clock, struct timespec* t) {  // 40 seconds pass in one
+    const long status = syscall(SYS_clock_gettime, clock, t);
+    const long long ns = (t->tv_sec * 1000000000ll + t->tv_nsec) * 40;
+    t->tv_sec = ns / 1000000000, t->tv_nsec = ns % 1000000000;
+    return (int)status;
+}
+"""
+
+
+@pytest.mark.skipif("sanitize" in SERVE, reason="a sanitizer wants to be the first library")
+def test_an_answer_has_120_seconds(tmp_path, monkeypatch):
+    (tmp_path / "faster.c").write_text(FASTER)
+    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", tmp_path / "faster.so", tmp_path / "faster.c"],
+                   check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "faster.so"))
+    server = Server(make_run(tmp_path))
+    monkeypatch.delenv("LD_PRELOAD")
+    begun = time.time()
+    status, lines = server.post({"prompt": "word " * 60, "seed": 100})
+    assert status == 200 and lines[-1] == {"error": "the answer took more than 120 seconds"}
+    assert 2.9 < time.time() - begun < 10
+    assert text_of(server.post({"prompt": "next"})[1]) == " next"
+    server.end()
 
 
 def test_questions_may_be_long_and_written_over_lines(server):

@@ -1,5 +1,6 @@
 #!/bin/sh
-# test_resume.sh -- resuming: which run resumes, from which checkpoint, over which data. Needs nothing but the CPU programs.
+# test_resume.sh [first] -- resuming: which run resumes, from which checkpoint, over which data. Needs nothing but the CPU
+# programs. first: only its first part, for faults/test_file_faults.sh.
 . dev/test/lib.sh
 cd "$tmp" || exit 1
 words 3000 1 >text.txt && words 3000 2 >other.txt
@@ -12,6 +13,42 @@ member() { sed -n "s/^  \"$1\": \"*\([^\",]*\)\"*,*$/\1/p" "$2/trainer_state.jso
 # resumed_from STEP: the last command resumed from that step
 resumed_from() { grep -q "^resume .*step_0*$1," "$tmp/stdout"; }
 no_warning() { ! grep -q '^warning' "$tmp/stderr"; }
+
+# --- a validation, answers and a sample that were due when the run ended --------------------------------------------------------
+
+validation_of() { grep '"validation"' "$1/trainer_state.json"; }
+printf '{"ctx": "the", "choices": [" cat", " dog"], "label": 0}\n' >questions.jsonl
+validated() {
+    go --val val.bin --val-every 2 --val-batches 1 --tasks questions.jsonl --eval-every 2 --sample-every 2 --sample-tokens 5 "$@"
+}
+spoil() { printf '\377\377' | dd of=val.bin bs=1 seek=1064 conv=notrunc 2>/dev/null; } # a token outside of the vocabulary
+cp other.bin val.bin && validated --out seen >/dev/null 2>&1 && spoil
+expect "a validation that cannot be read ends the run" 1 "step 2 is saved in cut/step_00000002" validated --out cut
+expect "a resumed run that cannot read it either still owes it, the answers and the sample" 1 "step 2 is saved in cut/step_00000002" \
+    resume --out cut
+check "as its checkpoint says" sh -c "grep owed cut/step_00000002/trainer_state.json | grep -q 3"
+cp other.bin val.bin
+expect "a resumed run makes it, the answers and the sample" 0 "saved   cut/step_00000006" resume --out cut
+check "in their places" same_steps seen/log.jsonl cut/log.jsonl
+check "owes nothing then" sh -c "! grep -q owed cut/step_*/trainer_state.json"
+check "saves the validation in that step's checkpoint" test "$(validation_of cut/step_00000002)" = "$(validation_of seen/step_00000002)"
+check "and ends as one that was not cut" same_checkpoint seen/step_00000006 cut/step_00000006
+cp -r seen cut4 && rm -r cut4/step_00000006 cut4/step_00000005 cut4/step_00000004 && spoil
+expect "the last one fails" 1 "step 4 is saved in cut4/step_00000004" resume --out cut4 --stop-after 4
+cp other.bin val.bin
+expect "a run that is at its end makes it" 0 "validation loss" resume --out cut4 --stop-after 4
+check "and saves it" test "$(validation_of cut4/step_00000004)" = "$(validation_of seen/step_00000004)"
+
+# --- another tokenizer beside data that names none -----------------------------------------------------------------------------
+
+token_file plain.bin 4000 256 && mkdir names && cp seen/step_00000006/tokenizer.json names
+sed 's/begin_of_text/begin_of_teXt/' names/tokenizer.json >names/other.json
+go --train plain.bin --tokenizer names/tokenizer.json --out named --stop-after 2 >/dev/null 2>&1
+expect "another tokenizer: refused by --strict-resume" 1 "--tokenizer: has the fingerprint" \
+    resume --out named --strict-resume --tokenizer names/other.json
+expect "another tokenizer: a warning" 0 "--tokenizer: has the fingerprint" resume --out named --stop-after 3 --tokenizer names/other.json
+
+[ "${1:-}" != first ] || { summary && exit; exit 1; }
 
 # --- which run resumes -------------------------------------------------------------------------------------------------------
 
@@ -270,28 +307,6 @@ if python3 -c '' 2>/dev/null; then
 else
     skip "weights that 16 bits cannot hold" "there is no python3" 14
 fi
-
-# --- a validation, answers and a sample that were due when the run ended --------------------------------------------------------
-
-validation_of() { grep '"validation"' "$1/trainer_state.json"; }
-printf '{"ctx": "the", "choices": [" cat", " dog"], "label": 0}\n' >questions.jsonl
-validated() {
-    go --val val.bin --val-every 2 --val-batches 1 --tasks questions.jsonl --eval-every 2 --sample-every 2 --sample-tokens 5 "$@"
-}
-spoil() { printf '\377\377' | dd of=val.bin bs=1 seek=1064 conv=notrunc 2>/dev/null; } # a token outside of the vocabulary
-cp other.bin val.bin && validated --out seen >/dev/null 2>&1 && spoil
-expect "a validation that cannot be read ends the run" 1 "step 2 is saved in cut/step_00000002" validated --out cut
-cp other.bin val.bin
-expect "a resumed run makes it, the answers and the sample" 0 "saved   cut/step_00000006" resume --out cut
-check "in their places" same_steps seen/log.jsonl cut/log.jsonl
-check "owes nothing then" sh -c "! grep -q owed cut/step_*/trainer_state.json"
-check "saves the validation in that step's checkpoint" test "$(validation_of cut/step_00000002)" = "$(validation_of seen/step_00000002)"
-check "and ends as one that was not cut" same_checkpoint seen/step_00000006 cut/step_00000006
-cp -r seen cut4 && rm -r cut4/step_00000006 cut4/step_00000005 cut4/step_00000004 && spoil
-expect "the last one fails" 1 "step 4 is saved in cut4/step_00000004" resume --out cut4 --stop-after 4
-cp other.bin val.bin
-expect "a run that is at its end makes it" 0 "validation loss" resume --out cut4 --stop-after 4
-check "and saves it" test "$(validation_of cut4/step_00000004)" = "$(validation_of seen/step_00000004)"
 
 # --- a path that is not UTF-8 ------------------------------------------------------------------------------------------------
 

@@ -354,7 +354,7 @@ refused() {
 }
 refused "another flag" '^error: rank 1: --lr is "0.002", but rank 0 has "0.001"' . "--out flags --lr 1e-3" "--out flags --lr 2e-3"
 check "and nothing is written" test ! -e flags
-mkdir other
+mkdir -p other/shared && echo 0123456789abcdef >other/shared/.ranks
 refused "an --out that is not shared" '^error: rank 1: --out: shared on host .* is not the folder of rank 0' other "--out shared" "--out shared"
 # differs FILE PATTERN FLAGS: the second rank's folder has another FILE
 differs() {

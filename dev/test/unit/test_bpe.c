@@ -242,6 +242,7 @@ static void tables_folded_together_hold_the_counts_of_one_table(void) {
     }
     CHECK(own.used == 0 && all.used == one.used && all.num_bytes == one.num_bytes, "%zu pieces, wanted %zu", all.used,
           one.used);
+    CHECK(own.num_bytes == 0, "a table that was emptied keeps %zu bytes: it grows with the text", own.num_bytes);
     const size_t used = all.used;
     for (size_t i = 0; i <= one.mask; i++) {
         const PieceSlot* slot = &one.slots[i];

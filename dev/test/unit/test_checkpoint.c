@@ -840,6 +840,65 @@ static void a_folder_that_cannot_be_read_is_no_end_of_it(void) {
     CHECK(errors >= 5, "%ld errors: the calls are gone", errors);
 }
 
+/* Saves a checkpoint of a step whose loss was not finite, by the run `run`. */
+static void save_ruined(const char* out, uint64_t step, const char* run) {
+    char path[PATH_CAP + 64], *at = NULL;
+    size_t size = 0;
+    Error e = NO_ERROR;
+    CHECK(save(out, step, 1, NULL, &e), "%s", e.msg);
+    snprintf(path, sizeof path, "%s/step_%08d/trainer_state.json", out, (int)step);
+    char* text = read_file(path, &size, 1 << 20, &e);
+    char* changed = (char*)xmalloc(size + 64);
+    CHECK(text && (at = strstr(text, "00000000000000aa")), "%s", e.msg);
+    memcpy(at, run, 16);
+    at = strstr(text, "\"not_finite\": false");
+    const char *rest = at + strlen("\"not_finite\": false"), *tail = strstr(text, trainer_state_tail);
+    int n = sprintf(changed, "%.*s\"not_finite\": true%.*s", (int)(at - text), text, (int)(tail - rest), rest);
+    n += sprintf(changed + n, "%s%" PRIu32 "\n}\n", trainer_state_tail, crc_of(changed, (size_t)n));
+    CHECK(write_file(path, changed, (size_t)n, &e), "%s", e.msg);
+    free(text);
+    free(changed);
+}
+
+/* Returns the step from which a run resumes if all checkpoints are of steps that were not finite; 0: none. */
+static uint64_t ruined_found(const char* out) {
+    char dir[PATH_CAP];
+    Error e = NO_ERROR;
+    TrainerState s;
+    const uint64_t step = checkpoint_find(out, CHECKPOINT_RUN, NULL, dir, &s, &e) ? s.step : 0;
+    trainer_state_free(&s);
+    return step;
+}
+
+static void of_ruined_checkpoints_the_newest_of_the_run_that_wrote_last_is_taken(void) {
+    char out[PATH_CAP];
+    test_folder(out);
+    for (uint64_t step = 1; step <= 3; step++) { save_ruined(out, step, "00000000000000aa"); }
+    CHECK(ruined_found(out) == 3, "step %d", (int)ruined_found(out));
+    put_file(out, "log.jsonl",
+             "{\"event\":\"resume\",\"step\":2,\"run\":\"00000000000000cc\",\"parent_run\":\"00000000000000aa\","
+             "\"parent_step\":2}\n");
+    CHECK(ruined_found(out) == 2, "step %d of a run that was set back to step 2", (int)ruined_found(out));
+    clean(out);
+}
+
+/* Half of a folder that a killed process left must not be published with the new one. */
+static void a_temporary_folder_that_was_left_is_emptied(void) {
+    char out[PATH_CAP], path[PATH_CAP + 16];
+    Error e = NO_ERROR;
+    test_folder(out);
+    snprintf(path, sizeof path, "%s/x.tmp", out);
+    CHECK(make_directories(path, &e), "%s", e.msg);
+    put_file(path, "adapter_config.json", "{}");
+    const int fd = create_temporary_folder(path, &e);
+    CHECK(fd >= 0 && is_directory(path) && !has(path, "adapter_config.json"), "%s", e.msg);
+    put_file(path, "config.json", "{}");
+    CHECK(create_temporary_folder(path, &e) < 0 && contains(e.msg, "another process is writing") && has(path, "config.json"),
+          "a folder that a process writes: %s", e.msg);
+    close(fd);
+    clean(out);
+}
+
 /* A network file system may drop names from a listing without a word. The list must hold every written file all the same. */
 static void a_folder_that_hides_files_does_not_seal_a_checkpoint_without_them(void) {
     static const char* const wanted[] = {"config.json", "model.safetensors", "LICENSE", "model.safetensors.index.json",
@@ -975,6 +1034,23 @@ static void a_lock_is_a_regular_file_of_its_own(void) {
     FILE* f = fopen(path, "rb");
     CHECK(f && fgets(text, sizeof text, f) && strcmp(text, "precious") == 0, "written through a link");
     fclose(f);
+    for (int kind = 0; kind < 3; kind++) {  // a hard link: a lock of another folder gives way, another file is refused
+        static const char* const texts[] = {"1234\n", "1234", "12 months\n"};
+        Error e = NO_ERROR;
+        int fd = -1;
+        put_file(out, "other", texts[kind]);
+        snprintf(text, sizeof text, "%s", texts[kind]);
+        snprintf(path, sizeof path, "%s/.lock", out);
+        CHECK(link(test_path(out, "other"), path) == 0, "%s", strerror(errno));
+        const bool locked = out_lock(&fd, out, &e);
+        CHECK(locked == (kind == 0) && (locked || contains(e.msg, "hard link")), "kind %d: %s", kind, e.msg);
+        size_t size = 0;
+        char* left = read_file(test_path(out, "other"), &size, 64, &e);
+        CHECK(left && strcmp(left, text) == 0 && file_exists(path), "kind %d: the other file, or .lock, has changed", kind);
+        free(left);
+        out_unlock(&fd);
+        unlink(path);
+    }
     clean(out);
 }
 
@@ -1218,6 +1294,8 @@ int main(void) {
     RUN(side_files_have_a_limit_in_all);
     RUN(removing_a_folder_follows_no_link);
     RUN(a_folder_that_cannot_be_read_is_no_end_of_it);
+    RUN(of_ruined_checkpoints_the_newest_of_the_run_that_wrote_last_is_taken);
+    RUN(a_temporary_folder_that_was_left_is_emptied);
     RUN(a_folder_that_hides_files_does_not_seal_a_checkpoint_without_them);
     RUN(a_file_that_is_lost_before_the_end_is_missed);
     RUN(an_exchange_that_was_cut_in_two_is_ended);

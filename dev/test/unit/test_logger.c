@@ -3,6 +3,15 @@
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
+
+/* Replaces fsync(), and counts its calls. */
+static int syncs;
+static int test_fsync(int fd) {
+    syncs++;
+    return fsync(fd);
+}
+#define fsync test_fsync
 
 /* Replaces malloc(), calloc() and realloc(): call number allocation_fails_at finds no memory. */
 static long allocations, allocation_fails_at = -1;
@@ -21,6 +30,7 @@ static void* test_realloc(void* p, size_t n) { return no_memory() ? NULL : reall
 #undef malloc
 #undef calloc
 #undef realloc
+#undef fsync
 #include "dev/test/test.h"
 
 static char folder[PATH_CAP - 32], path[PATH_CAP], other[PATH_CAP];
@@ -188,6 +198,7 @@ static void a_log_with_another_name_is_copied(void) {
     const char before[] = LINES LATER;
     Logger g;
     Error e = NO_ERROR;
+    syncs = 0;
     for (int64_t step = -1; step <= 2; step += 3) {
         unlink(path);
         unlink(other);
@@ -201,6 +212,7 @@ static void a_log_with_another_name_is_copied(void) {
     CHECK(logger_reopen(&g, &e) && log_val(&g, 3, 1.5, NAN, &e), "%s", e.msg);
     logger_close(&g);
     CHECK(holds(other, LINES) && holds(path, LINES "{\"event\":\"val\",\"step\":3,\"loss\":1.5}\n"), "a log with a new name");
+    CHECK(syncs == 3, "%d of 3 copies were flushed before they got the name", syncs);
 }
 
 static void a_line_of_any_texts_can_be_read_back(void) {
