@@ -16,8 +16,9 @@
  * tags break and continue. Every byte of the result says who wrote it: the template, or data (text/template_value.h).
  *
  * A template is hostile input. It reaches nothing but its values; steps, depth and memory are bounded (JINJA_MAX_*). Unknown
- * things are refused by name and place: "FILE:12:7: the filter "foo" is not known here"; inside an if only when it is taken.
- * Not known: the tags with, call, include, import, extends and block, recursive loops, and integers beyond 64 bits.
+ * things are refused by name and place: "FILE:12:7: the filter "foo" is not known here", a filter or test only when it is met.
+ * Not known: the tags with, call, include, import, extends and block, recursive loops, chains of comparisons, members that are
+ * numbers, and integers beyond 64 bits.
  */
 #ifndef LLMC_TEMPLATE_H
 #define LLMC_TEMPLATE_H
@@ -191,10 +192,16 @@ static inline TemplateValue jinja_arithmetic(Jinja* j, char op, bool twice, Temp
     return template_int(op == '/' ? (b.as.i == -1 ? -a.as.i : a.as.i / b.as.i) - down : down ? left + b.as.i : left);
 }
 
-/* Returns a op b: arithmetic, and what + * ~ and % make of strings and lists. */
+/* Returns a op b: comparisons, arithmetic, and what + * ~ and % make of strings and lists. */
 static inline TemplateValue jinja_binary(Jinja* j, TemplateValue op, TemplateValue a, TemplateValue b) {
     const char c = op.as.s[0];
     JinjaText t = {NULL, NULL, 0, 0};
+    if (c == 'i' || c == 'n') { return template_bool(jinja_contains(j, b, a) == (c == 'i')); }  // in, not in
+    if (c == '=' || c == '!') { return template_bool(jinja_equal(j, a, b) == (c == '=')); }
+    if (c == '<' || c == '>') {
+        const int order = jinja_order(j, a, b);
+        return template_bool((c == '<' ? order < 0 : order > 0) || (op.len == 2 && order == 0));
+    }
     if (c == '~') {
         jinja_append_string(j, &t, jinja_str(j, a));
         jinja_append_string(j, &t, jinja_str(j, b));
@@ -226,13 +233,6 @@ static inline TemplateValue jinja_binary(Jinja* j, TemplateValue op, TemplateVal
     TemplateValue v = jinja_arithmetic(j, c, op.len == 2, a, b);
     v.data = a.data || b.data;
     return v;
-}
-
-static inline bool jinja_compares(Jinja* j, TemplateValue op, TemplateValue a, TemplateValue b) {
-    if (op.as.s[0] == 'i' || op.as.s[0] == 'n') { return jinja_contains(j, b, a) == (op.as.s[0] == 'i'); }  // in, not in
-    if (op.as.s[0] == '=' || op.as.s[0] == '!') { return jinja_equal(j, a, b) == (op.as.s[0] == '='); }
-    const int order = jinja_order(j, a, b);
-    return (op.as.s[0] == '<' ? order < 0 : order > 0) || (op.len == 2 && order == 0);
 }
 
 static inline TemplateValue jinja_slice(Jinja* j, TemplateValue of, const JinjaNode* n) {
@@ -347,21 +347,11 @@ static inline TemplateValue jinja_eval_items(Jinja* j, const JinjaNode* n) {
     return n->kind == NODE_DICT ? dict : jinja_as(list, n->kind == NODE_LIST ? TEMPLATE_LIST : TEMPLATE_TUPLE);
 }
 
-static inline TemplateValue jinja_eval_compare(Jinja* j, const JinjaNode* n) {
-    TemplateValue a = jinja_eval(j, n->kids[0]);
-    for (const JinjaNode* operand = n->kids[1]; operand; operand = operand->next) {
-        const TemplateValue b = jinja_eval(j, operand->kids[0]);
-        j->at = operand->at;
-        if (!jinja_compares(j, operand->value, a, b)) { return template_bool(false); }
-        a = b;
-    }
-    return template_bool(true);
-}
-
 static inline TemplateValue jinja_eval_node(Jinja* j, const JinjaNode* n) {
     const JinjaNode *x = n->kids[0], *y = n->kids[1];
     TemplateValue a = template_none(), b = a;
-    const bool first = n->kind >= NODE_ATTRIBUTE && n->kind <= NODE_OR && n->kind != NODE_CALL;  // the first kid has a value
+    const bool first =
+        n->kind >= NODE_ATTRIBUTE && n->kind <= NODE_BINARY && n->kind != NODE_CALL;  // the first kid has a value
     if (first) { a = jinja_eval(j, x); }
     switch (n->kind) {
         case NODE_CONSTANT: return n->value;
@@ -384,16 +374,15 @@ static inline TemplateValue jinja_eval_node(Jinja* j, const JinjaNode* n) {
             return template_bool(jinja_call_test(j, n->value, a, &arguments));
         }
         case NODE_NOT: return template_bool(!jinja_truth(a));
-        case NODE_MINUS:
-            return a.type == TEMPLATE_FLOAT ? template_float(-a.as.d) : jinja_arithmetic(j, '-', false, template_int(0), a);
-        case NODE_PLUS: return jinja_arithmetic(j, '+', false, template_int(0), a);
+        case NODE_SIGN:
+            if (a.type == TEMPLATE_FLOAT && n->value.as.s[0] == '-') { return template_float(-a.as.d); }
+            return jinja_arithmetic(j, n->value.as.s[0], false, template_int(0), a);
         case NODE_BINARY:
+            if (template_is(n->value, "and")) { return jinja_truth(a) ? jinja_eval(j, y) : a; }
+            if (template_is(n->value, "or")) { return jinja_truth(a) ? a : jinja_eval(j, y); }
             b = jinja_eval(j, y);
             j->at = n->at;
             return jinja_binary(j, n->value, a, b);
-        case NODE_AND: return jinja_truth(a) ? jinja_eval(j, y) : a;
-        case NODE_OR: return jinja_truth(a) ? a : jinja_eval(j, y);
-        case NODE_COMPARE: return jinja_eval_compare(j, n);
         case NODE_CHOICE:
             if (jinja_truth(jinja_eval(j, x))) { return jinja_eval(j, y); }
             if (n->kids[2]) { return jinja_eval(j, n->kids[2]); }
@@ -428,19 +417,13 @@ static inline void jinja_assign(Jinja* j, const JinjaNode* target, TemplateValue
         }
         if (i != list->count) { jinja_fail(j, "%zu values cannot be set from %zu", i, list->count); }
     } else if (target->kind == NODE_ATTRIBUTE) {
+        const TemplateValue of = jinja_variable(j, target->kids[0]->value);
+        if (of.type != TEMPLATE_NAMESPACE) { jinja_fail(j, "cannot assign attribute on non-namespace object"); }
         if (target->value.as.s[0] == '_') { jinja_fail(j, "a namespace has no members that begin with _"); }
-        jinja_put(j, jinja_variable(j, target->kids[0]->value), target->value, v);
+        jinja_put(j, of, target->value, v);
     } else {
         jinja_put(j, j->scope->variables, target->value, v);
     }
-}
-
-/* Fails if a target is a member of what is no namespace. */
-static inline void jinja_check_target(Jinja* j, const JinjaNode* n) {
-    for (const JinjaNode* t = n->kids[0]; t && n->kind == NODE_TUPLE; t = t->next) { jinja_check_target(j, t); }
-    if (n->kind != NODE_ATTRIBUTE || jinja_variable(j, n->kids[0]->value).type == TEMPLATE_NAMESPACE) { return; }
-    j->at = n->at;
-    jinja_fail(j, "cannot assign attribute on non-namespace object");
 }
 
 /* Takes the items that pass a loop's condition until it has `want` of them, or there are no more. */
@@ -528,10 +511,7 @@ static inline int jinja_run(Jinja* j, const JinjaNode* n) {
                 break;
             }
             case NODE_FOR: flow = jinja_run_for(j, n); break;
-            case NODE_SET:
-                jinja_check_target(j, n->kids[0]);
-                jinja_assign(j, n->kids[0], jinja_eval(j, n->kids[1]));
-                break;
+            case NODE_SET: jinja_assign(j, n->kids[0], jinja_eval(j, n->kids[1])); break;
             case NODE_SET_BLOCK:
             case NODE_FILTER_BLOCK: {
                 TemplateValue v;
@@ -602,16 +582,9 @@ static inline bool template_parse(Template* t, const char* text, size_t len, con
     }
     JinjaLexer l = {&j, t->text, 0, used, NULL, 0, 0, true};
     jinja_lex(&l);
-    JinjaParser p = {&j, l.tokens, 0, false, NULL};
+    JinjaParser p = {&j, l.tokens, 0, false};
     t->root = jinja_statements(&p, "");
-    if (p.unknown) {
-        j.at = p.unknown->at;
-        jinja_not_known(&j, p.unknown->kind == NODE_FILTER ? "filter" : "test", p.unknown->value);
-    }
-    for (size_t i = 0; i + 1 < l.count; i++) {
-        const bool tag = l.tokens[i].type == TOKEN_TAG && l.tokens[i + 1].type == TOKEN_NAME;
-        t->has_generation = t->has_generation || (tag && template_is(l.tokens[i + 1].value, "generation"));
-    }
+    t->has_generation = p.has_generation;
     return true;
 }
 

@@ -356,51 +356,62 @@ static inline TemplateValue jinja_call_filter(Jinja* j, TemplateValue name, Temp
 // ---------------------------------------------------------------------------------------------------------------------
 // tests
 
-static const char jinja_tests_known[] =
-    "eq equalto ne lt lessthan le gt greaterthan ge defined undefined none boolean true false integer float number string "
-    "mapping sequence iterable callable in sameas odd even divisibleby";
+#define TYPE(name) (1 << TEMPLATE_##name)
+enum {
+    TYPES_NUMBERS = TYPE(BOOL) | TYPE(INT) | TYPE(FLOAT),
+    TYPES_SEQUENCES = TYPE(UNDEFINED) | TYPE(STRING) | TYPE(DICT) | TYPE(LIST) | TYPE(TUPLE),
+    TYPES_ITERABLE = TYPES_SEQUENCES | TYPE(ITERATOR) | TYPE(LOOP),
+};
+
+// Tests: of a value's type, and those that compare it with an argument by an operator.
+static const struct {
+    const char* name;
+    int types;
+    const char* op;
+} jinja_tests_known[] = {
+    {"defined", ~TYPE(UNDEFINED), NULL},
+    {"undefined", TYPE(UNDEFINED), NULL},
+    {"none", TYPE(NONE), NULL},
+    {"boolean", TYPE(BOOL), NULL},
+    {"true", TYPE(BOOL), NULL},
+    {"false", TYPE(BOOL), NULL},
+    {"integer", TYPE(INT), NULL},
+    {"float", TYPE(FLOAT), NULL},
+    {"number", TYPES_NUMBERS, NULL},
+    {"string", TYPE(STRING), NULL},
+    {"mapping", TYPE(DICT), NULL},
+    {"sequence", TYPES_SEQUENCES, NULL},
+    {"iterable", TYPES_ITERABLE, NULL},
+    {"callable", TYPE(UNDEFINED) | TYPE(LOOP) | TYPE(FUNCTION), NULL},
+    {"eq", 0, "=="},
+    {"equalto", 0, "=="},
+    {"ne", 0, "!="},
+    {"lt", 0, "<"},
+    {"lessthan", 0, "<"},
+    {"le", 0, "<="},
+    {"gt", 0, ">"},
+    {"greaterthan", 0, ">"},
+    {"ge", 0, ">="},
+    {"in", 0, "in"},
+    {"sameas", 0, "=="},
+    {"divisibleby", 0, "%"},
+    {"odd", 0, "%"},
+    {"even", 0, "%"},
+};
+#undef TYPE
 
 static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue v, const JinjaArguments* a) {
-    static const char* const operators[][4] = {{"eq", "equalto", "=="},    {"ne", "!="}, {"lt", "lessthan", "<"}, {"le", "<="},
-                                               {"gt", "greaterthan", ">"}, {"ge", ">="}};
-    const TemplateValue other = a->count ? a->v[0] : template_value(TEMPLATE_UNDEFINED);
-    const bool items = jinja_has_items(v);
-    for (int i = 0; i < 6; i++) {
-        for (int k = 0; k < 4 && operators[i][k]; k++) {
-            if (!template_is(name, operators[i][k])) { continue; }
-            if (i < 2) { return jinja_equal(j, v, other) == (i == 0); }
-            const int order = jinja_order(j, v, other);
-            return i == 2 ? order < 0 : i == 3 ? order <= 0 : i == 4 ? order > 0 : order >= 0;
-        }
-    }
-    const bool countable = v.type == TEMPLATE_STRING || v.type == TEMPLATE_DICT || v.type == TEMPLATE_UNDEFINED;
-    const struct {
-        const char* name;
-        bool is;
-    } types[] = {{"defined", v.type != TEMPLATE_UNDEFINED},
-                 {"undefined", v.type == TEMPLATE_UNDEFINED},
-                 {"none", v.type == TEMPLATE_NONE},
-                 {"boolean", v.type == TEMPLATE_BOOL},
-                 {"true", v.type == TEMPLATE_BOOL && v.as.i},
-                 {"false", v.type == TEMPLATE_BOOL && !v.as.i},
-                 {"integer", v.type == TEMPLATE_INT},
-                 {"float", v.type == TEMPLATE_FLOAT},
-                 {"number", jinja_is_number(v)},
-                 {"string", v.type == TEMPLATE_STRING},
-                 {"mapping", v.type == TEMPLATE_DICT},
-                 {"sequence", countable || (items && v.type != TEMPLATE_ITERATOR)},
-                 {"iterable", countable || items || v.type == TEMPLATE_LOOP},
-                 {"callable", v.type == TEMPLATE_FUNCTION || v.type == TEMPLATE_UNDEFINED || v.type == TEMPLATE_LOOP}};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        if (template_is(name, types[i].name) && a->count) { jinja_fail(j, "the test \"%s\" takes no argument", types[i].name); }
-        if (template_is(name, types[i].name)) { return types[i].is; }
-    }
-    if (template_is(name, "in")) { return jinja_contains(j, other, v); }
-    if (template_is(name, "sameas")) { return v.type == other.type && jinja_equal(j, v, other); }
-    const bool odd = template_is(name, "odd"), even = template_is(name, "even");
-    if (odd || even || template_is(name, "divisibleby")) {
-        const TemplateValue left = j->binary(j, jinja_word(j, "%"), v, odd || even ? template_int(2) : other);
-        return jinja_equal(j, left, template_int(odd));
+    const bool odd = template_is(name, "odd"), halves = odd || template_is(name, "even");
+    const TemplateValue other = halves ? template_int(2) : a->count ? a->v[0] : template_value(TEMPLATE_UNDEFINED);
+    for (size_t i = 0; i < sizeof jinja_tests_known / sizeof *jinja_tests_known; i++) {
+        const char *known = jinja_tests_known[i].name, *op = jinja_tests_known[i].op;
+        const bool is = jinja_tests_known[i].types >> v.type & 1;
+        if (!template_is(name, known)) { continue; }
+        if (!op && a->count) { jinja_fail(j, "the test \"%s\" takes no argument", known); }
+        if (!op) { return is && ((strcmp(known, "true") != 0 && strcmp(known, "false") != 0) || v.as.i == (known[0] == 't')); }
+        if (strcmp(known, "sameas") == 0 && v.type != other.type) { return false; }
+        const TemplateValue result = j->binary(j, jinja_word(j, op), v, other);
+        return op[0] == '%' ? jinja_equal(j, result, template_int(odd)) : jinja_truth(result);
     }
     jinja_not_known(j, "test", name);
 }

@@ -7,9 +7,8 @@
 #ifndef LLMC_TEMPLATE_PARSE_H
 #define LLMC_TEMPLATE_PARSE_H
 
-#include "llmc/text/template_functions.h"  // defines: jinja_named, jinja_filters_known, jinja_tests_known
-#include "llmc/text/template_lex.h"        // defines: JinjaToken, JinjaTokenType
-#include "llmc/text/template_value.h"      // defines: Jinja, JinjaText, TemplateValue, jinja_fail
+#include "llmc/text/template_lex.h"    // defines: JinjaToken, JinjaTokenType
+#include "llmc/text/template_value.h"  // defines: Jinja, JinjaText, TemplateValue, jinja_fail
 
 // ---------------------------------------------------------------------------------------------------------------------
 // nodes
@@ -31,13 +30,8 @@ typedef enum {
     NODE_FILTER,     // of (NULL: the text of a block), arguments; value: the name
     NODE_TEST,       // of, arguments; value: the name
     NODE_NOT,        // a
-    NODE_MINUS,      // a
-    NODE_PLUS,       // a
+    NODE_SIGN,       // a; value: - or +
     NODE_BINARY,     // a, b; value: the operator
-    NODE_AND,        // a, b
-    NODE_OR,         // a, b
-    NODE_COMPARE,    // a, then its NODE_OPERANDs
-    NODE_OPERAND,    // b; value: the operator
     NODE_CHOICE,     // condition, a, b or NULL
     // statements
     NODE_TEXT,          // value
@@ -62,10 +56,9 @@ typedef struct JinjaNode {
 
 typedef struct {
     Jinja* j;
-    const JinjaToken* token;   // the next one
-    int loops;                 // within which the parser is
-    bool soft;                 // within an if: a filter that is not known is an error only where it is asked
-    const JinjaNode* unknown;  // the first one outside
+    const JinjaToken* token;  // the next one
+    int loops;                // within which the parser is
+    bool has_generation;      // it has met the tag generation
 } JinjaParser;
 
 static inline JinjaNode* jinja_node(JinjaParser* p, JinjaKind kind, TemplateValue value, JinjaNode* a, JinjaNode* b) {
@@ -124,10 +117,13 @@ static inline bool jinja_listed(const char* words, TemplateValue name) {
     return false;
 }
 
+// What a tuple is made of: any expressions, those without an if of their own, or what can be set.
+typedef enum { ITEMS_ANY, ITEMS_PLAIN, ITEMS_TARGETS } JinjaItems;
+
 static inline JinjaNode* jinja_expression(JinjaParser* p);
-static inline JinjaNode* jinja_or(JinjaParser* p);
-static inline JinjaNode* jinja_postfix(JinjaParser* p, JinjaNode* n);
-static inline JinjaNode* jinja_tuple(JinjaParser* p, bool with_choice);
+static inline JinjaNode* jinja_level(JinjaParser* p, size_t level);
+static inline JinjaNode* jinja_postfix(JinjaParser* p, JinjaNode* n, bool with_filters);
+static inline JinjaNode* jinja_tuple(JinjaParser* p, JinjaItems items);
 
 /* Parses a list of expressions up to the closing operator, with a comma allowed at its end. */
 static inline JinjaNode* jinja_items_until(JinjaParser* p, const char* close) {
@@ -144,21 +140,6 @@ static inline JinjaNode* jinja_items_until(JinjaParser* p, const char* close) {
         end = &(*end)->next;
     }
     return first;
-}
-
-/* Parses `first, second ...` as a tuple, and one expression alone as itself. `with_choice`: "if" belongs to the expression. */
-static inline JinjaNode* jinja_tuple(JinjaParser* p, bool with_choice) {
-    JinjaNode* first = with_choice ? jinja_expression(p) : jinja_or(p);
-    if (!jinja_next_is(p, TOKEN_OPERATOR, ",")) { return first; }
-    JinjaNode* tuple = jinja_node(p, NODE_TUPLE, template_none(), first, NULL);
-    for (JinjaNode** end = &first->next; jinja_skip_operator(p, ","); end = &(*end)->next) {
-        const bool ends = jinja_next_is(p, TOKEN_OPERATOR, ")") || jinja_next_is(p, TOKEN_OPERATOR, "=") ||
-                          jinja_next_is(p, TOKEN_OPERATOR, "]") || jinja_next_is(p, TOKEN_OUTPUT_END, NULL) ||
-                          jinja_next_is(p, TOKEN_TAG_END, NULL);
-        if (ends) { break; }
-        *end = with_choice ? jinja_expression(p) : jinja_or(p);
-    }
-    return tuple;
 }
 
 static inline JinjaNode* jinja_primary(JinjaParser* p) {
@@ -188,7 +169,7 @@ static inline JinjaNode* jinja_primary(JinjaParser* p) {
     }
     if (jinja_skip_operator(p, "(")) {
         if (jinja_skip_operator(p, ")")) { return jinja_node(p, NODE_TUPLE, template_none(), NULL, NULL); }
-        JinjaNode* n = jinja_tuple(p, true);
+        JinjaNode* n = jinja_tuple(p, ITEMS_ANY);
         jinja_expect(p, TOKEN_OPERATOR, ")", "\")\"");
         return n;
     }
@@ -228,7 +209,7 @@ static inline JinjaNode* jinja_subscript(JinjaParser* p, JinjaNode* of) {
     JinjaNode* n = jinja_node(p, NODE_ITEM, template_none(), of, NULL);
     for (int part = 1; part < 4; part++) {
         const bool absent = jinja_next_is(p, TOKEN_OPERATOR, ":") || jinja_next_is(p, TOKEN_OPERATOR, "]");
-        n->kids[part] = absent ? NULL : part == 1 ? jinja_tuple(p, true) : jinja_expression(p);
+        n->kids[part] = absent ? NULL : part == 1 ? jinja_tuple(p, ITEMS_ANY) : jinja_expression(p);
         if (!jinja_skip_operator(p, ":")) { break; }
         n->kind = NODE_SLICE;
     }
@@ -237,20 +218,9 @@ static inline JinjaNode* jinja_subscript(JinjaParser* p, JinjaNode* of) {
     return n;
 }
 
-/* Reads the name of a filter or test; a name with points is one, too. */
-static inline TemplateValue jinja_function_name(JinjaParser* p, const char* wanted) {
-    TemplateValue name = jinja_expect_name(p, wanted);
-    while (jinja_skip_operator(p, ".")) {
-        const TemplateValue more = jinja_expect_name(p, wanted);
-        name = template_string(p->j->arena, name.as.s, (size_t)(more.as.s - name.as.s) + more.len, true);
-    }
-    return name;
-}
-
 static inline JinjaNode* jinja_parse_filter(JinjaParser* p, JinjaNode* of) {
     JinjaNode* n = jinja_node(p, NODE_FILTER, template_none(), of, NULL);
-    n->value = jinja_function_name(p, "the name of a filter");
-    if (!p->soft && !p->unknown && !jinja_named(jinja_filters_known, n->value)) { p->unknown = n; }
+    n->value = jinja_expect_name(p, "the name of a filter");
     if (jinja_skip_operator(p, "(")) { n->kids[1] = jinja_arguments(p); }
     return n;
 }
@@ -259,8 +229,7 @@ static inline JinjaNode* jinja_parse_filter(JinjaParser* p, JinjaNode* of) {
 static inline JinjaNode* jinja_parse_test(JinjaParser* p, JinjaNode* of) {
     const bool negated = jinja_skip_word(p, "not");
     JinjaNode* n = jinja_node(p, NODE_TEST, template_none(), of, NULL);
-    n->value = jinja_function_name(p, "the name of a test");
-    if (!p->soft && !p->unknown && !jinja_listed(jinja_tests_known, n->value)) { p->unknown = n; }
+    n->value = jinja_expect_name(p, "the name of a test");
     const bool ends =
         jinja_next_is(p, TOKEN_NAME, "else") || jinja_next_is(p, TOKEN_NAME, "or") || jinja_next_is(p, TOKEN_NAME, "and");
     const bool bare = (p->token->type == TOKEN_NAME && !ends) || p->token->type == TOKEN_CONSTANT ||
@@ -270,43 +239,25 @@ static inline JinjaNode* jinja_parse_test(JinjaParser* p, JinjaNode* of) {
     } else if (bare) {
         if (jinja_next_is(p, TOKEN_NAME, "is")) { jinja_unexpected(p, "one test: they do not chain"); }
         n->kids[1] = jinja_node(p, NODE_ARGUMENT, template_none(), NULL, NULL);
-        n->kids[1]->kids[0] = jinja_postfix(p, jinja_primary(p));
+        n->kids[1]->kids[0] = jinja_postfix(p, jinja_primary(p), false);
     }
     return negated ? jinja_node(p, NODE_NOT, template_none(), n, NULL) : n;
 }
 
-/* Parses the members, subscripts and calls that follow an expression. */
-static inline JinjaNode* jinja_postfix(JinjaParser* p, JinjaNode* n) {
-    for (;; jinja_spend(p->j, 0)) {
-        if (jinja_skip_operator(p, ".")) {
-            JinjaNode* member = jinja_node(p, NODE_ATTRIBUTE, p->token->value, n, NULL);
-            if (p->token->type == TOKEN_CONSTANT && p->token->value.type == TEMPLATE_INT) {  // x.0
-                member->kind = NODE_ITEM;
-                member->kids[1] = jinja_primary(p);
-            } else {
-                jinja_expect_name(p, "a member's name");
-            }
-            n = member;
-        } else if (jinja_skip_operator(p, "[")) {
+/* Parses the members, subscripts and calls that follow an expression, and its filters and tests, which only calls follow. */
+static inline JinjaNode* jinja_postfix(JinjaParser* p, JinjaNode* n, bool with_filters) {
+    for (bool filtered = false;; jinja_spend(p->j, 0)) {
+        if (!filtered && jinja_skip_operator(p, ".")) {
+            n = jinja_node(p, NODE_ATTRIBUTE, p->token->value, n, NULL);
+            jinja_expect_name(p, "a member's name");
+        } else if (!filtered && jinja_skip_operator(p, "[")) {
             n = jinja_subscript(p, n);
         } else if (jinja_skip_operator(p, "(")) {
             n = jinja_node(p, NODE_CALL, template_none(), n, NULL);
             n->kids[1] = jinja_arguments(p);
-        } else {
-            return n;
-        }
-    }
-}
-
-/* Parses the filters, tests and calls that follow an expression. */
-static inline JinjaNode* jinja_filters(JinjaParser* p, JinjaNode* n) {
-    for (;;) {
-        if (jinja_skip_operator(p, "|")) {
-            n = jinja_parse_filter(p, n);
-        } else if (jinja_skip_word(p, "is")) {
-            n = jinja_parse_test(p, n);
-        } else if (jinja_next_is(p, TOKEN_OPERATOR, "(")) {
-            n = jinja_postfix(p, n);
+        } else if (with_filters && (jinja_next_is(p, TOKEN_OPERATOR, "|") || jinja_next_is(p, TOKEN_NAME, "is"))) {
+            n = p->token++->type == TOKEN_NAME ? jinja_parse_test(p, n) : jinja_parse_filter(p, n);
+            filtered = true;
         } else {
             return n;
         }
@@ -315,90 +266,72 @@ static inline JinjaNode* jinja_filters(JinjaParser* p, JinjaNode* n) {
 
 static inline JinjaNode* jinja_unary(JinjaParser* p, bool with_filters) {
     jinja_enter(p->j);
-    const bool minus = jinja_next_is(p, TOKEN_OPERATOR, "-"), plus = jinja_next_is(p, TOKEN_OPERATOR, "+");
-    JinjaNode* n = NULL;
-    if (minus || plus) {
-        p->token++;
-        n = jinja_node(p, minus ? NODE_MINUS : NODE_PLUS, template_none(), NULL, NULL);
-        n->kids[0] = jinja_unary(p, false);
-    } else {
-        n = jinja_primary(p);
-    }
-    n = jinja_postfix(p, n);
+    const bool has_sign = jinja_next_is(p, TOKEN_OPERATOR, "-") || jinja_next_is(p, TOKEN_OPERATOR, "+");
+    JinjaNode* sign = has_sign ? jinja_node(p, NODE_SIGN, p->token++->value, NULL, NULL) : NULL;
+    JinjaNode* n = has_sign ? jinja_unary(p, false) : jinja_primary(p);
+    if (has_sign) { sign->kids[0] = n; }
+    n = jinja_postfix(p, has_sign ? sign : n, with_filters);
     p->j->depth--;
-    return with_filters ? jinja_filters(p, n) : n;
-}
-
-/* Parses operators of one level, from the left: 0: + -, 1: ~, 2: * / // %. */
-static inline JinjaNode* jinja_binary_level(JinjaParser* p, int level) {
-    static const char* const levels[3][5] = {{"+", "-"}, {"~"}, {"*", "/", "//", "%"}};
-    JinjaNode* a = level == 3 ? jinja_unary(p, true) : jinja_binary_level(p, level + 1);
-    for (int i = 0; level < 3 && i < 5 && levels[level][i];) {
-        if (!jinja_next_is(p, TOKEN_OPERATOR, levels[level][i])) {
-            i++;
-            continue;
-        }
-        a = jinja_node(p, NODE_BINARY, p->token->value, a, NULL);
-        p->token++;
-        a->kids[1] = jinja_binary_level(p, level + 1);
-        i = 0;
-    }
-    return a;
-}
-
-static inline JinjaNode* jinja_compare(JinjaParser* p) {
-    static const char* const operators[] = {"==", "!=", "<", "<=", ">", ">="};
-    JinjaNode *a = jinja_binary_level(p, 0), *compare = NULL, **end = NULL;
-    for (;;) {
-        const bool not_in =
-            jinja_next_is(p, TOKEN_NAME, "not") && p->token[1].type == TOKEN_NAME && template_is(p->token[1].value, "in");
-        bool found = not_in || jinja_next_is(p, TOKEN_NAME, "in");
-        for (int i = 0; i < 6; i++) { found = found || jinja_next_is(p, TOKEN_OPERATOR, operators[i]); }
-        if (!found) { return compare ? compare : a; }
-        JinjaNode* operand = jinja_node(p, NODE_OPERAND, p->token->value, NULL, NULL);
-        p->token += not_in ? 2 : 1;
-        operand->kids[0] = jinja_binary_level(p, 0);
-        if (!compare) {
-            compare = jinja_node(p, NODE_COMPARE, template_none(), a, NULL);
-            end = &compare->kids[1];
-        }
-        *end = operand;
-        end = &operand->next;
-    }
-}
-
-static inline JinjaNode* jinja_not(JinjaParser* p) {
-    int count = 0;
-    while (jinja_next_is(p, TOKEN_NAME, "not")) { p->token++, count++; }
-    JinjaNode* n = jinja_compare(p);
-    for (int i = 0; i < (count > 1 ? 2 - count % 2 : count); i++) { n = jinja_node(p, NODE_NOT, template_none(), n, NULL); }
     return n;
 }
 
-/* Parses "or" between expressions with "and", and with `kind` NODE_AND these. */
-static inline JinjaNode* jinja_logic(JinjaParser* p, JinjaKind kind) {
-    JinjaNode* a = kind == NODE_OR ? jinja_logic(p, NODE_AND) : jinja_not(p);
-    while (jinja_skip_word(p, kind == NODE_OR ? "or" : "and")) {
-        a = jinja_node(p, kind, template_none(), a, NULL);
-        a->kids[1] = kind == NODE_OR ? jinja_logic(p, NODE_AND) : jinja_not(p);
+// The operators with two sides, a level each, the loosest first. "not" has one side, but the place of a level.
+static const char* const jinja_levels[] = {"or", "and", "not", "== != < <= > >= in not", "+ -", "~", "* / // %"};
+enum { LEVEL_NOT = 2, LEVEL_COMPARISONS, JINJA_LEVELS = sizeof jinja_levels / sizeof *jinja_levels };
+
+/* Parses the operators of a level and of those after it. */
+static inline JinjaNode* jinja_level(JinjaParser* p, size_t level) {
+    if (level == JINJA_LEVELS) { return jinja_unary(p, true); }
+    if (level == LEVEL_NOT && jinja_next_is(p, TOKEN_NAME, "not")) {
+        JinjaNode* n = jinja_node(p, NODE_NOT, template_none(), NULL, NULL);
+        jinja_enter(p->j);
+        p->token++;
+        n->kids[0] = jinja_level(p, level);
+        p->j->depth--;
+        return n;
+    }
+    JinjaNode* a = jinja_level(p, level + 1);
+    for (int count = 0; level != LEVEL_NOT; count++) {
+        const JinjaToken* t = p->token;
+        const bool not_in = t->type == TOKEN_NAME && template_is(t->value, "not");
+        const bool listed = (t->type == TOKEN_NAME || t->type == TOKEN_OPERATOR) && jinja_listed(jinja_levels[level], t->value);
+        if (!listed || (not_in && !(t[1].type == TOKEN_NAME && template_is(t[1].value, "in")))) { break; }
+        if (level == LEVEL_COMPARISONS && count > 0) { jinja_unexpected(p, "one comparison: chains of them are not known"); }
+        a = jinja_node(p, NODE_BINARY, t->value, a, NULL);
+        p->token += not_in ? 2 : 1;
+        a->kids[1] = jinja_level(p, level + 1);
     }
     return a;
 }
-static inline JinjaNode* jinja_or(JinjaParser* p) { return jinja_logic(p, NODE_OR); }
 
 static inline JinjaNode* jinja_expression(JinjaParser* p) {
-    const JinjaNode* unknown = p->unknown;
     jinja_enter(p->j);
-    JinjaNode* a = jinja_or(p);
+    JinjaNode* a = jinja_level(p, 0);
     while (jinja_skip_word(p, "if")) {
-        JinjaNode* condition = jinja_or(p);
-        JinjaNode* choice = jinja_node(p, NODE_CHOICE, template_none(), condition, a);
-        if (jinja_skip_word(p, "else")) { choice->kids[2] = jinja_expression(p); }
-        a = choice;
-        p->unknown = unknown;  // in a choice, too, only where it is asked
+        JinjaNode* condition = jinja_level(p, 0);
+        a = jinja_node(p, NODE_CHOICE, template_none(), condition, a);
+        if (jinja_skip_word(p, "else")) { a->kids[2] = jinja_expression(p); }
     }
     p->j->depth--;
     return a;
+}
+
+/* Parses `first, second ...` as a tuple, and one item alone as itself. */
+static inline JinjaNode* jinja_tuple(JinjaParser* p, JinjaItems items) {
+    JinjaNode *first = NULL, **end = &first;
+    for (bool comma = false;; end = &(*end)->next) {
+        const bool ends = p->token->type == TOKEN_OUTPUT_END || p->token->type == TOKEN_TAG_END ||
+                          (p->token->type == TOKEN_OPERATOR && jinja_listed(") ] =", p->token->value)) ||
+                          jinja_next_is(p, TOKEN_NAME, "in");
+        if (comma && ends) { break; }
+        *end = items == ITEMS_ANY     ? jinja_expression(p)
+               : items == ITEMS_PLAIN ? jinja_level(p, 0)
+                                      : jinja_postfix(p, jinja_primary(p), false);
+        if (!comma && !jinja_next_is(p, TOKEN_OPERATOR, ",")) { return first; }
+        comma = true;
+        if (!jinja_skip_operator(p, ",")) { break; }
+    }
+    return jinja_node(p, NODE_TUPLE, template_none(), first, NULL);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -408,47 +341,26 @@ static inline JinjaNode* jinja_statements(JinjaParser* p, const char* ends);
 
 /* Parses the rest of a tag, a body, and the name of the tag that ends it. */
 static inline JinjaNode* jinja_body(JinjaParser* p, const char* ends) {
-    const bool soft = p->soft;
     jinja_skip_operator(p, ":");
     jinja_expect(p, TOKEN_TAG_END, NULL, "%}");
-    p->soft = soft && strstr(ends, "endif");  // other bodies have variables of their own, and jinja2 is strict in them
-    JinjaNode* body = jinja_statements(p, ends);
-    p->soft = soft;
-    return body;
+    return jinja_statements(p, ends);
 }
 
-/* Parses what is set: a name, a namespace's member, or several. */
-static inline JinjaNode* jinja_target(JinjaParser* p, bool with_members) {
-    JinjaNode *first = NULL, **end = &first;
-    const size_t at = p->token->at;
-    const bool brackets = jinja_skip_operator(p, "(");
-    bool several = false;
-    do {
-        if (first && !jinja_next_is(p, TOKEN_NAME, NULL) && !jinja_next_is(p, TOKEN_OPERATOR, "(")) { break; }
-        if (jinja_next_is(p, TOKEN_OPERATOR, "(")) {
-            jinja_enter(p->j);
-            *end = jinja_target(p, with_members);
-            p->j->depth--;
-        } else {
-            *end = jinja_node(p, NODE_NAME, p->token->value, NULL, NULL);
-            if (jinja_listed(p->loops ? "loop true True false False none None" : "true True false False none None",
-                             jinja_expect_name(p, "a name"))) {
-                p->token--;
-                jinja_unexpected(p, "a name");
-            }
-            if (with_members && jinja_skip_operator(p, ".")) {
-                *end = jinja_node(p, NODE_ATTRIBUTE, p->token->value, *end, NULL);
-                jinja_expect_name(p, "a member's name");
-            }
-        }
-        end = &(*end)->next;
-        several = several || jinja_next_is(p, TOKEN_OPERATOR, ",");
-    } while (jinja_skip_operator(p, ","));
-    if (brackets) { jinja_expect(p, TOKEN_OPERATOR, ")", "\")\""); }
-    if (!several) { return first; }
-    JinjaNode* tuple = jinja_node(p, NODE_TUPLE, template_none(), first, NULL);
-    tuple->at = at;
-    return tuple;
+/* Fails unless a node can be set: a name, with `members` a namespace's member, or several of them. */
+static inline void jinja_check_target(JinjaParser* p, const JinjaNode* n, bool members) {
+    const bool is_name = n->kind == NODE_NAME && !(p->loops && template_is(n->value, "loop"));
+    const bool is_member = members && n->kind == NODE_ATTRIBUTE && n->kids[0]->kind == NODE_NAME;
+    const JinjaNode* items = n->kind == NODE_TUPLE ? n->kids[0] : NULL;
+    p->j->at = n->at;
+    if (!is_name && !is_member && !items) { jinja_fail(p->j, "this cannot be set, wanted a name"); }
+    for (; items; items = items->next) { jinja_check_target(p, items, members); }
+}
+
+/* Parses what is set. */
+static inline JinjaNode* jinja_target(JinjaParser* p, bool members) {
+    JinjaNode* n = jinja_tuple(p, ITEMS_TARGETS);
+    jinja_check_target(p, n, members);
+    return n;
 }
 
 static inline void jinja_parse_for(JinjaParser* p, JinjaNode* n) {
@@ -457,7 +369,7 @@ static inline void jinja_parse_for(JinjaParser* p, JinjaNode* n) {
     n->kids[0] = jinja_target(p, false);
     p->loops--;
     jinja_expect(p, TOKEN_NAME, "in", "\"in\"");
-    n->kids[1] = jinja_tuple(p, false);
+    n->kids[1] = jinja_tuple(p, ITEMS_PLAIN);
     if (jinja_skip_word(p, "if")) { n->kids[4] = jinja_expression(p); }
     if (jinja_next_is(p, TOKEN_NAME, "recursive")) { jinja_unexpected(p, "%}: loops that are recursive are not known"); }
     p->loops++;
@@ -467,25 +379,22 @@ static inline void jinja_parse_for(JinjaParser* p, JinjaNode* n) {
 }
 
 static inline void jinja_parse_if(JinjaParser* p, JinjaNode* n) {
-    const bool soft = p->soft;
-    p->soft = true;
     for (;;) {
         n->kind = NODE_IF;
-        n->kids[0] = jinja_tuple(p, false);
+        n->kids[0] = jinja_tuple(p, ITEMS_PLAIN);
         n->kids[1] = jinja_body(p, "elif else endif");
         if (!template_is(p->token[-1].value, "elif")) { break; }
         n->kids[3] = jinja_node(p, NODE_IF, template_none(), NULL, NULL);
         n = n->kids[3];
     }
     if (template_is(p->token[-1].value, "else")) { n->kids[2] = jinja_body(p, "endif"); }
-    p->soft = soft;
 }
 
 static inline void jinja_parse_set(JinjaParser* p, JinjaNode* n) {
     n->kind = NODE_SET;
     n->kids[0] = jinja_target(p, true);
     if (jinja_skip_operator(p, "=")) {
-        n->kids[1] = jinja_tuple(p, true);
+        n->kids[1] = jinja_tuple(p, ITEMS_ANY);
         return;
     }
     n->kind = NODE_SET_BLOCK;
@@ -526,6 +435,7 @@ static inline JinjaNode* jinja_statement(JinjaParser* p) {
         jinja_parse_macro(p, n);
     } else if (template_is(name, "generation")) {
         const int loops = p->loops;
+        p->has_generation = true;
         p->loops = 0;
         n->kids[0] = jinja_body(p, "endgeneration");
         p->loops = loops;
@@ -552,7 +462,7 @@ static inline JinjaNode* jinja_statements(JinjaParser* p, const char* ends) {
     for (;; end = *end ? &(*end)->next : end) {
         if (jinja_skip(p, TOKEN_OUTPUT, NULL)) {
             *end = jinja_node(p, NODE_OUTPUT, template_none(), NULL, NULL);
-            (*end)->kids[0] = jinja_tuple(p, true);
+            (*end)->kids[0] = jinja_tuple(p, ITEMS_ANY);
             jinja_expect(p, TOKEN_OUTPUT_END, NULL, "}}");
         } else if (jinja_next_is(p, TOKEN_TEXT, NULL)) {
             *end = jinja_node(p, NODE_TEXT, p->token->value, NULL, NULL);
