@@ -119,32 +119,26 @@ static inline void jinja_add_raw(JinjaLexer* l, size_t tag) {
 
 /* Appends what a backslash in a string stands for. */
 static inline void jinja_add_escape(JinjaLexer* l, JinjaText* t) {
-    static const char names[] = "n\nt\tr\r\\\\'\'\"\"a\ab\bf\fv\v0";
+    static const char names[] = "nrtabfv\\'\"", bytes[] = "\n\r\t\a\b\f\v\\'\"";
     const char c = l->s[l->at + 1];
-    const char* known = c && c != '0' ? strchr(names, c) : NULL;
-    const int digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    const char* known = c ? strchr(names, c) : NULL;
+    const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     char out[8], hex[9] = "";
-    if (c == '\n') {  // a line that goes on
-        l->at += 2;
-    } else if (known && (known - names) % 2 == 0) {
-        jinja_append(l->j, t, known + 1, 1, NULL, 1);
-        l->at += 2;
-    } else if (digits || (c >= '0' && c <= '7')) {
-        const size_t from = l->at + 1 + (digits > 0), most = digits ? (size_t)digits : 3;
-        size_t n = 0;
-        while (n < most && isxdigit((unsigned char)l->s[from + n]) && (digits || l->s[from + n] < '8')) { n++; }
-        memcpy(hex, l->s + from, n);
-        const unsigned long code = strtoul(hex, NULL, digits ? 16 : 8);
-        if ((digits && n < most) || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
+    l->at += 2;
+    if (known) {
+        jinja_append(l->j, t, &bytes[known - names], 1, NULL, 1);
+    } else if (digits) {
+        for (size_t n = 0; n < digits && isxdigit((unsigned char)l->s[l->at]); n++) { hex[n] = l->s[l->at++]; }
+        const unsigned long code = strtoul(hex, NULL, 16);
+        if (strlen(hex) < digits || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
             jinja_fail(l->j, "the escape \\%c is not a character", c);
         }
         jinja_append(l->j, t, out, utf8_encode(out, (int)code), NULL, 1);
-        l->at = from + n;
-    } else if (c == 'N') {
-        jinja_fail(l->j, "the escape \\N is not known here");
-    } else {  // Python keeps what it does not know
+    } else if (c == 'N' || isdigit((unsigned char)c)) {
+        jinja_fail(l->j, "the escape \\%c is not known here", c);
+    } else if (c != '\n') {  // a line that goes on ends so; Python keeps what it does not know
         jinja_append(l->j, t, "\\", 1, NULL, 1);
-        l->at++;
+        l->at--;
     }
 }
 
@@ -165,25 +159,16 @@ static inline void jinja_add_string(JinjaLexer* l) {
 }
 
 static inline void jinja_add_number(JinjaLexer* l) {
-    char digits[64];
-    size_t n = 0, from = l->at;
-    bool whole = true;
-    const bool member = from > 0 && l->s[from - 1] == '.';  // x.0.1 has no fraction
-    for (; n < sizeof digits - 1; l->at++) {
-        const char c = l->s[l->at], next = l->s[l->at + 1];
-        const bool exponent = (c == 'e' || c == 'E') && !member && (isdigit((unsigned char)next) || next == '-' || next == '+');
-        const bool sign = (c == '+' || c == '-') && n > 0 && (digits[n - 1] == 'e' || digits[n - 1] == 'E');
-        const bool point = c == '.' && whole && !member && isdigit((unsigned char)next);
-        if (c == '_' && isdigit((unsigned char)next)) { continue; }
-        if (!isdigit((unsigned char)c) && !exponent && !sign && !point) { break; }
-        whole = whole && isdigit((unsigned char)c);
-        digits[n++] = c;
-    }
-    digits[n] = 0;
+    const char* digits = l->s + l->at;
+    char* end = NULL;
     errno = 0;
-    const int64_t i = strtoll(digits, NULL, 10);
-    if (whole && errno) { jinja_fail(l->j, "%s has more than 64 bits", digits); }
-    jinja_token(l, TOKEN_CONSTANT, from, whole ? template_int(i) : template_float(strtod(digits, NULL)));
+    const int64_t i = strtoll(digits, &end, 10);
+    const bool exponent = *end == 'e' || *end == 'E', sign = exponent && (end[1] == '+' || end[1] == '-');
+    const bool whole = !(exponent || *end == '.') || !isdigit((unsigned char)end[1 + sign]);
+    if (whole && errno) { jinja_fail(l->j, "%.*s has more than 64 bits", (int)size_min((size_t)(end - digits), 64), digits); }
+    const double d = whole ? 0 : strtod(digits, &end);
+    jinja_token(l, TOKEN_CONSTANT, l->at, whole ? template_int(i) : template_float(d));
+    l->at += (size_t)(end - digits);
 }
 
 /* Adds the tokens of a tag, up to its `end`. Within brackets the end does not count: {{ {'a': {}} }}. */
