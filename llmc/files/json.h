@@ -684,20 +684,20 @@ static inline void json_write_value(FILE* f, const Json* j, const JsonNode* n) {
     }
 }
 
-/* Writes the shortest decimal that reads back as the same double, always as a float ("8.0"). A value that is not finite is
- * written as null: JSON has no word for it. */
-static inline void json_write_double(FILE* f, double value) {
-    char text[40];
-    if (!isfinite(value)) {
-        fputs("null", f);
-        return;
-    }
+/* Writes the shortest decimal that reads back as the same double, always as a float ("8.0"), to `text`, as Python does. */
+static inline const char* double_text(char text[40], double value) {
     for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
+        snprintf(text, 32, "%.*g", digits, value);
         if (strtod(text, NULL) == value) { break; }
     }
-    if (strchr(text, 'e') && fabs(value) >= 1 && fabs(value) < 1e16) { snprintf(text, sizeof text, "%.0f", value); }
-    fprintf(f, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
+    if (strchr(text, 'e') && fabs(value) >= 1 && fabs(value) < 1e16) { snprintf(text, 32, "%.0f", value); }
+    return strpbrk(text, ".en") ? text : strcat(text, ".0");
+}
+
+/* Writes a number so. A value that is not finite is written as null: JSON has no word for it. */
+static inline void json_write_double(FILE* f, double value) {
+    char text[40];
+    fputs(isfinite(value) ? double_text(text, value) : "null", f);
 }
 
 /* Writes the shortest decimal that reads back as the same float. */

@@ -67,19 +67,6 @@ static inline void jinja_put(Jinja* j, TemplateValue dict, TemplateValue name, T
     dict.as.dict->items[at].value = value;
 }
 
-/* Returns an undefined variable, or member of a value of the Python type `of`. */
-static inline TemplateValue jinja_missing(Jinja* j, TemplateValue name, const char* of) {
-    TemplateValue v = template_value(TEMPLATE_UNDEFINED);
-    const bool item = name.type != TEMPLATE_STRING;
-    JinjaText t = {NULL, NULL, 0, 0};
-    if (item) { jinja_repr(j, &t, name); }
-    v.as.s = item ? t.s : name.as.s;
-    v.len = item ? t.len : name.len;
-    v.data = item;
-    v.of = of;
-    return v;
-}
-
 static inline TemplateValue jinja_bind(Jinja* j, const JinjaFunction* f, TemplateValue self, const JinjaNode* macro,
                                        JinjaScope* scope) {
     const JinjaBound filled = {f, self, macro, scope};
@@ -98,13 +85,23 @@ static inline TemplateValue jinja_variable(Jinja* j, TemplateValue name) {
     const size_t at = jinja_dict_find(j, j->variables.as.dict, name);
     if (at < j->variables.as.dict->count) { return j->variables.as.dict->items[at].value; }
     const JinjaFunction* f = jinja_named(jinja_functions, name);
-    return f ? jinja_bind(j, f, template_none(), NULL, NULL) : jinja_missing(j, name, NULL);
+    return f ? jinja_bind(j, f, template_none(), NULL, NULL)
+             : jinja_undefined(j, "'%.*s' is undefined", (int)size_min(name.len, 200), name.as.s);
 }
 
 static inline void jinja_loop_fill(Jinja* j, JinjaLoop* loop, size_t want);
 
+/* Returns the undefined member of a value. */
+static inline TemplateValue jinja_no_member(Jinja* j, TemplateValue of, TemplateValue key) {
+    JinjaText t = {NULL, NULL, 0, 0};
+    jinja_repr(j, &t, key);
+    return jinja_undefined(j, key.type == TEMPLATE_STRING ? "'%s' has no attribute %.*s" : "%s has no element %.*s",
+                           jinja_type_name(of), (int)size_min(t.len, 200), t.s);
+}
+
 /* Returns loop.NAME. */
-static inline TemplateValue jinja_loop_member(Jinja* j, JinjaLoop* loop, TemplateValue name) {
+static inline TemplateValue jinja_loop_member(Jinja* j, TemplateValue of, TemplateValue name) {
+    JinjaLoop* loop = of.as.loop;
     static const char* const names[] = {"length", "revindex", "revindex0", "last",    "nextitem",
                                         "index",  "index0",   "first",     "previtem"};
     const TemplateList* items = loop->items.as.list;
@@ -118,41 +115,26 @@ static inline TemplateValue jinja_loop_member(Jinja* j, JinjaLoop* loop, Templat
     if (which == 8 && i > 0) { return items->items[i - 1]; }
     if (which == 3 || which == 7) { return template_bool(numbers[which]); }
     if (which < 8 && which != 4) { return template_int(numbers[which]); }
-    if (which == 9) { return jinja_missing(j, name, "jinja2.runtime.LoopContext object"); }
-    return jinja_missing(j, jinja_word(j, which == 4 ? "there is no next item" : "there is no previous item"), "");
+    if (which == 9) { return jinja_no_member(j, of, name); }
+    return jinja_undefined(j, "there is no %s item", which == 4 ? "next" : "previous");
 }
 
 /* Returns of.key (`attribute`) or of[key]: an item, or a method; jinja2 looks for them in this or the other order. */
 static inline TemplateValue jinja_member(Jinja* j, TemplateValue of, TemplateValue key, bool attribute) {
-    static const char* const types[] = {"",
-                                        "None",
-                                        "bool object",
-                                        "int object",
-                                        "float object",
-                                        "str object",
-                                        "list object",
-                                        "tuple object",
-                                        "generator object",
-                                        "dict object",
-                                        "transformers.utils.chat_template_utils.TemplateNamespace object",
-                                        "jinja2.runtime.LoopContext object",
-                                        "builtin_function_or_method object"};
     if (of.type == TEMPLATE_UNDEFINED) { jinja_misused(j, of, "asked for a member"); }
     const JinjaFunction* method = key.type == TEMPLATE_STRING ? jinja_method(of, key) : NULL;
     if (method && attribute) { return jinja_bind(j, method, of, NULL, NULL); }
-    if (of.type == TEMPLATE_LOOP) { return jinja_loop_member(j, of.as.loop, key); }
+    if (of.type == TEMPLATE_LOOP) { return jinja_loop_member(j, of, key); }
     if (of.type == TEMPLATE_DICT || of.type == TEMPLATE_NAMESPACE) {
         const size_t at = jinja_dict_find(j, of.as.dict, key);
         if (at < of.as.dict->count) { return of.as.dict->items[at].value; }
     } else if (jinja_is_integer(key) && (of.type == TEMPLATE_LIST || of.type == TEMPLATE_TUPLE || of.type == TEMPLATE_STRING)) {
-        const int64_t n = (int64_t)jinja_length(j, of), i = key.as.i < 0 ? key.as.i + n : key.as.i;
-        uint32_t c;
-        if (i < 0 || i >= n) { return jinja_missing(j, key, types[of.type]); }
-        if (of.type != TEMPLATE_STRING) { return of.as.list->items[i]; }
-        const size_t at = jinja_offset(of, (size_t)i);
-        return jinja_cut(of, at, at + jinja_char(of, at, &c));
+        const TemplateList* items = of.type == TEMPLATE_STRING ? jinja_list_of(j, of).as.list : of.as.list;
+        const int64_t n = (int64_t)items->count, i = key.as.i < 0 ? key.as.i + n : key.as.i;
+        if (i >= 0 && i < n) { return items->items[i]; }
     }
-    return method ? jinja_bind(j, method, of, NULL, NULL) : jinja_missing(j, key, types[of.type]);
+    if (method) { return jinja_bind(j, method, of, NULL, NULL); }
+    return jinja_no_member(j, of, key);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -286,14 +268,6 @@ static inline JinjaArguments jinja_eval_arguments(Jinja* j, const JinjaNode* n) 
     return a;
 }
 
-static inline TemplateValue jinja_no_parameter(Jinja* j, TemplateValue name) {
-    JinjaText t = {NULL, NULL, 0, 0};
-    jinja_append_text(j, &t, "parameter '");
-    jinja_append_string(j, &t, name);
-    jinja_append_text(j, &t, "' was not provided");
-    return jinja_missing(j, jinja_string(&t), "");
-}
-
 /* Runs a macro's body and returns its text. */
 static inline TemplateValue jinja_call_macro(Jinja* j, const JinjaBound* macro, const JinjaArguments* a) {
     JinjaScope *scope = jinja_new_scope(j, macro->scope), *before = j->scope;
@@ -311,7 +285,8 @@ static inline TemplateValue jinja_call_macro(Jinja* j, const JinjaBound* macro, 
         jinja_put(j, scope->variables, p->value,
                   at < a->count ? a->v[at]
                   : p->kids[0]  ? jinja_eval(j, p->kids[0])
-                                : jinja_no_parameter(j, p->value));
+                                : jinja_undefined(j, "parameter '%.*s' was not provided", (int)size_min(p->value.len, 200),
+                                                  p->value.as.s));
     }
     if (used < a->count) {
         jinja_fail(j, "the macro \"%.*s\" does not take these arguments", (int)macro->macro->value.len,
@@ -386,8 +361,7 @@ static inline TemplateValue jinja_eval_node(Jinja* j, const JinjaNode* n) {
         case NODE_CHOICE:
             if (jinja_truth(jinja_eval(j, x))) { return jinja_eval(j, y); }
             if (n->kids[2]) { return jinja_eval(j, n->kids[2]); }
-            return jinja_missing(
-                j, jinja_word(j, "the inline if-expression evaluated to false and no else section was defined."), "");
+            return jinja_undefined(j, "the inline if-expression evaluated to false and no else section was defined.");
         default: return a;
     }
 }

@@ -27,7 +27,7 @@ static inline TemplateValue jinja_do_end_item(Jinja* j, TemplateValue v, const J
     if (a->how == 'l' && v.type == TEMPLATE_ITERATOR) { jinja_misused(j, v, "asked for its last item"); }
     const TemplateList* list = jinja_list_of(j, v).as.list;
     if (list->count) { return list->items[a->how == 'f' ? 0 : list->count - 1]; }
-    return jinja_nothing(a->how == 'f' ? "No first item, sequence was empty." : "No last item, sequence was empty.");
+    return jinja_undefined(j, "%s", a->how == 'f' ? "No first item, sequence was empty." : "No last item, sequence was empty.");
 }
 static inline TemplateValue jinja_do_reverse(Jinja* j, TemplateValue v, const JinjaArguments* a) {
     const TemplateValue list = jinja_list_of(j, v);
@@ -111,11 +111,11 @@ static inline TemplateValue jinja_do_default(Jinja* j, TemplateValue v, const Ji
 
 /* json.dumps() */
 static inline TemplateValue jinja_do_tojson(Jinja* j, TemplateValue v, const JinjaArguments* a) {
-    JinjaJson how = {jinja_truth(a->v[0]), jinja_truth(a->v[3]), template_value(TEMPLATE_UNDEFINED), jinja_word(j, ", "),
-                     jinja_word(j, ": ")};
+    JinjaStyle how = {true, jinja_truth(a->v[0]), template_value(TEMPLATE_UNDEFINED), template_string(j->arena, ", ", 2, false),
+                      template_string(j->arena, ": ", 2, false)};
     JinjaText t = {NULL, NULL, 0, 0}, indent = {NULL, NULL, 0, 0};
     if (jinja_given(a->v[1])) {
-        how.comma = jinja_word(j, ",");
+        how.comma.len = 1;
         const int64_t width = a->v[1].type == TEMPLATE_STRING ? 0 : jinja_integer(j, a->v[1], 0);
         for (int64_t i = 0; i < width; i++) { jinja_append_text(j, &indent, " "); }
         how.indent = a->v[1].type == TEMPLATE_STRING ? a->v[1] : jinja_string(&indent);
@@ -125,7 +125,7 @@ static inline TemplateValue jinja_do_tojson(Jinja* j, TemplateValue v, const Jin
         how.comma = jinja_text(j, a->v[2].as.list->items[0], NULL);
         how.colon = jinja_text(j, a->v[2].as.list->items[1], NULL);
     }
-    jinja_json(j, &t, v, &how, 0);
+    jinja_write(j, &t, v, &how, 0);
     return jinja_string(&t);
 }
 
@@ -201,7 +201,7 @@ static const JinjaFunction jinja_filters_known[] = {
     {"sort", "reverse case_sensitive attribute", jinja_do_sort, 0},
     {"string", "", jinja_do_string, 0},
     {"title", "", jinja_do_case, 'w'},
-    {"tojson", "ensure_ascii indent separators sort_keys", jinja_do_tojson, 0},
+    {"tojson", "ensure_ascii indent separators", jinja_do_tojson, 0},
     {"trim", "chars", jinja_do_strip, 0},
     {"upper", "", jinja_do_case, 'u'},
     {NULL, NULL, NULL, 0},

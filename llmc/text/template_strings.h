@@ -48,15 +48,6 @@ typedef struct JinjaLoop {
     struct JinjaScope* scope;      // around the loop
 } JinjaLoop;
 
-/* Returns an undefined value, and what to say of it. */
-static inline TemplateValue jinja_nothing(const char* hint) {
-    TemplateValue v = template_value(TEMPLATE_UNDEFINED);
-    v.as.s = hint;
-    v.len = strlen(hint);
-    v.of = "";
-    return v;
-}
-
 static inline bool jinja_given(TemplateValue v) { return v.type != TEMPLATE_UNDEFINED && v.type != TEMPLATE_NONE; }
 
 static inline int64_t jinja_integer(Jinja* j, TemplateValue v, int64_t otherwise) {

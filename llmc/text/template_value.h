@@ -16,8 +16,8 @@
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "llmc/base/utf8.h"     // defines: utf8_decode
-#include "llmc/files/json.h"    // defines: Json, json_first, json_next, json_key, json_string, json_node_int, json_node_double
+#include "llmc/base/utf8.h"   // defines: utf8_decode
+#include "llmc/files/json.h"  // defines: Json, json_first, json_next, json_string, json_node_int, json_node_double, double_text
 #include "llmc/text/unicode.h"  // defines: unicode_class
 
 #include <setjmp.h>
@@ -92,21 +92,18 @@ typedef enum {
 
 typedef struct TemplateValue {
     TemplateType type;
-    int data;    // none, bool, int, float: 1 if it comes from data; undefined: 1 if the name is no string
-    size_t len;  // bytes of a string or of an undefined name
+    int data;    // none, bool, int, float: 1 if it comes from data
+    size_t len;  // bytes of a string
     union {
         int64_t i;      // bool, int
         double d;       // float
-        const char* s;  // string; undefined: the name that is missing
+        const char* s;  // string; undefined: what to say of it, or NULL
         struct TemplateList* list;
         struct TemplateDict* dict;
         struct JinjaLoop* loop;
         const struct JinjaBound* bound;
     } as;
-    union {
-        const uint8_t* marks;  // string: one a byte
-        const char* of;  // undefined: the type that has no such member; "": the name is the whole message; NULL: a variable
-    };
+    const uint8_t* marks;  // string: one a byte
 } TemplateValue;
 
 typedef struct TemplateList {
@@ -372,14 +369,6 @@ static inline size_t jinja_char(TemplateValue v, size_t at, uint32_t* c) {
     return n ? (size_t)n : 1;
 }
 
-/* Returns the byte where the code point `index` begins; the end of the string if it has fewer. */
-static inline size_t jinja_offset(TemplateValue v, size_t index) {
-    size_t at = 0;
-    uint32_t c;
-    for (; index > 0 && at < v.len; index--) { at += jinja_char(v, at, &c); }
-    return at;
-}
-
 static inline size_t jinja_code_points(Jinja* j, TemplateValue v) {
     size_t count = 0;
     jinja_spend(j, v.len);
@@ -402,26 +391,40 @@ static inline bool jinja_is_number(TemplateValue v) { return jinja_is_integer(v)
 static inline bool jinja_has_items(TemplateValue v) { return v.type >= TEMPLATE_LIST && v.type <= TEMPLATE_ITERATOR; }
 static inline double jinja_double(TemplateValue v) { return v.type == TEMPLATE_FLOAT ? v.as.d : (double)v.as.i; }
 
+/* Returns a type's name in messages, as jinja2 has it. */
 static inline const char* jinja_type_name(TemplateValue v) {
-    static const char* const names[] = {"undefined", "none",        "a bool", "an int",      "a float",  "a string",  "a list",
-                                        "a tuple",   "an iterator", "a dict", "a namespace", "the loop", "a function"};
+    static const char* const names[] = {"undefined",
+                                        "None",
+                                        "bool object",
+                                        "int object",
+                                        "float object",
+                                        "str object",
+                                        "list object",
+                                        "tuple object",
+                                        "generator object",
+                                        "dict object",
+                                        "transformers.utils.chat_template_utils.TemplateNamespace object",
+                                        "jinja2.runtime.LoopContext object",
+                                        "builtin_function_or_method object"};
     return names[v.type];
 }
 
-static inline void jinja_repr(Jinja* j, JinjaText* t, TemplateValue v);
+/* Returns an undefined value, and what to say of it. */
+LLMC_PRINTF(2, 3) static TemplateValue jinja_undefined(Jinja* j, const char* fmt, ...) {
+    char text[400];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    TemplateValue v = template_value(TEMPLATE_UNDEFINED);
+    v.as.s = strcpy((char*)jinja_alloc(j, strlen(text) + 1), text);
+    return v;
+}
 
-/* Ends the rendering, since a value cannot be used like this. An undefined value gets the words of jinja2. */
+/* Ends the rendering, since a value cannot be used like this. */
 LLMC_NORETURN static void jinja_misused(Jinja* j, TemplateValue v, const char* use) {
-    JinjaText name = {NULL, NULL, 0, 0};
-    if (v.type != TEMPLATE_UNDEFINED) { jinja_fail(j, "%s cannot be %s", jinja_type_name(v), use); }
-    const char* of = v.of;
-    v.type = TEMPLATE_STRING;
-    v.of = NULL;
-    v.data || (of && !*of) ? jinja_append(j, &name, v.as.s, v.len, NULL, 0) : jinja_repr(j, &name, v);
-    const int n = (int)size_min(name.len, 200);
-    if (!of) { jinja_fail(j, "%.*s is undefined", n, name.s); }
-    if (!*of) { jinja_fail(j, "%.*s", n, name.s); }
-    jinja_fail(j, v.data ? "%s has no element %.*s" : "'%s' has no attribute %.*s", of, n, name.s);
+    if (v.type == TEMPLATE_UNDEFINED) { jinja_fail(j, "%s", v.as.s ? v.as.s : "an argument is missing"); }
+    jinja_fail(j, "'%s' cannot be %s", jinja_type_name(v), use);
 }
 
 static inline bool jinja_truth(TemplateValue v) {
@@ -508,27 +511,6 @@ static inline int jinja_order(Jinja* j, TemplateValue a, TemplateValue b) {
 // ---------------------------------------------------------------------------------------------------------------------
 // text
 
-/* Writes the shortest text that reads back as the same double, as Python's repr() does. */
-static inline void jinja_append_number(Jinja* j, JinjaText* t, TemplateValue v) {
-    char text[48], digits[32];
-    int precision = 0;
-    snprintf(text, sizeof text, "%lld", (long long)v.as.i);
-    if (v.type == TEMPLATE_FLOAT && !isfinite(v.as.d)) {
-        snprintf(text, sizeof text, "%s", isnan(v.as.d) ? "nan" : v.as.d < 0 ? "-inf" : "inf");
-    } else if (v.type == TEMPLATE_FLOAT) {
-        do {
-            snprintf(digits, sizeof digits, "%.*e", precision, v.as.d);
-        } while (strtod(digits, NULL) != v.as.d && ++precision < 17);
-        const int exponent = atoi(strchr(digits, 'e') + 1);
-        if (exponent >= -4 && exponent < 16) {
-            snprintf(text, sizeof text, "%.*f", precision > exponent ? precision - exponent : 1, v.as.d);
-        } else {
-            snprintf(text, sizeof text, "%s", digits);
-        }
-    }
-    jinja_append_text(j, t, text);
-}
-
 /* Returns whether repr() writes a character as it is. Python also escapes code points that its Unicode version has not. */
 static inline bool jinja_is_printable(uint32_t c) {
     if (c < 0x20 || (c >= 0x7F && c <= 0xA0) || c == 0xAD || (unicode_class(c) == UNICODE_SPACE && c != ' ')) { return false; }
@@ -537,63 +519,104 @@ static inline bool jinja_is_printable(uint32_t c) {
              c > 0xE01EF);
 }
 
-/* Appends a string as repr() writes it: in quotes, with escapes. */
-static inline void jinja_repr_string(Jinja* j, JinjaText* t, TemplateValue v) {
+/* How a value is written: by Python's repr(), or by json.dumps(). */
+typedef struct {
+    bool json, ascii;
+    TemplateValue indent;        // a string for each level; undefined: all in one line
+    TemplateValue comma, colon;  // separators
+} JinjaStyle;
+
+static inline void jinja_write_string(Jinja* j, JinjaText* t, TemplateValue v, const JinjaStyle* how) {
     const bool one = v.len && memchr(v.as.s, '\'', v.len), two = v.len && memchr(v.as.s, '"', v.len);
-    const char quote = one && !two ? '"' : '\'';
+    const char quote = how->json || (one && !two) ? '"' : '\'';
     char escape[16];
     jinja_append(j, t, &quote, 1, NULL, 0);
     for (size_t i = 0, n = 0; i < v.len; i += n) {
         uint32_t c;
         n = jinja_char(v, i, &c);
-        if (c == (uint32_t)quote || c == '\\') {
-            snprintf(escape, sizeof escape, "\\%c", (char)c);
-        } else if (c == '\n' || c == '\r' || c == '\t') {
-            snprintf(escape, sizeof escape, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
-        } else if (!jinja_is_printable(c)) {
-            snprintf(escape, sizeof escape, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
-        } else {
+        const bool plain = how->json ? c >= 0x20 && (c < 0x80 || !how->ascii) : jinja_is_printable(c);
+        const char* known = c && c < 0x20 ? strchr(how->json ? "\nn\rr\tt\bb\ff" : "\nn\rr\tt", (int)c) : NULL;
+        if (known || c == (uint32_t)quote || c == '\\') {
+            snprintf(escape, sizeof escape, "\\%c", known ? known[1] : (char)c);
+        } else if (plain) {
             jinja_append(j, t, v.as.s + i, n, NULL, 0);
             continue;
+        } else if (how->json && c >= 0x10000) {
+            snprintf(escape, sizeof escape, "\\u%04x\\u%04x", 0xD800 + ((c - 0x10000) >> 10), 0xDC00 + ((c - 0x10000) & 0x3FF));
+        } else {
+            snprintf(escape, sizeof escape, !how->json && c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
         }
         jinja_append_text(j, t, escape);
     }
     jinja_append(j, t, &quote, 1, NULL, 0);
 }
 
+static inline void jinja_write_line(Jinja* j, JinjaText* t, const JinjaStyle* how, size_t level) {
+    if (how->indent.type == TEMPLATE_UNDEFINED) { return; }
+    jinja_append_text(j, t, "\n");
+    for (size_t i = 0; i < level; i++) { jinja_append_string(j, t, how->indent); }
+}
+
+/* Appends a value that has no items. */
+static inline void jinja_write_plain(Jinja* j, JinjaText* t, TemplateValue v, const JinjaStyle* how) {
+    static const char* const words[2][6] = {{"None", "False", "True", "nan", "-inf", "inf"},
+                                            {"null", "false", "true", "NaN", "-Infinity", "Infinity"}};
+    const char* const* word = words[how->json];
+    char text[40] = "Undefined";
+    if (v.type == TEMPLATE_STRING) {
+        jinja_write_string(j, t, v, how);
+        return;
+    }
+    if (v.type > TEMPLATE_FLOAT || (v.type == TEMPLATE_UNDEFINED && how->json)) {
+        jinja_misused(j, v, how->json ? "written as JSON" : "printed");
+    }
+    if (v.type == TEMPLATE_INT) { snprintf(text, sizeof text, "%lld", (long long)v.as.i); }
+    if (v.type == TEMPLATE_FLOAT) { double_text(text, v.as.d); }
+    jinja_append_text(j, t,
+                      v.type == TEMPLATE_NONE                         ? word[0]
+                      : v.type == TEMPLATE_BOOL                       ? word[1 + (v.as.i != 0)]
+                      : v.type == TEMPLATE_FLOAT && !isfinite(v.as.d) ? word[isnan(v.as.d) ? 3
+                                                                             : v.as.d < 0  ? 4
+                                                                                           : 5]
+                                                                      : text);
+}
+
+/* Appends a value. */
+static inline void jinja_write(Jinja* j, JinjaText* t, TemplateValue v, const JinjaStyle* how, size_t level) {
+    const bool space = !how->json && v.type == TEMPLATE_NAMESPACE, tuple = !how->json && v.type == TEMPLATE_TUPLE;
+    const bool dict = space || v.type == TEMPLATE_DICT, list = v.type == TEMPLATE_LIST || v.type == TEMPLATE_TUPLE;
+    if (!dict && !list) {
+        jinja_write_plain(j, t, v, how);
+        return;
+    }
+    const size_t count = dict ? v.as.dict->count : v.as.list->count;
+    jinja_enter(j);
+    jinja_append_text(j, t, space ? "<Namespace {" : dict ? "{" : tuple ? "(" : "[");
+    for (size_t i = 0; i < count; i++) {
+        if (i) { jinja_append_string(j, t, how->comma); }
+        jinja_write_line(j, t, how, level + 1);
+        if (dict) {
+            TemplateValue key = v.as.dict->items[i].key;
+            JinjaText text = {NULL, NULL, 0, 0};
+            if (how->json && key.type != TEMPLATE_STRING) {  // a key of JSON is a string
+                jinja_write(j, &text, key, how, level);
+                key = jinja_string(&text);
+            }
+            jinja_write(j, t, key, how, level);
+            jinja_append_string(j, t, how->colon);
+        }
+        jinja_write(j, t, dict ? v.as.dict->items[i].value : v.as.list->items[i], how, level + 1);
+    }
+    if (count) { jinja_write_line(j, t, how, level); }
+    jinja_append_text(j, t, space ? "}>" : dict ? "}" : !tuple ? "]" : count == 1 ? ",)" : ")");
+    j->depth--;
+}
+
 /* Appends a value as repr() writes it. */
 static inline void jinja_repr(Jinja* j, JinjaText* t, TemplateValue v) {
-    jinja_enter(j);
-    switch (v.type) {
-        case TEMPLATE_UNDEFINED: jinja_append_text(j, t, "Undefined"); break;
-        case TEMPLATE_NONE: jinja_append_text(j, t, "None"); break;
-        case TEMPLATE_BOOL: jinja_append_text(j, t, v.as.i ? "True" : "False"); break;
-        case TEMPLATE_INT:
-        case TEMPLATE_FLOAT: jinja_append_number(j, t, v); break;
-        case TEMPLATE_STRING: jinja_repr_string(j, t, v); break;
-        case TEMPLATE_LIST:
-        case TEMPLATE_TUPLE:
-            jinja_append_text(j, t, v.type == TEMPLATE_LIST ? "[" : "(");
-            for (size_t i = 0; i < v.as.list->count; i++) {
-                jinja_append_text(j, t, i ? ", " : "");
-                jinja_repr(j, t, v.as.list->items[i]);
-            }
-            jinja_append_text(j, t, v.type == TEMPLATE_LIST ? "]" : v.as.list->count == 1 ? ",)" : ")");
-            break;
-        case TEMPLATE_NAMESPACE: jinja_append_text(j, t, "<Namespace ");  // fall through
-        case TEMPLATE_DICT:
-            jinja_append_text(j, t, "{");
-            for (size_t i = 0; i < v.as.dict->count; i++) {
-                jinja_append_text(j, t, i ? ", " : "");
-                jinja_repr(j, t, v.as.dict->items[i].key);
-                jinja_append_text(j, t, ": ");
-                jinja_repr(j, t, v.as.dict->items[i].value);
-            }
-            jinja_append_text(j, t, v.type == TEMPLATE_DICT ? "}" : "}>");
-            break;
-        default: jinja_misused(j, v, "printed");
-    }
-    j->depth--;
+    const JinjaStyle python = {false, false, template_value(TEMPLATE_UNDEFINED), template_string(j->arena, ", ", 2, false),
+                               template_string(j->arena, ": ", 2, false)};
+    jinja_write(j, t, v, &python, 0);
 }
 
 /* Returns a value as str() writes it. */
@@ -603,87 +626,6 @@ static inline TemplateValue jinja_str(Jinja* j, TemplateValue v) {
     if (v.type != TEMPLATE_UNDEFINED) { jinja_repr(j, &t, v); }
     if (v.type <= TEMPLATE_FLOAT && t.len) { memset(t.marks, !v.data, t.len); }
     return jinja_string(&t);
-}
-
-/* How tojson writes. */
-typedef struct {
-    bool ascii, sorted;
-    TemplateValue indent;        // a string for each level; undefined: all in one line
-    TemplateValue comma, colon;  // separators
-} JinjaJson;
-
-static inline void jinja_json_string(Jinja* j, JinjaText* t, TemplateValue v, bool ascii) {
-    char escape[16];
-    jinja_append_text(j, t, "\"");
-    for (size_t i = 0, n = 0; i < v.len; i += n) {
-        uint32_t c;
-        n = jinja_char(v, i, &c);
-        const char* known = c && c < 0x20 ? strchr("\bb\ff\nn\rr\tt", (int)c) : NULL;
-        if (known || c == '"' || c == '\\') {
-            snprintf(escape, sizeof escape, "\\%c", known ? known[1] : (char)c);
-        } else if (c < 0x20 || (ascii && c >= 0x7F && c < 0x10000)) {
-            snprintf(escape, sizeof escape, c == 0x7F ? "\x7F" : "\\u%04x", c);
-        } else if (ascii && c >= 0x10000) {
-            snprintf(escape, sizeof escape, "\\u%04x\\u%04x", 0xD800 + ((c - 0x10000) >> 10), 0xDC00 + ((c - 0x10000) & 0x3FF));
-        } else {
-            jinja_append(j, t, v.as.s + i, n, NULL, 0);
-            continue;
-        }
-        jinja_append_text(j, t, escape);
-    }
-    jinja_append_text(j, t, "\"");
-}
-
-static inline void jinja_json_line(Jinja* j, JinjaText* t, const JinjaJson* how, size_t level) {
-    if (how->indent.type == TEMPLATE_UNDEFINED) { return; }
-    jinja_append_text(j, t, "\n");
-    for (size_t i = 0; i < level; i++) { jinja_append_string(j, t, how->indent); }
-}
-
-static inline int jinja_compare_keys(const void* a, const void* b) {
-    const TemplateValue *x = &((const TemplatePair*)a)->key, *y = &((const TemplatePair*)b)->key;
-    const int sign = memcmp(x->as.s, y->as.s, size_min(x->len, y->len));
-    return sign ? sign : (x->len > y->len) - (x->len < y->len);
-}
-
-/* Appends a value as json.dumps() writes it. */
-static inline void jinja_json(Jinja* j, JinjaText* t, TemplateValue v, const JinjaJson* how, size_t level) {
-    const bool dict = v.type == TEMPLATE_DICT, list = v.type == TEMPLATE_LIST || v.type == TEMPLATE_TUPLE;
-    if (v.type == TEMPLATE_STRING) {
-        jinja_json_string(j, t, v, how->ascii);
-    } else if (v.type == TEMPLATE_NONE || v.type == TEMPLATE_BOOL) {
-        jinja_append_text(j, t, v.type == TEMPLATE_NONE ? "null" : v.as.i ? "true" : "false");
-    } else if (v.type == TEMPLATE_FLOAT && !isfinite(v.as.d)) {
-        jinja_append_text(j, t, isnan(v.as.d) ? "NaN" : v.as.d < 0 ? "-Infinity" : "Infinity");
-    } else if (jinja_is_number(v)) {
-        jinja_append_number(j, t, v);
-    } else if (!dict && !list) {
-        jinja_misused(j, v, "written as JSON");
-    }
-    if (!dict && !list) { return; }
-    const size_t count = dict ? v.as.dict->count : v.as.list->count;
-    TemplatePair* pairs = dict ? v.as.dict->items : NULL;
-    if (dict && how->sorted && count > 1) {
-        pairs = (TemplatePair*)memcpy(jinja_alloc(j, count * sizeof *pairs), pairs, count * sizeof *pairs);
-        for (size_t i = 0; i < count; i++) { pairs[i].key = jinja_str(j, pairs[i].key); }
-        qsort(pairs, count, sizeof *pairs, jinja_compare_keys);
-    }
-    jinja_enter(j);
-    jinja_append_text(j, t, dict ? "{" : "[");
-    for (size_t i = 0; i < count; i++) {
-        if (i) { jinja_append_string(j, t, how->comma); }
-        jinja_json_line(j, t, how, level + 1);
-        if (dict) {
-            JinjaText key = {NULL, NULL, 0, 0};
-            if (pairs[i].key.type != TEMPLATE_STRING) { jinja_json(j, &key, pairs[i].key, how, level); }
-            jinja_json_string(j, t, pairs[i].key.type == TEMPLATE_STRING ? pairs[i].key : jinja_string(&key), how->ascii);
-            jinja_append_string(j, t, how->colon);
-        }
-        jinja_json(j, t, dict ? pairs[i].value : v.as.list->items[i], how, level + 1);
-    }
-    if (count) { jinja_json_line(j, t, how, level); }
-    jinja_append_text(j, t, dict ? "}" : "]");
-    j->depth--;
 }
 
 #endif
