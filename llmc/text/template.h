@@ -17,16 +17,15 @@
  *
  * A template is hostile input. It reaches nothing but its values; steps, depth and memory are bounded (JINJA_MAX_*). Unknown
  * things are refused by name and place: "FILE:12:7: the filter "foo" is not known here", a filter or test only when it is met.
- * Not known: the tags with, call, include, import, extends and block, recursive loops, chains of comparisons, members that are
- * numbers, and integers beyond 64 bits.
+ * Not known: the tags raw, with, call, include, import, extends and block, recursive loops, chains of comparisons, members that
+ * are numbers, functions that no published template calls, and integers beyond 64 bits.
  */
 #ifndef LLMC_TEMPLATE_H
 #define LLMC_TEMPLATE_H
 
-#include "llmc/text/template_functions.h"  // defines: jinja_call_filter, jinja_call_test, jinja_call_function, jinja_method
+#include "llmc/text/template_functions.h"  // defines: jinja_call_filter, jinja_call_test, jinja_method, JinjaBound, JinjaLoop
 #include "llmc/text/template_lex.h"        // defines: JinjaLexer, jinja_lex
 #include "llmc/text/template_parse.h"      // defines: JinjaNode, JinjaParser, jinja_statements
-#include "llmc/text/template_strings.h"    // defines: JinjaFunction, JinjaArguments, JinjaBound, JinjaLoop, jinja_list_of
 #include "llmc/text/template_value.h"  // defines: TemplateValue, TemplateArena, template_dict, template_string, template_value
 
 typedef struct {
@@ -152,17 +151,8 @@ static inline TemplateValue jinja_arithmetic(Jinja* j, char op, bool twice, Temp
     const bool whole = integers && !(op == '/' && !twice);
     int64_t r = 0;
     if ((op == '/' || op == '%') && y == 0) { jinja_fail(j, "division by zero"); }
-    if (!whole) {
-        double left = op == '/' || op == '%' ? fmod(x, y) : 0;
-        if (left != 0 && (left < 0) != (y < 0)) { left += y; }
-        return template_float(op == '+'                   ? x + y
-                              : op == '-'                 ? x - y
-                              : op == '*'                 ? x * y
-                              : op == '%'                 ? copysign(left, y)
-                              : !twice                    ? x / y
-                              : rint((x - left) / y) == 0 ? copysign(0, x / y)
-                                                          : rint((x - left) / y));
-    }
+    if (!whole && (twice || op == '%')) { jinja_fail(j, "the operators // and %% of fractions are not known here"); }
+    if (!whole) { return template_float(op == '+' ? x + y : op == '-' ? x - y : op == '*' ? x * y : x / y); }
     const bool overflows = op == '+'   ? __builtin_add_overflow(a.as.i, b.as.i, &r)
                            : op == '-' ? __builtin_sub_overflow(a.as.i, b.as.i, &r)
                            : op == '*' ? __builtin_mul_overflow(a.as.i, b.as.i, &r)
@@ -304,6 +294,7 @@ static inline TemplateValue jinja_call(Jinja* j, const JinjaNode* n) {
     const TemplateValue f = jinja_eval(j, n->kids[0]);
     const JinjaArguments a = jinja_eval_arguments(j, n->kids[1]);
     j->at = n->at;
+    if (f.type == TEMPLATE_UNDEFINED && f.as.s) { jinja_fail(j, "%s that is known here", f.as.s); }
     if (f.type != TEMPLATE_FUNCTION) { jinja_misused(j, f, "called: it is no function that is known here"); }
     return f.as.bound->function ? jinja_call_function(j, f.as.bound->function, f.as.bound->self, &a)
                                 : jinja_call_macro(j, f.as.bound, &a);

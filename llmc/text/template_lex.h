@@ -90,33 +90,6 @@ static inline void jinja_add_piece(JinjaLexer* l, size_t from, size_t to, char s
     if (cut > from) { jinja_token(l, TOKEN_TEXT, from, template_string(l->j->arena, l->s + from, cut - from, true)); }
 }
 
-/* Returns the end of a {% NAME %} at a place, and its text's end sign in *l; 0: another tag. */
-static inline size_t jinja_bare_tag(const JinjaLexer* l, size_t at, const char* name) {
-    at += 2 + (l->s[at + 2] == '-' || l->s[at + 2] == '+');
-    at = jinja_skip_blanks(l, at);
-    if (!jinja_sees(l, at, name)) { return 0; }
-    at = jinja_skip_blanks(l, at + strlen(name));
-    return jinja_sees(l, at, "%}") || ((l->s[at] == '-' || l->s[at] == '+') && jinja_sees(l, at + 1, "%}")) ? at : 0;
-}
-
-/* Adds the text between {% raw %} and {% endraw %}. */
-static inline void jinja_add_raw(JinjaLexer* l, size_t tag) {
-    l->at = tag;
-    const bool strip = l->s[tag] == '-';
-    l->at += l->s[tag] == '%' ? 2 : 3;
-    if (strip) { l->at = jinja_skip_blanks(l, l->at); }
-    l->line_start = l->s[l->at - 1] == '\n';
-    for (size_t from = l->at, at = from; at < l->end; at++) {
-        const size_t end = jinja_sees(l, at, "{%") ? jinja_bare_tag(l, at, "endraw") : 0;
-        if (!end) { continue; }
-        jinja_add_piece(l, from, at, l->s[at + 2], true);
-        l->at = end;
-        jinja_skip_end(l, "%}");
-        return;
-    }
-    jinja_fail(l->j, "{%% raw %%} has no {%% endraw %%}");
-}
-
 /* Appends what a backslash in a string stands for. */
 static inline void jinja_add_escape(JinjaLexer* l, JinjaText* t) {
     static const char names[] = "nrtabfv\\'\"", bytes[] = "\n\r\t\a\b\f\v\\'\"";
@@ -221,13 +194,10 @@ static inline void jinja_lex(JinjaLexer* l) {
             break;
         }
         const char kind = l->s[at + 1], sign = l->s[at + 2];
-        const size_t raw = kind == '%' ? jinja_bare_tag(l, at, "raw") : 0;
         l->j->at = at;
         jinja_add_piece(l, from, at, sign, kind != '{');
         l->at = at + 2 + (sign == '-' || (sign == '+' && kind != '{'));
-        if (raw) {
-            jinja_add_raw(l, raw);
-        } else if (kind == '#') {
+        if (kind == '#') {
             while (l->at < l->end && !jinja_ends(l, "#}")) { l->at++; }
             if (l->at == l->end) { jinja_fail(l->j, "a comment has no end, wanted #}"); }
             jinja_skip_end(l, "#}");

@@ -448,7 +448,7 @@ static inline JinjaNode* jinja_statement(JinjaParser* p) {
     } else {
         p->token--;
         jinja_unexpected(p,
-                         "one of the tags for, if, set, macro, filter, generation, raw, in loops break and continue, or "
+                         "one of the tags for, if, set, macro, filter, generation, in loops break and continue, or "
                          "the end of a tag");
     }
     jinja_expect(p, TOKEN_TAG_END, NULL, "%}");

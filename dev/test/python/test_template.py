@@ -173,14 +173,14 @@ NAMES = ["m", "messages", "tools", "x", "ns.a", "n", "s", "d", "loop.index", "lo
 CONSTANTS = ["1", "0", "-2", "3.5", "'a'", "'user'", "\"b c\"", "''", "[]", "[1, 'x', none]", "{}", "{'a': 1, 'b': [2]}", "(1, 2)", "' x\\n'", "'é'"]
 FILTERS = ["trim", "length", "upper", "lower", "title", "capitalize", "string", "int", "list", "first", "last", "join", "join(', ')",
            "tojson", "tojson(indent=2)", "default('d')", "default(1, true)", "reverse|list", "sort",
-           "dictsort", "replace('a', 'b')", "indent", "safe", "count"]
+           "dictsort", "replace('a', 'b')", "safe", "count"]
 LISTS = ["items", "map('upper')", "map(attribute='role')", "map(attribute='a.b', default='z')", "select", "reject('none')", "selectattr('role')",
          "selectattr('role', 'eq', 'user')", "rejectattr('content')", "select('string')", "rejectattr('role', 'in', ['user'])", "map('length')"]
 TESTS = ["defined", "undefined", "none", "string", "number", "mapping", "sequence", "iterable", "boolean", "integer", "float", "odd", "even",
          "true", "false", "eq 1", "in [1, 'a']", "divisibleby 2", "callable", "sameas none", "ne 'a'"]
 METHODS = ["strip()", "split()", "split('a')", "split(' ', 1)", "upper()", "lower()", "lstrip('a')", "rstrip()", "startswith('a')", "endswith('b')",
-           "replace('a', 'x')", "title()", "capitalize()", "find('a')", "get('a')", "get('z', 5)", "items()|list", "keys()|list", "values()|list",
-           "splitlines()", "join(['p', 'q'])", "append(1)", "isdigit()", "rsplit(' ', 1)", "role", "a", "items", "nothing"]
+           "replace('a', 'x')", "title()", "capitalize()", "get('a')", "get('z', 5)", "items()|list", "keys()|list", "values()|list",
+           "join(['p', 'q'])", "append(1)", "role", "a", "items", "nothing"]
 VALUES = variables({"messages": [system(" Be é. "), user("Hello a b"), answer("ab</think>\n\nc", tool_calls=[call({"a": 1, "b": [True]})]), user("")],
                     "tools": TOOLS[:1], "n": 7, "f": 2.5, "s": "a Bc a\nd", "d": {"b": 1, "a": "z", "C": [3, 1]}, "l": [3, 1, 2, 1], "u": "straße ΑΣ ǆ"})
 
@@ -222,7 +222,7 @@ def block(r, depth=0):
         lambda: tag(f"for k, v in d.items(){r.choice(['', ' if ' + expression(r)])}") + b() + tag("else") + b() + tag("endfor"),
         lambda: tag(f"for x in messages if {expression(r)}") + b() + tag(r.choice(["break", "continue", "set q = 1"])) + tag("endfor"),
         lambda: tag(f"set {r.choice(['x', 'ns.a', 'm', 'x, m', 'q'])} = {expression(r)}"), lambda: tag("set x") + b() + tag("endset"),
-        lambda: tag("generation") + b() + tag("endgeneration"), lambda: tag(f"filter {r.choice(['trim', 'upper', 'indent'])}") + b() + tag("endfilter"),
+        lambda: tag("generation") + b() + tag("endgeneration"), lambda: tag(f"filter {r.choice(['trim', 'upper'])}") + b() + tag("endfilter"),
         lambda: tag("macro mac(x, n=1)") + b() + tag("endmacro"),
     ])()
 
