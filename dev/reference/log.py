@@ -105,7 +105,8 @@ class StepTable:
         some = dict(padding=padding or None, trained=trained, sources=sources)
         some = {key: value for key, value in some.items() if value is not None}
         self.log.add("step", step=step, loss=self.loss, gnorm=norm, lr=lr, ms=round(ms, 3), tok_s=round(tok_s, 1),
-                     seconds=round(time.perf_counter() - self.begun, 3), tokens=step * self.tokens - padding, **some)
+                     seconds=round(time.perf_counter() - self.begun, 3), memory=peak_memory(self.device),
+                     tokens=step * self.tokens - padding, **some)
         if not math.isfinite(self.loss) or not math.isfinite(norm):
             self.log.add("end", step=step, reason="not finite", seconds=round(time.perf_counter() - self.begun, 3))
             die(f"step {step}: loss is {self.loss} and the gradient's norm {norm}")

@@ -1,9 +1,12 @@
-/* address.h -- where ./serve listens: an IPv4 or IPv6 address, and the names by which a browser's header Host calls it; and the
- * key that another machine has to give. */
+/* address.h -- where ./serve listens: an IPv4 or IPv6 address, and the names by which a browser's header Host calls it; the key;
+ * and which requests are refused before anything of them is read. */
 #ifndef SERVE_ADDRESS_H
 #define SERVE_ADDRESS_H
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
+
+#include "llmc/base/text.h"            // defines: text_starts
+#include "llmc/files/trainer_state.h"  // defines: run_id_draw
 
 #include <arpa/inet.h>
 
@@ -15,6 +18,7 @@ typedef struct {
     } socket;
     bool is_local;      // only this machine reaches it
     char names[2][64];  // with the port; an IPv6 address in brackets, as in a URL
+    char wanted[128];   // what a request with another name is told
 } Address;
 
 /* Reads an address; false: it is none, or it stands for all addresses of a machine and so names none. */
@@ -45,6 +49,7 @@ static inline void address_name(Address* a, int port) {
     }
     snprintf(a->names[1], sizeof a->names[1], "%s", a->names[0]);
     if (a->is_local) { snprintf(a->names[1], sizeof a->names[1], "localhost:%d", port); }
+    snprintf(a->wanted, sizeof a->wanted, "Host or Origin is not this server, wanted Host: %s", a->names[0]);
 }
 
 /* Returns whether a header Host names the address. Browsers leave port 80 out. */
@@ -56,16 +61,29 @@ static inline bool address_has(const Address* a, const char* host) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the key that another machine has to give: the first line of a file, as a header can carry it
+// the key that a request has to give: it is drawn, or the first line of a file, as a header can carry it
 
 enum { LEAST_KEY = 16 };  // characters
 
-/* Reads the key of a file, or ends the program. */
+/* Draws a key of 128 bits. */
+static inline char* key_draw(void) {
+    RunId parts[2];
+    char text[2 * sizeof(RunId)];
+    run_id_draw(parts[0]), run_id_draw(parts[1]);
+    snprintf(text, sizeof text, "%s%s", parts[0], parts[1]);
+    return xstrdup(text);
+}
+
+/* Reads the key of a file that its owner alone can read, or ends the program. */
 static inline char* key_read(const char* file) {
+    struct stat st;
     size_t size = 0, n = 0;
     Error e = NO_ERROR;
     char* key = read_file(file, &size, 4096, &e);
     must(key != NULL, &e);
+    if (stat(file, &st) != 0 || (st.st_mode & 077) != 0) {
+        die("%s: other users can read this key or change it, wanted a file for you alone\n  hint: chmod 600 %s", file, file);
+    }
     while (n < size && key[n] >= ' ' && key[n] <= '~') { n++; }
     if (n < LEAST_KEY || (n < size && key[n] != '\r' && key[n] != '\n')) {
         die("%s: wanted a key of at least %d printable ASCII characters in its first line", file, LEAST_KEY);
@@ -80,6 +98,44 @@ static inline bool key_fits(const char* key, const char* given) {
     unsigned differs = n != m;
     for (size_t i = 0; i < n; i++) { differs |= (unsigned)(key[i] ^ (i < m ? given[i] : 0)); }
     return differs == 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// requests
+
+/* The head of a request. A header that is missing is "". */
+typedef struct {
+    const char *method, *url, *host, *origin, *site /* Sec-Fetch-Site */, *authorization, *type;
+} Request;
+
+/* Returns the status with which a request is refused before its body is read, and why; 0: it is not. The page and
+ * /health tell nothing of a run and need no key; other sites may link to the page. `key`: NULL: none. `methods` of this url: "POST", or "GET, HEAD"; NULL: there is no such
+ * url. */
+static inline unsigned request_judge(const Address* a, const char* key, const Request* r, const char* methods,
+                                     const char** why) {
+    const bool page = strcmp(r->url, "/") == 0, post = methods && strcmp(methods, "POST") == 0;
+    const bool foreign = *r->site && strcmp(r->site, "same-origin") != 0 && strcmp(r->site, "none") != 0;
+    const bool named = *r->origin && text_starts(r->origin, "http://") && strcasecmp(r->origin + 7, r->host) == 0;
+    const bool json = strncasecmp(r->type, "application/json", 16) == 0 && strchr("; \t", r->type[16]);
+    const struct {
+        bool refused;
+        unsigned status;
+        const char* why;
+    } rules[] = {
+        {!address_has(a, r->host) || (*r->origin && !named), 403, a->wanted},
+        {foreign && !page, 403, "the page of another site asks"},
+        {key && !page && strcmp(r->url, "/health") != 0 &&
+             !(text_starts(r->authorization, "Bearer ") && key_fits(key, r->authorization + 7)),
+         401, "the key is missing or wrong"},
+        {!methods, 404, "there is no such page"},
+        {methods && strcmp(r->method, post ? "POST" : "GET") != 0 && (post || strcmp(r->method, "HEAD") != 0), 405,
+         post ? "wanted POST" : "wanted GET"},
+        {post && !json, 415, "wanted Content-Type: application/json"},
+    };
+    size_t i = 0;
+    while (i < sizeof rules / sizeof *rules && !rules[i].refused) { i++; }
+    *why = i < sizeof rules / sizeof *rules ? rules[i].why : NULL;
+    return *why ? rules[i].status : 0;
 }
 
 #endif

@@ -22,11 +22,12 @@ struct Client {
     double since;      // when it began; 0: it is whole
     Respond* respond;  // once it is whole
     Buffer body;
-    uint64_t step;    // of the checkpoint that it asks, or NEWEST
-    unsigned status;  // of its response; 0: not known before the first line of the answer
-    bool follows;     // the log, from `place` on
+    char run[PATH_CAP];  // the folder of the run that it is about
+    uint64_t step;       // of the checkpoint that it asks, or NEWEST
+    unsigned status;     // of its response; 0: not known before the first line of the answer
+    bool follows;        // the log, from `place` on
     LogPlace place;
-    double sent;  // when it was last sent events or a comment
+    double began, sent;  // when it began to follow; when it was last sent events or a comment
     Buffer out;
     bool done;  // nothing follows `out`
 };

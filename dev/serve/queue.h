@@ -34,7 +34,7 @@ typedef struct {
 } Process;
 
 typedef struct {
-    const char *run, *trainer;
+    const char* trainer;
     Client* waiting[MOST_QUESTIONS];
     int num_waiting;
     bool busy;       // the last line of an answer is still to come
@@ -99,22 +99,24 @@ static inline bool queue_start(Queue* q, const char* checkpoint, Error* e) {
     return true;
 }
 
-/* Finds the folder of a step's checkpoint. */
-static inline bool queue_find(const Queue* q, uint64_t step, char dir[PATH_CAP], struct stat* folder, Error* e) {
-    uint64_t* steps = NULL;
+/* Finds the folder of the checkpoint that a client asks. A link there may lead out of the run. */
+static inline bool queue_find(const Client* c, char dir[PATH_CAP], struct stat* folder, Error* e) {
+    uint64_t *steps = NULL, step = c->step;
     size_t count = 0;
     if (step == NEWEST) {
-        if (!checkpoint_list(q->run, &steps, &count, e)) { return false; }
+        if (!checkpoint_list(c->run, &steps, &count, e)) { return false; }
         if (count == 0) { return fail(e, "the run has no checkpoint yet"); }
         step = steps[0];
         free(steps);
     }
-    return checkpoint_path(dir, q->run, step, "", e) &&
-           (stat(dir, folder) == 0 || fail(e, "%s: cannot be read: %s", dir, strerror(errno)));
+    if (!checkpoint_path(dir, c->run, step, "", e)) { return false; }
+    if (lstat(dir, folder) != 0) { return fail(e, "%s: cannot be read: %s", dir, strerror(errno)); }
+    return S_ISDIR(folder->st_mode) || fail(e, "%s: is %s, wanted a folder", dir, file_kind(folder->st_mode));
 }
 
 static inline bool is_same_folder(const struct stat* a, const struct stat* b) {
-    return a->st_ino == b->st_ino && a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
+           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
 /* Gives a question to the process, or to a new one if it is for another checkpoint. */
@@ -122,7 +124,7 @@ static inline bool queue_ask(Queue* q, Client* c, Error* e) {
     Process* p = &q->process;
     char dir[PATH_CAP];
     struct stat folder;
-    if (!queue_find(q, c->step, dir, &folder, e)) { return false; }
+    if (!queue_find(c, dir, &folder, e)) { return false; }
     if (p->pid > 0 && !is_same_folder(&folder, &p->folder)) { queue_end(q, NULL); }
     if (p->pid == 0 && !queue_start(q, dir, e)) { return false; }
     p->folder = folder;

@@ -1,23 +1,27 @@
-/* serve.c -- a page beside a run: shows its log while it grows, and asks its checkpoints for texts.
+/* serve.c -- a page beside runs: shows their logs while they grow, and asks their checkpoints for texts. OUT is a run's folder or
+ * a folder of runs.
  *
  *   GET /              the page (page.html)
- *   GET /log           the events of OUT/log.jsonl as server-sent events. "event: reset": all come anew, as the log was cut
+ *   GET /runs          {"folder": "OUT", "newest": false, "runs": [{"name": "", "state": "running", "step": {...}, ...}, ...]}
+ *   GET /log           the events of a run's log as server-sent events. "event: reset": all come anew, as the log was cut;
+ *                      "event: peak": see run_log.h. ?end=1: the response ends with the log; ?first=1&last=9: these steps alone
  *   GET /checkpoints   {"checkpoints": [{"name": "step_00000100", "step": 100}, ...]}, the oldest first
- *   GET /health        {"run": "OUT", ...}
+ *   GET /health        {"answers": false, "waiting": 0}, without a key, too
  *   POST /generation   a question (llmc/text/question.h), perhaps with "checkpoint": "step_00000100". The response has the
  *                      lines of --answer (llmc/run/jobs/answer.h) as they come. An error before the first has its own status
  *
- * The server listens on 127.0.0.1 or the --host given, and wants a key if other machines reach that address. Host and Origin
- * must name it, so no page of another site reaches it; its page runs no script but its own. It reads the run's folder, in one
- * thread, and writes nothing. A client that closes one direction hangs up.
+ * In a folder of runs, ?run=NAME says which. The server listens on 127.0.0.1 or the --host given, and wants its key: a port is
+ * open to all users of a machine. Host, Origin and Sec-Fetch-Site must name it, so no page of another site reaches it; its page
+ * runs no script but its own. It reads the runs' folders by open_inside(), in one thread, and writes nothing. A client that
+ * closes one direction hangs up.
  */
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "dev/serve/address.h"  // defines: Address, address_read, address_name, address_has, key_read, key_fits
+#include "dev/serve/address.h"  // defines: Address, address_read, address_name, key_draw, key_read, Request, request_judge
 #include "dev/serve/buffer.h"   // defines: Buffer, buffer_add, buffer_error, buffer_text, buffer_waits
 #include "dev/serve/client.h"   // defines: Client, suspend, wake
 #include "dev/serve/queue.h"    // defines: Queue, queue_take, queue_leave, queue_read, queue_write
-#include "dev/serve/run_log.h"  // defines: log_send
+#include "dev/serve/run_log.h"  // defines: log_send, runs_write, run_find
 
 #include "build/serve_page.h"  // defines: serve_page, SERVE_STYLE, SERVE_SCRIPT
 
@@ -26,6 +30,7 @@
 enum {
     MOST_CLIENTS = 32,
     MOST_OF_ADDRESS = 8,  // of them from one other machine
+    SPARE_CLIENTS = 8,    // places that those who follow a log do not take
     MOST_BODY = 256 << 10,
     LEAST_FILES = 64,      // a client needs one, and so do the process that answers, the log and what is always open
     REQUEST_SECONDS = 10,  // for a request, and for the next part of a response
@@ -35,9 +40,10 @@ enum {
 
 struct Server {
     Address address;
-    char not_here[128];
-    char* key;  // NULL: none
-    char log[PATH_CAP];
+    const char* folder;            // a run's, or of runs
+    bool newest;                   // the page opens the newest run
+    char* key;                     // NULL: none
+    bool shows_key;                // it was drawn
     Client clients[MOST_CLIENTS];  // without a connection: a free place
     Queue queue;
     double next_tick;
@@ -56,6 +62,7 @@ static enum MHD_Result respond(const Client* c, unsigned status, const char* typ
         {"X-Content-Type-Options", "nosniff"},
         {"Referrer-Policy", "no-referrer"},
         {"Cache-Control", "no-store"},
+        {"Cross-Origin-Resource-Policy", "same-origin"},
     };
     for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) { MHD_add_response_header(r, headers[i][0], headers[i][1]); }
     MHD_add_response_header(r, "Content-Type", type);
@@ -83,9 +90,10 @@ static ssize_t give(void* client, uint64_t at, char* out, size_t most) {
     Client* c = (Client*)client;
     (void)at;
     if (c->follows && !c->done && buffer_waits(&c->out) == 0) {
-        log_send(c->server->log, &c->place, &c->out);
+        log_send(c->run, &c->place, &c->out);
+        c->done = c->place.ends && buffer_waits(&c->out) == 0;
         const bool quiet = buffer_waits(&c->out) == 0 && now_seconds() - c->sent > COMMENT_SECONDS;
-        if (quiet) { buffer_text(&c->out, ":\n\n"); }
+        if (quiet && !c->done) { buffer_text(&c->out, ":\n\n"); }
         if (buffer_waits(&c->out) > 0) { c->sent = now_seconds(); }
     }
     const size_t n = size_min(most, buffer_waits(&c->out));
@@ -103,10 +111,13 @@ static enum MHD_Result respond_stream(Client* c, unsigned status, const char* ty
     return respond(c, status, type, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1 << 14, give, c, NULL));
 }
 
-static const char* header(const Client* c, const char* name) {
-    const char* value = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND, name);
+static const char* value_of(const Client* c, enum MHD_ValueKind kind, const char* name) {
+    const char* value = MHD_lookup_connection_value(c->connection, kind, name);
     return value ? value : "";
 }
+
+static const char* header(const Client* c, const char* name) { return value_of(c, MHD_HEADER_KIND, name); }
+static const char* argument(const Client* c, const char* name) { return value_of(c, MHD_GET_ARGUMENT_KIND, name); }
 
 static enum MHD_Result respond_page(Server* s, Client* c) {
     (void)s;
@@ -115,11 +126,30 @@ static enum MHD_Result respond_page(Server* s, Client* c) {
 }
 
 static enum MHD_Result respond_log(Server* s, Client* c) {
+    const char *first = argument(c, "first"), *last = argument(c, "last");
+    Error e = NO_ERROR;
     (void)s;
-    c->place.id = strtoull(header(c, "Last-Event-ID"), NULL, 10);
+    const int fd = folder_has(c->run, "log.jsonl") ? open_inside(c->run, "log.jsonl", &e) : -1;
+    if (fd < 0 && e.msg[0]) { return refuse(c, MHD_HTTP_FORBIDDEN, e.msg); }
+    if (fd >= 0) { close(fd); }
+    c->place = (LogPlace){.ranges = *first || *last, .first = strtod(first, NULL), .last = strtod(last, NULL)};
+    c->place.ends = c->place.ranges || *argument(c, "end");
+    c->place.id = c->place.ranges ? 0 : strtoull(header(c, "Last-Event-ID"), NULL, 10);
     c->follows = true;
-    c->sent = now_seconds();
+    c->began = c->sent = now_seconds();
     return respond_stream(c, MHD_HTTP_OK, "text/event-stream");
+}
+
+static enum MHD_Result respond_runs(Server* s, Client* c) {
+    Buffer b = {NULL, 0, 0};
+    FILE* f = xopen_memory(&b.text, &b.size);
+    fputs("{\"folder\": ", f);
+    json_write_text(f, s->folder);
+    fprintf(f, ", \"newest\": %s, \"runs\": [", s->newest ? "true" : "false");
+    runs_write(f, s->folder);
+    fputs("]}\n", f);
+    xclose_memory(f, &b.text);
+    return respond_json(c, MHD_HTTP_OK, &b);
 }
 
 static enum MHD_Result respond_checkpoints(Server* s, Client* c) {
@@ -127,7 +157,8 @@ static enum MHD_Result respond_checkpoints(Server* s, Client* c) {
     size_t count = 0;
     Buffer b = {NULL, 0, 0};
     Error e = NO_ERROR;
-    if (!checkpoint_list(s->queue.run, &steps, &count, &e)) { return refuse(c, MHD_HTTP_INTERNAL_SERVER_ERROR, e.msg); }
+    (void)s;
+    if (!checkpoint_list(c->run, &steps, &count, &e)) { return refuse(c, MHD_HTTP_INTERNAL_SERVER_ERROR, e.msg); }
     FILE* f = xopen_memory(&b.text, &b.size);
     fputs("{\"checkpoints\": [", f);
     while (count-- > 0) {
@@ -143,9 +174,7 @@ static enum MHD_Result respond_checkpoints(Server* s, Client* c) {
 static enum MHD_Result respond_health(Server* s, Client* c) {
     Buffer b = {NULL, 0, 0};
     FILE* f = xopen_memory(&b.text, &b.size);
-    fputs("{\"run\": ", f);
-    json_write_text(f, s->queue.run);
-    fprintf(f, ", \"answers\": %s, \"waiting\": %d}\n", s->queue.busy ? "true" : "false", s->queue.num_waiting);
+    fprintf(f, "{\"answers\": %s, \"waiting\": %d}\n", s->queue.busy ? "true" : "false", s->queue.num_waiting);
     xclose_memory(f, &b.text);
     return respond_json(c, MHD_HTTP_OK, &b);
 }
@@ -168,7 +197,7 @@ static enum MHD_Result respond_answer(Server* s, Client* c) {
     const char* name = NULL;
     c->step = NEWEST;
     const bool there = !chosen || (json_text(&j, root, "checkpoint", &name, &e) && checkpoint_step_of(name, &c->step) &&
-                                   path_join(path, s->queue.run, name, &e) && is_directory(path));
+                                   path_join(path, c->run, name, &e) && is_directory(path));
     const bool stop = json_get(&j, root, "stop") != NULL;
     json_free(&j);
     if (stop) { return refuse(c, MHD_HTTP_BAD_REQUEST, "question: wanted no member stop: leaving stops an answer"); }
@@ -178,34 +207,31 @@ static enum MHD_Result respond_answer(Server* s, Client* c) {
 }
 
 static const struct {
-    const char* url;
+    const char *url, *methods;
     Respond* respond;
 } routes[] = {
-    {"/", respond_page},         {"/log", respond_log},           {"/checkpoints", respond_checkpoints},
-    {"/health", respond_health}, {"/generation", respond_answer},
+    {"/", "GET, HEAD", respond_page},         {"/runs", "GET, HEAD", respond_runs},
+    {"/log", "GET, HEAD", respond_log},       {"/checkpoints", "GET, HEAD", respond_checkpoints},
+    {"/health", "GET, HEAD", respond_health}, {"/generation", "POST", respond_answer},
 };
 enum { NUM_ROUTES = sizeof routes / sizeof *routes };
 
 /* Returns the status with which a request is refused before its body is read, and why; 0: it is not. */
 static unsigned judge(const Server* s, Client* c, const char* url, const char* method, const char** why) {
-    const char *host = header(c, "Host"), *origin = header(c, "Origin"), *key = header(c, "Authorization");
-    const char* type = header(c, "Content-Type");
-    int r = 0;
-    *why = s->not_here;
-    if (!address_has(&s->address, host)) { return MHD_HTTP_FORBIDDEN; }
-    if (*origin && (!text_starts(origin, "http://") || strcasecmp(origin + 7, host) != 0)) { return MHD_HTTP_FORBIDDEN; }
-    while (r < NUM_ROUTES && strcmp(url, routes[r].url) != 0) { r++; }
-    *why = "the key is missing or wrong";
-    if (s->key && r > 0 && !(text_starts(key, "Bearer ") && key_fits(s->key, key + 7))) { return MHD_HTTP_UNAUTHORIZED; }
-    *why = "there is no such page";
-    if (r == NUM_ROUTES) { return MHD_HTTP_NOT_FOUND; }
-    c->respond = routes[r].respond;
-    const bool post = c->respond == respond_answer, head = !post && strcmp(method, "HEAD") == 0;
-    *why = post ? "wanted POST" : "wanted GET";
-    if (!head && strcmp(method, post ? "POST" : "GET") != 0) { return MHD_HTTP_METHOD_NOT_ALLOWED; }
-    *why = "wanted Content-Type: application/json";
-    const bool json = strncasecmp(type, "application/json", 16) == 0 && strchr("; \t", type[16]);
-    return post && !json ? MHD_HTTP_UNSUPPORTED_MEDIA_TYPE : 0;
+    const Request r = {method,
+                       url,
+                       header(c, "Host"),
+                       header(c, "Origin"),
+                       header(c, "Sec-Fetch-Site"),
+                       header(c, "Authorization"),
+                       header(c, "Content-Type")};
+    int i = 0;
+    while (i < NUM_ROUTES && strcmp(url, routes[i].url) != 0) { i++; }
+    c->respond = i < NUM_ROUTES ? routes[i].respond : NULL;
+    const unsigned status = request_judge(&s->address, s->key, &r, i < NUM_ROUTES ? routes[i].methods : NULL, why);
+    if (status || run_find(c->run, s->folder, argument(c, "run"))) { return status; }
+    *why = "there is no such run";
+    return MHD_HTTP_NOT_FOUND;
 }
 
 /* libmicrohttpd calls this when the head of a request has come, for each part of its body, and at its end. It calls this again
@@ -235,25 +261,36 @@ static Client new_client(Server* s, struct MHD_Connection* connection, int fd) {
     return (Client){.server = s, .connection = connection, .fd = fd, .since = now_seconds()};
 }
 
+static void client_end(Client* c) {
+    queue_leave(&c->server->queue, c);
+    free(c->body.text);
+    free(c->out.text);
+}
+
 /* The end of a request: the connection may bring another one. */
 static void on_completed(void* server, struct MHD_Connection* connection, void** request, enum MHD_RequestTerminationCode why) {
     Client* c = (Client*)*request;
     (void)server, (void)connection, (void)why;
     if (!c) { return; }
-    queue_leave(&c->server->queue, c);
-    free(c->body.text);
-    free(c->out.text);
+    client_end(c);
     *c = new_client(c->server, c->connection, c->fd);
 }
 
 static void on_connection(void* server, struct MHD_Connection* connection, void** context,
                           enum MHD_ConnectionNotificationCode code) {
     Server* s = (Server*)server;
-    Client* c = (Client*)*context;
+    Client *c = (Client*)*context, *oldest = NULL;
+    int places = 0;
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+        client_end(c);
         *c = (Client){0};
         return;
     }
+    for (c = s->clients; c < s->clients + MOST_CLIENTS; c++) {
+        places += !c->connection;
+        if (c->follows && (!oldest || c->began < oldest->began)) { oldest = c; }
+    }
+    if (oldest && places <= SPARE_CLIENTS) { shutdown(oldest->fd, SHUT_RDWR), oldest->follows = false; }
     for (c = s->clients; c->connection;) { c++; }  // finds one, since libmicrohttpd counts the connections, too
     *c = new_client(s, connection, MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd);
     *context = c;
@@ -301,54 +338,76 @@ static void serve(Server* s, struct MHD_Daemon* daemon) {
     queue_go_on(q);
 }
 
-int main(int argc, char** argv) {
-    static const char usage[] = "usage: ./serve OUT [--port 8080] [--host ADDRESS --key-file FILE] [--trainer ./train_llama3]";
-    Server s;
-    Error e = NO_ERROR;
-    const char *host = "127.0.0.1", *port = "8080", *key_file = NULL;
-    struct rlimit files;
-    memset(&s, 0, sizeof s);
-    s.queue.trainer = "./train_llama3";
-    for (int i = 1; i < argc; i++) {
-        const char** const values[] = {&port, &host, &key_file, &s.queue.trainer};
-        static const char* const flags[] = {"--port", "--host", "--key-file", "--trainer"};
+static const char usage[] =
+    "usage: ./serve [OUT] [FLAG...]\n\n"
+    "Shows a run on a page while it trains or afterwards, and asks its checkpoints. OUT is the --out of a run, or a folder of\n"
+    "runs; without it, the page shows the newest run in the folder out.\n\n"
+    "  --port N         8080; 0 takes a free port\n"
+    "  --host ADDRESS   127.0.0.1, which this machine alone reaches; another address of it lets other machines in\n"
+    "  --key-file FILE  the first line of FILE is the key; without it, a key is drawn at each start\n"
+    "  --no-key         every user of this machine may read the runs and ask them\n"
+    "  --trainer FILE   ./train_llama3, which answers questions\n"
+    "  --version, --help";
+
+/* Reads the command line, and opens the server's address and folder. Returns whether the program goes on. */
+static bool server_init(Server* s, char** argv) {
+    static const char* const flags[] = {"--port", "--host", "--key-file", "--trainer"};
+    const char *port = "8080", *host = "127.0.0.1", *key_file = NULL;
+    const char** const values[] = {&port, &host, &key_file, &s->queue.trainer};
+    bool no_key = false;
+    for (char** a = argv + 1; *a; a++) {
         int f = 0;
-        while (f < 4 && strcmp(argv[i], flags[f]) != 0) { f++; }
-        if (f < 4 && i + 1 < argc) {
-            *values[f] = argv[++i];
-        } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            return puts(usage) < 0;
-        } else if (strcmp(argv[i], "--version") == 0) {
-            return puts("serve (llama3.c) " LLMC_VERSION) < 0;
-        } else if (f == 4 && argv[i][0] != '-' && !s.queue.run) {
-            s.queue.run = argv[i];
+        while (f < 4 && strcmp(*a, flags[f]) != 0) { f++; }
+        const bool help = strcmp(*a, "--help") == 0 || strcmp(*a, "-h") == 0;
+        if (help || strcmp(*a, "--version") == 0) { return puts(help ? usage : "serve (llama3.c) " LLMC_VERSION) < 0; }
+        if (f < 4 && a[1]) {
+            *values[f] = *++a;
+        } else if (strcmp(*a, "--no-key") == 0) {
+            no_key = true;
+        } else if (f == 4 && **a != '-' && **a && !s->folder) {
+            s->folder = *a;
         } else {
-            die_usage("%s: %s\n  hint: %s", argv[i], f < 4 ? "has no value" : "is not expected", usage);
+            die_usage("%s: %s\n  hint: ./serve --help", *a, f < 4 ? "has no value" : "is not expected");
         }
     }
     char* end = NULL;
     const long number = strtol(port, &end, 10);
-    if (!s.queue.run) { die_usage("no run is given\n  hint: %s", usage); }
     if (number < 0 || number > 65535 || *end || end == port) {
         die_usage("--port: is \"%s\", wanted a number from 0 to 65535", port);
     }
-    Address* a = &s.address;
-    if (!address_read(a, host, (uint16_t)number)) {
+    if (!address_read(&s->address, host, (uint16_t)number)) {
         die_usage("--host: is \"%s\", wanted an IPv4 or IPv6 address of this machine, by which browsers reach it", host);
     }
-    if (!a->is_local && !key_file) { die_usage("--host: %s is reached by other machines, wanted a --key-file, too", host); }
-    if (!is_directory(s.queue.run)) { die("%s: is no folder, wanted the --out of a run", s.queue.run); }
-    if (access(s.queue.trainer, X_OK) != 0) {
-        die("%s: cannot be run: %s\n  hint: make train_llama3", s.queue.trainer, strerror(errno));
+    if (no_key && key_file) { die_usage("--no-key: is given with --key-file, wanted one of them"); }
+    if (no_key && !s->address.is_local) { die_usage("--no-key: other machines reach %s, wanted a key", host); }
+    s->newest = !s->folder;
+    s->folder = s->folder ? s->folder : "out";
+    if (!is_directory(s->folder)) {
+        die("%s: is no folder, wanted the --out of a run, or a folder of runs\n  hint: make quickstart trains a small model",
+            s->folder);
     }
-    if (key_file) { s.key = key_read(key_file); }
-    must(path_join(s.log, s.queue.run, "log.jsonl", &e), &e);
+    if (access(s->queue.trainer, X_OK) != 0) {
+        die("%s: cannot be run: %s\n  hint: make train_llama3", s->queue.trainer, strerror(errno));
+    }
+    s->key = no_key ? NULL : key_file ? key_read(key_file) : key_draw();
+    s->shows_key = s->key && !key_file;
+    return true;
+}
+
+int main(int argc, char** argv) {
+    Server s;
+    struct rlimit files;
+    (void)argc;
+    memset(&s, 0, sizeof s);
+    s.queue.trainer = "./train_llama3";
+    if (!server_init(&s, argv)) { return 0; }
     // without a free descriptor libmicrohttpd would look at the same new connection again and again
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < LEAST_FILES) {
         die("the limit of open files is %d, wanted at least %d\n  hint: ulimit -n %d", (int)files.rlim_cur, LEAST_FILES,
             LEAST_FILES);
     }
     signal(SIGPIPE, SIG_IGN);
+    Address* a = &s.address;
     const unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | (a->socket.any.sa_family == AF_INET6 ? MHD_USE_IPv6 : 0);
     const unsigned most_of_address = a->is_local ? MOST_CLIENTS : MOST_OF_ADDRESS;
     struct MHD_Daemon* daemon =
@@ -356,10 +415,10 @@ int main(int argc, char** argv) {
                          (unsigned)MOST_CLIENTS, MHD_OPTION_PER_IP_CONNECTION_LIMIT, most_of_address,
                          MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)REQUEST_SECONDS, MHD_OPTION_NOTIFY_COMPLETED, on_completed,
                          &s, MHD_OPTION_NOTIFY_CONNECTION, on_connection, &s, MHD_OPTION_END);
-    if (!daemon) { die("%s: cannot listen at port %s: %s", host, port, strerror(errno)); }
+    if (!daemon) { die("the server cannot listen there: %s\n  hint: --port 0 takes a free port", strerror(errno)); }
     address_name(a, MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT)->port);
-    snprintf(s.not_here, sizeof s.not_here, "Host or Origin is not this server, wanted Host: %s", a->names[0]);
-    printf("serve   http://%s/ shows %s; Ctrl-C ends it\n", a->names[0], s.queue.run);
+    printf("serve   http://%s/ shows %s; Ctrl-C ends it\n", a->names[0], s.folder);
+    if (s.shows_key) { printf("open    http://%s/#key=%s\n", a->names[0], s.key); }
     fflush(stdout);
     for (;;) { serve(&s, daemon); }
 }

@@ -105,7 +105,7 @@ token_file() {
 train() { "$bin/train_llama3" --threads 1 --batch 2 --seq 32 --sample-tokens 0 "$@"; }
 
 # steps_of LOG: prints its steps, validations, answers and samples without times
-steps_of() { grep -E '^\{"event":"(step|val|task|sample)"' "$1" | sed 's/,"ms":[^,]*,"tok_s":[^,]*,"seconds":[^,]*//'; }
+steps_of() { grep -E '^\{"event":"(step|val|task|sample)"' "$1" | sed 's/,"ms":[^,]*,"tok_s":[^,]*,"seconds":[^,]*\(,"memory":[^,]*\)\{0,1\}//'; }
 
 # same_steps A B: both logs have the same steps, and at least one
 same_steps() {

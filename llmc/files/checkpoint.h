@@ -114,9 +114,8 @@ static inline void out_unlock(int* fd) {
 
 /* Returns whether a run is writing into the folder. For messages: the answer may be old already. */
 static inline bool out_is_locked(const char* out) {
-    char path[PATH_CAP];
-    Error e = NO_ERROR;
-    const int fd = path_join(path, out, ".lock", &e) ? open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC) : -1;
+    Error ignored = NO_ERROR;
+    const int fd = open_inside(out, ".lock", &ignored);
     const bool locked = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (fd >= 0) { close(fd); }
     return locked;

@@ -3,7 +3,8 @@
  *
  *   {"event":"config", ...}      first line: version, time, run, program, precision, machine, argv, options, model, ...
  *   {"event":"step","step":7,"loss":3.9,"gnorm":0.8,"lr":0.0003,"ms":41.2,"tok_s":24854.4,
- *    "seconds":0.9,"tokens":7168}   since this process began; of the run so far   ("skipped": the reason, if the step was;
+ *    "seconds":0.9,"memory":96337920,"tokens":7168}   since this process began; bytes in use; of the run so far
+ *       ("skipped": the reason, if the step was;
  *       "padding": of the rows so far, if they have some: "tokens" and "tok_s" do not count it;
  *       "trained": the step's trained targets, if some are not trained. With several sources, "sources": the loss on each
  *       source's tokens in the order of --train, null for one without a row) with --fp8
@@ -35,7 +36,7 @@
 #include "llmc/files/config_file.h"    // defines: config_fields, config_write_value
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_node_int, json_write_text, json_write_double
 #include "llmc/base/sources.h"         // defines: SourceLosses
-#include "llmc/files/output.h"         // defines: open_output, is_open_file
+#include "llmc/files/output.h"         // defines: open_inside, open_output, is_open_file
 #include "llmc/files/trainer_state.h"  // defines: TrainerState
 #include "llmc/quantise.h"             // defines: QuantiseCounts, NUM_QUANTISED, quantised_names
 
@@ -468,12 +469,13 @@ static inline void log_history_event(LogHistory* h, const Json* j, uint64_t step
 static inline bool log_history_read(LogHistory* h, const char* out, uint64_t step, Error* e) {
     enum { CAP = LOG_LINE_MAX + 1 };
     char path[PATH_CAP];
-    struct stat st;
+    Error cause = NO_ERROR;
     memset(h, 0, sizeof *h);
     if (!path_join(path, out, "log.jsonl", e)) { return false; }
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) { return true; }  // opening it for writing refuses what is no file
-    FILE* f = fopen(path, "rb");
-    if (!f) { return fail(e, "%s: cannot open: %s", path, strerror(errno)); }
+    const int fd = open_inside(out, "log.jsonl", &cause);
+    if (fd < 0 && (errno == 0 || errno == ENOENT)) { return true; }  // opening it for writing refuses what is no file
+    FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
+    if (!f) { return fail(e, "%s", fd < 0 ? cause.msg : strerror(errno)); }
     char* line = (char*)xmalloc(CAP);
     bool ok = true;
     while (ok) {

@@ -6,6 +6,8 @@
  *   2. a rename replaces only a regular file;
  *   3. a temporary file is made by whoever writes it (O_EXCL).
  * Folders before the last part may be links: --out may lie on another disk. folder.h makes and removes folders.
+ *
+ * The files of a run's folder are read by the same rule (open_inside()): a link there could show a file of yours to others.
  */
 #ifndef LLMC_OUTPUT_H
 #define LLMC_OUTPUT_H
@@ -20,6 +22,23 @@ static inline bool is_replaceable(const char* path, Error* e) {
     if (lstat(path, &st) != 0) { return errno == ENOENT || fail(e, "%s: cannot tell what it is: %s", path, strerror(errno)); }
     if (S_ISREG(st.st_mode)) { return true; }
     return fail(e, "%s: is %s, wanted a regular file or none", path, file_kind(st.st_mode));
+}
+
+/* Opens the file `name` of a run's folder for reading: a regular file that belongs to the folder's owner, since a link or a
+ * hard link may lead to a file of somebody else. Returns -1 on an error; errno is ENOENT if there is none. */
+static inline int open_inside(const char* dir, const char* name, Error* e) {
+    char path[PATH_CAP];
+    struct stat st, folder;
+    if (!path_join(path, dir, name, e)) { return -1; }
+    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && stat(dir, &folder) == 0 && st.st_uid == folder.st_uid) {
+        return fd;
+    }
+    const int cause = fd < 0 && errno != ELOOP ? errno : 0;
+    fail(e, "%s: %s", path, cause ? strerror(cause) : "is no regular file of the folder's owner, wanted one that is no link");
+    if (fd >= 0) { close(fd); }
+    errno = cause;
+    return -1;
 }
 
 /* Opens a regular file with the flags of open(); O_CREAT makes it. Returns -1 on an error. */

@@ -71,7 +71,7 @@ def steps_of_log(path):
         events = [json.loads(line) for line in read(path).decode("utf-8").splitlines()]
     except (OSError, ValueError):
         return None
-    return [{k: v for k, v in e.items() if k not in ("ms", "tok_s", "seconds")} for e in events
+    return [{k: v for k, v in e.items() if k not in ("ms", "tok_s", "seconds", "memory")} for e in events
             if e["event"] in ("step", "val", "sample", "task")]
 
 

@@ -43,9 +43,9 @@ def no_server_is_left():
 class Server:
     """A server of the run `out` on a free port."""
 
-    def __init__(self, out, *flags, trainer=STUB, host="127.0.0.1"):
+    def __init__(self, out, *flags, trainer=STUB, host="127.0.0.1", key="--no-key"):
         self.out, self.host = str(out), host
-        command = [SERVE, self.out, "--port", "0", "--host", host, "--trainer", str(trainer), *flags]
+        command = [SERVE, self.out, "--port", "0", "--host", host, "--trainer", str(trainer), *filter(None, [key]), *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         servers.append(self.process)
         self.port = int(re.match(r"serve +http://\S+:(\d+)/ shows ", self.process.stdout.readline())[1])
@@ -109,8 +109,8 @@ def config():
     return event("config", version="a log of more than 64 bytes, as all logs are")
 
 
-def step(i, name="step"):
-    return event(name, step=i, loss=5 - i / 1e5)
+def step(i, name="step", more=0):
+    return event(name, step=i, loss=None if more is None else 5 - i / 1e5 + more)
 
 
 @pytest.fixture
@@ -208,13 +208,14 @@ def test_a_process_that_cannot_be_started_fails_its_question_alone(server):
                 count += not os.readlink(folder + name).endswith("log.jsonl")
         return count
     kept, limit = [], resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
-    while opened() < 34:
+    full = opened() + 16
+    while opened() < full:
         kept.append(Follower(server))
-    for most in (35, 37):  # there is room for the connection, then also for the file of errors and one end of the socket
+    for most in (full + 1, full + 3):  # there is room for the connection, then also for the file of errors and one end of the socket
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, limit[1]))
         status, lines = server.post({"prompt": "a", "checkpoint": "step_00000100"})
         assert status == 503 and lines[0]["error"].endswith("serve_stub.py: cannot be started: Too many open files")
-        wait_for(lambda: opened() <= 34)
+        wait_for(lambda: opened() <= full)
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limit)
     assert server.post({"prompt": "a"})[0] == 200
 
@@ -329,8 +330,13 @@ def test_only_its_own_pages_reach_it(server):
     for origin in ("http://evil.example", f"https://127.0.0.1:{port}", "null", f"http://127.0.0.1:{port}/", "http://"):
         for path in ("/", "/log", "/health"):
             assert server.get(path, Origin=origin)[0] == 403
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+        assert server.get("/", Sec_Fetch_Site=site)[0] == 200, "a link on a page of another site may lead here"
+        assert server.get("/health", Sec_Fetch_Site=site)[0] == status
+        assert server.post({"prompt": "a"}, **{"Sec-Fetch-Site": site})[0] == status
         assert server.post({"prompt": "a"}, Origin=origin)[0] == 403
     assert server.post({"prompt": "a"}, Origin=f"http://127.0.0.1:{port}")[0] == 200
+    assert server.headers["Cross-Origin-Resource-Policy"] == "same-origin"
     assert not [h for h in server.headers if h.lower().startswith("access-control")]
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonp", "application", ""):
         assert server.post({"prompt": "a"}, **{"Content-Type": kind})[0] == 415
@@ -379,9 +385,10 @@ def test_elsewhere_it_wants_a_key(tmp_path):
     def refused(*flags):
         done = subprocess.run([SERVE, out, "--trainer", STUB, *flags], capture_output=True, text=True, timeout=10)
         return done.returncode, done.stderr
-    status, error = refused("--host", "192.0.2.1")
-    assert status == 2 and "192.0.2.1 is reached by other machines, wanted a --key-file" in error
-    for flags in ("--host 0.0.0.0", "--host ::", "--host localhost", "--port x", "--port 65536", "--what"):
+    for file in tmp_path.iterdir():
+        file.chmod(0o600)
+    assert refused("--host", "192.0.2.1", "--no-key") == (2, "error: --no-key: other machines reach 192.0.2.1, wanted a key\n")
+    for flags in ("--host 0.0.0.0", "--host ::", "--host localhost", "--port x", "--port 65536", "--what", "--no-key --key-file x"):
         assert refused(*flags.split())[0] == 2, flags
     assert refused("--port")[1].startswith("error: --port: has no value")
     assert refused("--help") == refused("--version") == (0, "")
@@ -389,10 +396,13 @@ def test_elsewhere_it_wants_a_key(tmp_path):
     for file in ("short", "bytes"):
         assert "wanted a key of at least 16 printable ASCII characters" in refused("--key-file", tmp_path / file)[1]
     assert refused("--host", "192.0.2.1", "--key-file", tmp_path / "key")[0] == 1, "it is no address of this machine"
-    server = Server(out, "--key-file", str(tmp_path / "key"))
+    (tmp_path / "key").chmod(0o640)
+    assert "other users can read this key or change it" in refused("--key-file", tmp_path / "key")[1]
+    (tmp_path / "key").chmod(0o400)
+    server = Server(out, "--key-file", str(tmp_path / "key"), key=None)
     assert server.get("/")[0] == 200, "the page asks for the key"
     for value in ("", "Bearer", "Bearer ", f"Bearer {key[:-1]}", f"Bearer {key} ", f"Bearer {key}x", key, "Basic " + key):
-        for path in ("/health", "/log", "/checkpoints"):
+        for path in ("/runs", "/log", "/checkpoints"):
             assert server.get(path, Authorization=value)[0] == 401, value
     assert server.post({"prompt": "a"})[0] == 401 and server.headers["WWW-Authenticate"] == "Bearer"
     assert server.post({"prompt": "a"}, Authorization=f"Bearer {key}")[0] == 200
@@ -424,13 +434,11 @@ def test_a_foreign_ipv6_address_wants_a_key(tmp_path):
     address = next((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[3] == "00"), None)
     if not address:
         pytest.skip("this machine has no IPv6 address that another one reaches")
-    done = subprocess.run([SERVE, make_run(tmp_path), "--host", address, "--trainer", STUB], capture_output=True, text=True,
-                          timeout=10)
-    assert done.returncode == 2 and "wanted a --key-file" in done.stderr
     (tmp_path / "key").write_bytes(b"a key of many letters\r\n")
-    server = Server(tmp_path / "run", "--key-file", str(tmp_path / "key"), host=address)
-    assert server.get("/")[0] == 200 and server.get("/health")[0] == 401
-    assert server.get("/health", Authorization="Bearer a key of many letters")[0] == 200
+    (tmp_path / "key").chmod(0o600)
+    server = Server(make_run(tmp_path), "--key-file", str(tmp_path / "key"), host=address, key=None)
+    assert server.get("/")[0] == server.get("/health")[0] == 200 and server.get("/runs")[0] == 401
+    assert server.get("/runs", Authorization="Bearer a key of many letters")[0] == 200
     assert server.get("/", Host=f"localhost:{server.port}")[0] == 403
     server.end()
 
@@ -443,7 +451,8 @@ def test_another_machine_has_eight_connections(tmp_path):
             pytest.skip("this machine has no route to another one")
         address = s.getsockname()[0]
     (tmp_path / "key").write_text("a key of many letters")
-    server = Server(make_run(tmp_path), "--key-file", str(tmp_path / "key"), host=address)
+    (tmp_path / "key").chmod(0o600)
+    server = Server(make_run(tmp_path), "--key-file", str(tmp_path / "key"), host=address, key=None)
     kept = [socket.create_connection((address, server.port)) for _ in range(8)]
     with pytest.raises(OSError):
         server.get("/")
@@ -457,6 +466,54 @@ def server_answers(server):
     with contextlib.suppress(OSError, http.client.HTTPException):
         return server.get("/")[0] == 200
     return False
+
+
+def test_without_a_flag_it_draws_a_key(tmp_path):
+    server = Server(make_run(tmp_path), key=None)
+    key = re.match(rf"open +http://{server.name}/#key=([0-9a-f]{{32}})\n", server.process.stdout.readline())[1]
+    for path in ("/runs", "/log", "/checkpoints"):
+        assert server.get(path)[0] == server.get(path + "?key=" + key)[0] == 401
+    assert server.post({"prompt": "a"})[0] == 401 and server.get("/")[0] == server.get("/health")[0] == 200
+    assert server.get("/runs", Authorization="Bearer " + key)[0] == 200
+    other = Server(server.out, key=None)
+    assert key not in other.process.stdout.readline()
+    done = subprocess.run([SERVE, "--help"], capture_output=True, text=True, timeout=10)
+    assert done.returncode == 0 and all(flag in done.stdout for flag in ("usage: ./serve [OUT]", "--no-key", "--key-file FILE"))
+
+
+def test_a_link_in_a_run_is_not_read(tmp_path):
+    """Neither as its log, nor as a checkpoint, nor as a run; nor a file of another user."""
+    out, secret = make_run(tmp_path), tmp_path / "secret"
+    secret.write_text("API_KEY=hunter2\n")
+    os.remove(out / "log.jsonl")
+    os.symlink("../secret", out / "log.jsonl")
+    os.symlink("step_00000100", out / "step_00000200")
+    os.symlink("run", tmp_path / "other")
+    server, runs = Server(out), Server(tmp_path)
+    for each, path in ((server, "/log"), (server, "/runs"), (runs, "/log?run=run"), (runs, "/runs")):
+        assert "hunter2" not in each.get(path)[1]
+    assert server.get("/log") == (403, json.dumps({
+        "error": f"{out}/log.jsonl: is no regular file of the folder's owner, wanted one that is no link"}) + "\n")
+    assert "is a link, wanted a folder" in server.post({"prompt": "a", "checkpoint": "step_00000200"})[1][0]["error"]
+    for name in ("other", "..", ".", "run/../run", "run/", "secret", "%2e%2e", "%00", ""):
+        assert (runs.get("/checkpoints?run=" + name)[0] == 404) == (name not in ("", "%00")), name
+    if os.geteuid() == 0:
+        os.remove(out / "log.jsonl")
+        os.link(secret, out / "log.jsonl")
+        assert "hunter2" in server.get("/log?end=1")[1], "a run's log may have a second name"
+        os.chown(secret, 65534, 65534)
+        assert server.get("/log?end=1")[0] == 403
+        os.chown(secret, 0, 0)
+
+
+def test_32_followers_do_not_starve_the_33rd(server):
+    kept = [Follower(server) for _ in range(40)]
+    assert server.get("/health")[0] == 200
+    kept[-1].take(3)
+    with pytest.raises(http.client.IncompleteRead):
+        kept[0].response.read()  # the oldest one has to leave
+    write(server, step(3))
+    assert kept[-1].next()[2]["step"] == 3 and Follower(server, kept[-1].place).next() is None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -534,20 +591,23 @@ def test_a_log_that_is_cut_begins_anew(server):
 
 
 @pytest.mark.parametrize("many, few", [("step", "val"), ("val", "step")])
-def test_a_long_log_is_thinned_evenly(tmp_path, many, few):
-    out = make_run(tmp_path, log=0)
+def test_a_long_log_is_thinned_and_keeps_its_peaks(tmp_path, many, few):
+    out, odd = make_run(tmp_path, log=0), {30000: 9.5, 30001: -9.5, 40000: None}
     with open(out / "log.jsonl", "a") as f:
-        f.writelines(step(i, many) + (step(i, few) if i % 1000 == 0 else "") for i in range(1, 50124))
+        f.writelines(step(i, many, odd.get(i, 0)) + (step(i, few) if i % 1000 == 0 else "") for i in range(1, 50124))
     server = Server(out)
     follower, events = Follower(server), []
     while not events or events[-1].get("step") != 50123:
         events.append(follower.next()[2])
+    assert len(events) < 5000 and sum(e["event"] == few for e in events) == 50
     steps = [e["step"] for e in events if e["event"] == many]
-    gaps = [b - a for a, b in zip(steps, steps[1:])]
-    assert 1500 < len(steps) <= 4000 and steps[0] == 1 and set(gaps[:-1]) == {max(gaps)} and gaps[-1] <= max(gaps)
-    assert sum(e["event"] == few for e in events) == 50
+    assert steps == sorted(set(steps)) and {30000, 30001, 40000} < set(steps), "a peak of two steps and a loss of null are sent"
+    assert max(b - a for a, b in zip([0, *steps], steps)) <= 51
     write(server, step(50124, many), step(50125, many))
     assert [e[2]["step"] for e in follower.take(2)] == [50124, 50125], "those who follow get every event"
+    near = server.get("/log?first=29900&last=30100")[1]
+    assert re.findall(r'"step":(\d+)', near) == [str(i) for i in range(29900, 30101) for _ in range(1 + (i == 30000))]
+    assert server.get("/log?end=1", Last_Event_ID=str(follower.place)) == (200, "")
     assert server.memory() < MEMORY
     server.end()
 
@@ -601,16 +661,23 @@ def test_slow_clients_half_requests_and_ten_thousand_connections(server):
                     closed.append(s)
     dripping = threading.Thread(target=drip)
     dripping.start()
-    for i in range(10000):
+    for i in range(11000):
+        if i == 1000:
+            warm = server.memory()
+        if i % 50 == 0:  # those who follow, ask and leave
+            Follower(server).connection.close()
+            server.get("/runs"), server.get("/log?end=1"), server.begin({"prompt": "word " * 9}).close()
         with socket.create_connection(address, timeout=20) as s:
             if i % 4 == 0:
                 s.sendall(head[:i % len(head)])
-            elif i % 4 == 1:
+            elif i % 8 == 1:
                 s.sendall(b"\0\xff" * 50 + b"\r\n\r\n")
             elif i % 4 == 2:
                 s.sendall(head + b"\r\n")
                 assert b" 200 " in s.recv(100)
+    grown = server.memory() - warm
     assert server.memory() < MEMORY and server.get("/health")[0] == 200
+    assert grown < 512 or "sanitize" in SERVE, f"{grown} KiB more after 10,000 connections"
     dripping.join()
     assert len(closed) == len(slow), "a request that takes more than ten seconds is cut off"
     assert text_of(server.post({"prompt": "alive"})[1]) == " alive"

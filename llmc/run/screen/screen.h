@@ -53,6 +53,7 @@ typedef struct {
     double last_loss, last_val;
     double tok_s;                                  // tokens per second of the last step, without padding
     uint64_t padding, run_padding, first_padding;  // tokens of the last step, of the run, and of the run before this start
+    uint64_t memory;                               // bytes in use
     int ranks;
 } StepLines;
 
@@ -89,6 +90,7 @@ static inline void step_line(FILE* f, StepLines* s, int64_t step, int64_t stop, 
     s->last_time = now;
     s->last_step = step;
     s->last_loss = r->loss;
+    s->memory = memory;
     s->step_seconds += r->ms * 1e-3;
     s->run_padding += s->padding;
     s->tok_s = r->ms > 0 ? (s->tokens_per_step - (double)s->padding) / r->ms * 1e3 : 0.0;
@@ -118,6 +120,7 @@ static inline bool log_step(Logger* g, const StepLines* s, const Metrics* r, dou
     log_double(f, "gnorm", r->norm);
     log_double(f, "lr", r->lr);
     fprintf(f, ",\"ms\":%.3f,\"tok_s\":%.1f,\"seconds\":%.3f", r->ms, s->tok_s, seconds);
+    if (s->memory > 0) { log_int(f, "memory", (int64_t)s->memory); }
     log_int(f, "tokens", (int64_t)tokens);
     if (s->run_padding > 0) { log_int(f, "padding", (int64_t)s->run_padding); }
     if (counted) { log_int(f, "trained", (int64_t)r->trained); }
