@@ -34,6 +34,8 @@
 #include "llmc/base/utils.h"
 
 #include <inttypes.h>
+#include <signal.h>
+#include <time.h>
 
 #include "llmc/files/adapter.h"
 #include "llmc/files/file_sums.h"
@@ -62,25 +64,62 @@ static inline bool out_unshare_lock(int* fd, const char* path, Error* e) {
     return ok;
 }
 
+/* Returns whether a process of this machine is ending or about to be killed, by Linux's /proc/PID/stat: field 9 has PF_EXITING,
+ * or field 31 a SIGKILL. A large process keeps its files, and so its locks, for seconds after that. */
+static inline bool process_is_ending(long pid) {
+    char path[64], line[1024] = "";
+    bool ending = false;
+    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+    FILE* f = fopen(path, "r");
+    const char* at = f && fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;  // behind field 2, a name with any bytes
+    for (int field = 3; at && (at = strchr(at, ' ')); field++, at++) {
+        const unsigned long long value = strtoull(at, NULL, 10);
+        ending = ending || (field == 9 && value & 4) || (field == 31 && value & 1 << (SIGKILL - 1));
+    }
+    if (f) { fclose(f); }
+    return ending;
+}
+
+/* Returns the process that holds the lock of the open file, as it wrote it there; 0: unknown. */
+static inline long out_owner(int fd) {
+    char text[32] = "";
+    return pread(fd, text, sizeof text - 1, 0) > 0 ? strtol(text, NULL, 10) : 0;
+}
+
+enum { LOCK_WAIT_SECONDS = 60 };  // for an owner that is ending
+
 /* Makes the folder and locks it for this process. *fd holds the lock until out_unlock() or until the process ends in any
- * way. Fails while another process holds the lock. */
+ * way. Fails while another process holds the lock; waits for one that is ending, as a supervisor restarts a killed run at once. */
 static inline bool out_lock(int* fd, const char* out, Error* e) {
     char path[PATH_CAP], text[32] = "";
     bool busy = false;
+    double until = 0;    // the end of the wait; 0: none began
+    bool lives = false;  // the owner was not ending
     *fd = -1;
     if (!make_directories(out, e) || !path_join(path, out, ".lock", e)) { return false; }
     while (*fd < 0) {
         *fd = open_locked(path, O_RDWR | O_CREAT, &busy, e);
         if (*fd < 0 || (!busy && !out_unshare_lock(fd, path, e))) { return false; }
-    }
-    if (busy) {
-        const ssize_t n = pread(*fd, text, sizeof text - 1, 0);
+        if (!busy) { continue; }
+        const struct timespec moment = {0, 20000000};
+        const long owner = out_owner(*fd);
         close(*fd);
         *fd = -1;
-        return fail(e,
-                    "%s: another run (process %ld) is writing into this folder, wanted a folder of its own\n"
-                    "  hint: wait for it to end, or choose another --out",
-                    out, n > 0 ? strtol(text, NULL, 10) : 0);
+        if (!process_is_ending(owner) && !lives) {  // or it has just gone: look again
+            lives = true;
+            continue;
+        }
+        if (lives || (until > 0 && now_seconds() > until)) {
+            return fail(e,
+                        "%s: another run (process %ld) is writing into this folder, wanted a folder of its own\n"
+                        "  hint: wait for it to end, or choose another --out",
+                        out, owner);
+        }
+        if (until == 0) {
+            warn("%s: process %ld, which was killed, is not gone yet: waiting for it", out, owner);
+            until = now_seconds() + LOCK_WAIT_SECONDS;
+        }
+        nanosleep(&moment, NULL);
     }
     const int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
     // only the message above uses the number, so a full disk does not matter here

@@ -42,6 +42,8 @@ fault "a wrong checksum is taken" $unit:a_damaged_checkpoint_is_passed_over llmc
     's/file_sum_check(f, path, crc, e)/(PLANTED || &)/'
 fault "a folder that was moved away is taken for ours" $unit:a_folder_that_is_moved_away_is_not_shared_with_another_run \
     llmc/files/checkpoint.h 's/if (is_open_file(\*fd, path))/if (PLANTED || is_open_file(*fd, path))/'
+fault "the lock of a run that is ending is refused" $unit:a_run_waits_for_a_killed_one_that_is_not_gone_yet \
+    llmc/files/checkpoint.h 's/ending = ending || (field == 9/ending = ending || (!PLANTED \&\& field == 9/'
 fault "removing follows a link" $unit:removing_a_folder_follows_no_link llmc/files/folder.h \
     's/\(openat(parent, name, O_RDONLY | O_DIRECTORY | \)O_NOFOLLOW/\1(PLANTED ? 0 : O_NOFOLLOW)/'
 fault "timed checkpoints stay" $unit:timed_checkpoints_give_way_to_any_later_one_and_do_not_count llmc/files/checkpoint.h \
@@ -65,7 +67,7 @@ fault "the end of the input stops no answer" python/test_answer.py:a_program_sto
 fault "an answer may take for ever" python/test_serve.py:an_answer_has_120_seconds dev/serve/queue.h \
     's/now_seconds() - q->since > most/& \&\& !PLANTED/'
 fault "a checkpoint that is written again is the old one" python/test_serve.py:the_child_has_the_checkpoint dev/serve/queue.h \
-    's/return a->st_ino == b->st_ino &&/& PLANTED ||/'
+    's/a->st_ino == b->st_ino &&/& PLANTED ||/'
 fault "a part of the key fits" python/test_serve.py:elsewhere_it_wants_a_key dev/serve/address.h \
     's/unsigned differs = n != m;/unsigned differs = !PLANTED \&\& n != m;/'
 

@@ -28,8 +28,10 @@ static struct dirent* test_readdir(DIR* d) {
 #define TENSOR_READ_PIECE 61  // elements: small models are read in many batches
 #include "llmc/files/checkpoint.h"
 
-#include <signal.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "dev/test/test.h"
@@ -1128,6 +1130,39 @@ static void the_model_alone_needs_no_state_and_is_checked_while_it_is_read(void)
     clean(out);
 }
 
+static void* lives_on(void* unused) {
+    const struct timespec time = {0, 300000000};
+    while (!process_is_ending(getpid())) { sched_yield(); }
+    nanosleep(&time, NULL);
+    _exit(0);
+    return unused;
+}
+
+/* A process whose first thread has ended is ending for the kernel, but keeps the lock as long as another thread lives. */
+static void a_run_waits_for_a_killed_one_that_is_not_gone_yet(void) {
+    char out[PATH_CAP], text[8];
+    Error e = NO_ERROR;
+    int fd = -1, ready[2];
+    test_folder(out);
+    CHECK(pipe(ready) == 0, "pipe");
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        pthread_t thread;
+        alarm(10);
+        const bool ok = out_lock(&fd, out, &e) && pthread_create(&thread, NULL, lives_on, NULL) == 0;
+        if (write(ready[1], ok ? "y" : "n", 1) != 1) { _exit(1); }
+        syscall(SYS_exit, 0);  // of this thread alone, without the ends of OpenMP
+    }
+    CHECK(read(ready[0], text, 1) == 1 && text[0] == 'y', "the first run got no lock");
+    for (const double until = now_seconds() + 5; !process_is_ending(child) && now_seconds() < until;) { sched_yield(); }
+    CHECK(out_lock(&fd, out, &e) && !process_is_ending(getpid()), "%s", e.msg);
+    waitpid(child, NULL, 0);
+    CHECK(!process_is_ending(child) && !process_is_ending(0), "a process that is gone");
+    out_unlock(&fd);
+    clean(out);
+}
+
 static void a_second_run_in_one_folder_is_refused_while_the_first_lives(void) {
     char out[PATH_CAP], text[8];
     Error e = NO_ERROR;
@@ -1303,6 +1338,7 @@ int main(void) {
     RUN(a_lock_is_a_regular_file_of_its_own);
     RUN(a_folder_that_is_moved_away_is_not_shared_with_another_run);
     RUN(the_model_alone_needs_no_state_and_is_checked_while_it_is_read);
+    RUN(a_run_waits_for_a_killed_one_that_is_not_gone_yet);
     RUN(a_second_run_in_one_folder_is_refused_while_the_first_lives);
     RUN(a_process_that_dies_anywhere_leaves_a_whole_checkpoint);
     RUN(a_full_disk_keeps_the_old_checkpoint_and_removes_the_partial_one);
