@@ -37,7 +37,8 @@
 #include "llmc/optim/optimizer.h"      // defines: HeldState, held_whole, optimizer_update, global_norm
 #ifndef TESTING                        // a test of the model leaves out the code that runs it
 #include "llmc/train/not_finite.h"     // defines: FiniteSearch, NamedTensor, TENSOR_TEXT, search_tensor, search_arena
-#include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine, host_memory_available, host_memory_peak
+#include "llmc/base/os.h"              // defines: host_memory_available, host_memory_peak
+#include "llmc/run/session/machine.h"  // defines: machine_threads, run_machine
 #include "llmc/run/session/session.h"  // defines: Program, program_close
 #include "llmc/run/session/open.h"     // defines: program_open
 #include "llmc/run/session/trainer.h"  // defines: Trainer

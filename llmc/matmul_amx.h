@@ -26,15 +26,15 @@
 #define LLMC_MATMUL_AMX_H
 
 #include "llmc/base/matrix.h"
+#include "llmc/base/os.h"  // defines: os_allow_amx
 #include "llmc/base/simd.h"
 #include "llmc/base/threads.h"
 
-#if !defined(LLMC_NO_AMX) && defined(__linux__) && !defined(__CUDACC__) && defined(__AVX512DQ__) && \
+#if !defined(LLMC_NO_AMX) && !defined(__CUDACC__) && defined(__AVX512DQ__) && \
     (defined(__AMX_BF16__) || defined(__AMXBF16__))  // the latter: Clang before 16
 #define LLMC_AMX
 
 #include <immintrin.h>
-#include <sys/syscall.h>
 
 enum {
     AMX_EDGE = 16,                        // rows of every tile, columns of a tile of C
@@ -51,11 +51,11 @@ enum {
 
 /* Returns whether the kernel lets this process use the tiles. Asks once; threads that ask together get the same answer. */
 static inline bool amx_available(void) {
-    enum { UNKNOWN, YES, NO, REQUEST_PERMISSION = 0x1023 /* ARCH_REQ_XCOMP_PERM */, TILE_DATA = 18 };
+    enum { UNKNOWN, YES, NO };
     static int known = UNKNOWN;
     int state = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (state == UNKNOWN) {
-        state = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 ? YES : NO;
+        state = os_allow_amx() ? YES : NO;
         __atomic_store_n(&known, state, __ATOMIC_RELAXED);
     }
     return state == YES;

@@ -10,6 +10,7 @@
 #include "dev/serve/buffer.h"       // defines: Buffer, buffer_add, buffer_text, buffer_error, buffer_waits
 #include "dev/serve/client.h"       // defines: Client, wake
 #include "llmc/base/lines.h"        // defines: Lines, lines_read, lines_next
+#include "llmc/base/os.h"           // defines: os_changed, os_own
 #include "llmc/base/text.h"         // defines: text_starts
 #include "llmc/files/checkpoint.h"  // defines: checkpoint_list, checkpoint_path
 
@@ -79,7 +80,8 @@ static inline void queue_end(Queue* q, const char* late) {
 static inline bool queue_start(Queue* q, const char* checkpoint, Error* e) {
     int ends[2] = {-1, -1};
     FILE* errors = tmpfile();
-    const bool opened = errors && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+    const bool opened = errors && socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0;
+    for (int i = 0; i < 2; i++) { os_own(ends[i], true); }
     const pid_t pid = opened ? fork() : -1;
     if (pid < 0) {
         fail(e, "%s: cannot be started: %s", q->trainer, strerror(errno));
@@ -115,8 +117,8 @@ static inline bool queue_find(const Client* c, char dir[PATH_CAP], struct stat* 
 }
 
 static inline bool is_same_folder(const struct stat* a, const struct stat* b) {
-    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
-           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+    const struct timespec s = os_changed(a), t = os_changed(b);
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && s.tv_sec == t.tv_sec && s.tv_nsec == t.tv_nsec;
 }
 
 /* Gives a question to the process, or to a new one if it is for another checkpoint. */

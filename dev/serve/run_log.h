@@ -16,7 +16,7 @@
 #include "llmc/base/crc.h"          // defines: crc_of
 #include "llmc/base/text.h"         // defines: text_starts
 #include "llmc/files/checkpoint.h"  // defines: out_is_locked
-#include "llmc/files/folder.h"      // defines: folder_has
+#include "llmc/files/folder.h"      // defines: folder_has, folder_order
 #include "llmc/files/json.h"        // defines: json_parse_line, json_write_text
 #include "llmc/files/output.h"      // defines: open_inside
 
@@ -194,7 +194,7 @@ static inline void run_write(FILE* f, const char* dir, const char* name) {
         *end = 0;
         for (int i = 0; i < 3; i++) { last[i] = log_is(line, events[i]) ? line : last[i]; }
     }
-    const bool locks = folder_has(dir, ".lock"), fresh = time(NULL) - st.st_mtim.tv_sec < FRESH_SECONDS;
+    const bool locks = folder_has(dir, ".lock"), fresh = time(NULL) - st.st_mtime < FRESH_SECONDS;
     const bool done = last[2] && (strstr(last[2], "\"done\"") || strstr(last[2], "\"patience\""));
     const char* state = fd < 0                        ? "empty"
                         : locks && out_is_locked(dir) ? "running"
@@ -203,7 +203,7 @@ static inline void run_write(FILE* f, const char* dir, const char* name) {
                                                       : "killed";
     fputs("{\"name\": ", f);
     json_write_text(f, name);
-    fprintf(f, ", \"state\": \"%s\", \"time\": %lld", state, (long long)st.st_mtim.tv_sec);
+    fprintf(f, ", \"state\": \"%s\", \"time\": %lld", state, (long long)st.st_mtime);
     for (int i = 0; i < 3; i++) {
         if (!last[i] || !json_parse_line(&j, last[i], strlen(last[i]), "log", &ignored)) { continue; }
         json_free(&j);
@@ -227,7 +227,7 @@ static inline void runs_write(FILE* f, const char* folder) {
     char path[PATH_CAP];
     struct dirent** names = NULL;
     const bool one = folder_has(folder, "log.jsonl");
-    const int listed = one ? 0 : scandir(folder, &names, NULL, versionsort);
+    const int listed = one ? 0 : scandir(folder, &names, NULL, folder_order);
     int count = 0;
     for (int i = listed; i-- > 0; free(names[i])) {
         if (count == MOST_RUNS || !run_find(path, folder, names[i]->d_name) || !folder_has(path, "log.jsonl")) { continue; }

@@ -2,9 +2,9 @@
 # lint.sh -- static checks. Every header compiles alone without warnings: .h as C11 with gcc, .cuh for the emulated card. All .h
 # of llmc compile together as C++17 with gcc and clang. clang reads every C file (gcc: make WERROR=1 test). FULL=1 compiles
 # headers alone with each compiler in each language, and .cuh with nvcc. Without FULL nvcc warns only when it builds. Rooms of
-# llmc include only files of lower floors, and files and functions are short. Then shellcheck reads shell scripts, ruff reads
-# Python files. No line of C or CUDA has more than 128 columns. Each fault that test_gpu_faults.sh plants still changes its file.
-# A missing tool is skipped and named.
+# llmc include only files of lower floors, files and functions are short, and one file knows what only Linux or macOS has. Shell
+# scripts are read by shellcheck, Python files by ruff. No line of C or CUDA has more than 128 columns. Each fault that
+# test_gpu_faults.sh plants still changes its file. A missing tool is skipped and named.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -82,6 +82,10 @@ fi
 too_long() { awk 'length > 128 { print FILENAME ":" FNR ": " length " columns"; found = 1 } END { exit found }' "$@"; }
 run "lines of at most 128 columns" too_long *.c *.cu \
     $(find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp')
+# what one system alone has, or does in its own way
+own='__(APPLE|linux)__|getrandom|accept4|pipe2|SOCK_CLOEXEC|ppoll|sem_[a-z]*wait|sigtimedwait|prctl|st_mtim[^e]|fsync\(.*;|versionsort|renameat2|"/proc'
+one_room() { ! grep -rnE "$own" llmc dev/data dev/serve *.c *.cu --include='*.[ch]*' --exclude=os.h; }
+run "only llmc/base/os.h knows the system" one_room
 plants() { dev/test/faults/test_gpu_faults.sh plant >"$log.faults" || { grep FAIL "$log.faults" && false; }; }
 run "faults for a GPU" plants
 run "seeds of the fuzzers" dev/test/fuzz/fuzz.sh check

@@ -8,9 +8,7 @@
 #ifndef LLMC_HASH_H
 #define LLMC_HASH_H
 
-#include "llmc/base/utils.h"  // defines: now_seconds
-
-#include <sys/random.h>
+#include "llmc/base/os.h"  // defines: os_random
 
 typedef struct {
     uint64_t add, times;
@@ -19,7 +17,7 @@ typedef struct {
 /* Draws a seed. Falls back on the clock where the system gives no random numbers: only speed depends on it. */
 static inline HashSeed hash_seed(void) {
     HashSeed seed;
-    if (getrandom(&seed, sizeof seed, GRND_NONBLOCK) != (ssize_t)sizeof seed) {
+    if (!os_random(&seed, sizeof seed)) {
         const double now = now_seconds();
         memcpy(&seed.add, &now, sizeof now);
         seed.times = seed.add * 0xD6E8FEB86659FD93u;

@@ -5,8 +5,7 @@
 #ifndef LLMC_LINES_H
 #define LLMC_LINES_H
 
-#include "llmc/base/utils.h"  // defines: xrealloc
-#include <poll.h>
+#include "llmc/base/os.h"  // defines: os_wait
 
 typedef struct {
     int fd;
@@ -17,8 +16,7 @@ typedef struct {
 
 /* Reads once if something has come; with `wait`, once something has. Lines that were taken before are no longer valid. */
 static inline void lines_read(Lines* l, bool wait) {
-    struct pollfd ready = {l->fd, POLLIN, 0};
-    if (poll(&ready, 1, wait ? -1 : 0) <= 0) { return; }
+    if (!os_wait(l->fd, POLLIN, wait ? -1 : 0)) { return; }
     if (l->at > 0) { memmove(l->text, l->text + l->at, l->have -= l->at); }
     l->at = 0;
     if (l->have == l->cap) { l->text = (char*)xrealloc(l->text, l->cap = 2 * l->cap + 4096); }

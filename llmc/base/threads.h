@@ -42,12 +42,13 @@ static inline size_t thread_number(void) {
 // has the figures), unless the user has chosen.
 //
 // libgomp reads its variable in its constructor, before any constructor of the program and before main(). The functions in
-// .preinit_array run before all constructors. The environment has no room for one more entry then, so the variable stands in
+// .preinit_array run before all constructors (Linux). The environment has no room for one more entry then, so the variable stands in
 // the place of PATH until the constructors of the libraries are done: none of them looks for programs. A static program, an
 // environment without PATH, and a C library without .preinit_array (musl) keep the default. libomp reads its variables in the
 // first parallel region.
 
 #ifdef _OPENMP
+#ifdef __ELF__
 static char threads_spin[] = "GOMP_SPINCOUNT=2000";  // 15 to 100 us, by the processor
 static struct {
     char **place, *text;
@@ -73,9 +74,12 @@ static void threads_before_libraries(int argc, char** argv, char** environment) 
 }
 typedef void (*ThreadsFirst)(int argc, char** argv, char** environment);
 __attribute__((section(".preinit_array"), used)) static const ThreadsFirst threads_first = threads_before_libraries;
+#endif
 
 __attribute__((constructor)) static void threads_after_libraries(void) {
+#ifdef __ELF__
     if (threads_path.place) { *threads_path.place = threads_path.text; }
+#endif
 #ifdef __clang__
     if (getenv("OMP_WAIT_POLICY") || getenv("KMP_BLOCKTIME")) { return; }
     setenv("KMP_BLOCKTIME", "1", 0);  // ms, and no shorter time is possible ...

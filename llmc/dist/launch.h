@@ -24,15 +24,13 @@
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H
 
-#include "llmc/base/utils.h"
+#include "llmc/base/os.h"     // defines: os_end_with_parent, os_pipe, os_program, os_random, os_take_signal
 #include "llmc/dist/link.h"   // defines: link_listen
 #include "llmc/dist/ranks.h"  // defines: RANKS_MAX, RANKS_PORT_FIRST, RANKS_PORT_LAST
 
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/wait.h>
 
 // until the ranks that are left get SIGTERM, and then until they get SIGKILL; tests have shorter times
@@ -75,7 +73,7 @@ typedef struct {
 /* Ends this process when `parent` ends. A parent that ended before the call sends no signal any more. */
 static inline void launch_end_with(pid_t parent) {
     LLMC_FAULT_POINT("forked");
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    os_end_with_parent();
     if (getppid() != parent) { _exit(1); }
 }
 
@@ -93,17 +91,6 @@ static inline int launch_free_port(uint64_t random) {
         return port;
     }
     return 0;
-}
-
-/* Finds this program's path, which tools such as top show; /proc/self/exe if another file has taken that path by now. */
-static inline void launch_program(char* path /* PATH_CAP */) {
-    static const char self[] = "/proc/self/exe";
-    struct stat ours, found;
-    const ssize_t length = readlink(self, path, PATH_CAP - 1);
-    path[length > 0 ? length : 0] = 0;
-    const bool same =
-        stat(self, &ours) == 0 && stat(path, &found) == 0 && ours.st_dev == found.st_dev && ours.st_ino == found.st_ino;
-    if (!same) { memcpy(path, self, sizeof self); }
 }
 
 static inline bool launch_set(const char* name, long long value) {
@@ -146,13 +133,13 @@ static inline void launch_block_signals(Launch* l) {
 static inline bool launch_start(Launch* l, char** argv, Error* e) {
     int ends[2];
     l->parent = getpid();
-    launch_program(l->program);
-    if (getrandom(l->random, sizeof l->random, 0) != (ssize_t)sizeof l->random) {
+    os_program(l->program);
+    if (!os_random(l->random, sizeof l->random)) {
         return fail(e, "--gpus: the system has no random numbers: %s", strerror(errno));
     }
     l->port = launch_free_port(l->random[2]);
     if (!l->port) { return fail(e, "--gpus: no port of 127.0.0.1 from %d to %d is free", RANKS_PORT_FIRST, RANKS_PORT_LAST); }
-    if (pipe2(ends, O_CLOEXEC) != 0) { return fail(e, "--gpus: cannot make a pipe: %s", strerror(errno)); }
+    if (!os_pipe(ends, true)) { return fail(e, "--gpus: cannot make a pipe: %s", strerror(errno)); }
     l->parent_fd = ends[0];  // ends[1] stays open as long as this process lives
     fflush(NULL);
     bool started = true;
@@ -206,13 +193,12 @@ static inline void launch_reap(Launch* l) {
 
 /* Waits for a signal, or until the deadline, and does what it asks for. */
 static inline void launch_wait(Launch* l) {
-    siginfo_t info;
+    bool all = false;
     const double left = l->next ? fmax(0, l->deadline - now_seconds()) : 3600.0;
-    const struct timespec time = {(time_t)left, (long)(fmod(left, 1) * 1e9)};
-    const int got = sigtimedwait(&l->awaited, &info, &time);
+    const int got = os_take_signal(&l->awaited, left, &all);
     if (got > 0 && got != SIGCHLD) {
         sigaddset(&l->asked, got);
-        if (got != SIGINT || info.si_code != SI_KERNEL) { launch_send(l, got); }
+        if (got != SIGINT || !all) { launch_send(l, got); }
     }
     if (l->next && now_seconds() >= l->deadline) {
         launch_send(l, l->next);
@@ -247,7 +233,7 @@ static inline int launch_ranks(int count, char** argv, Error* e) {
 static inline int launch_count(int (*count_devices)(void)) {
     int ends[2], count = -1;
     const pid_t parent = getpid();
-    if (pipe2(ends, O_CLOEXEC) != 0) { return -1; }
+    if (!os_pipe(ends, true)) { return -1; }
     fflush(NULL);
     const pid_t child = fork();
     if (child == 0) {

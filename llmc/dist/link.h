@@ -18,13 +18,11 @@
 #ifndef LLMC_LINK_H
 #define LLMC_LINK_H
 
-#include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11; defines: fail, xreserve, size_min
+#include "llmc/base/os.h"  // first, since it asks for the functions beyond C11; defines: os_own, os_wait
 
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
 
 enum { MESSAGE_BYTES = 256, MESSAGE_PAYLOAD = 216 };
 
@@ -116,7 +114,7 @@ static inline struct addrinfo* link_resolve(const char* address, int port, Error
 }
 
 static inline int link_socket(const struct addrinfo* a) {
-    return socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
+    return os_own(socket(a->ai_family, a->ai_socktype, a->ai_protocol), false);
 }
 
 /* Listens on the first of these addresses that belongs to this host, and writes it to `numeric` in digits. Returns the
@@ -156,10 +154,9 @@ static inline int link_listen(const char* address, int port, char* numeric, size
 
 /* Waits for the end of connect(). Returns false with the cause in errno. */
 static inline bool link_connected(int fd, double seconds) {
-    struct pollfd p = {fd, POLLOUT, 0};
     int cause = ETIMEDOUT;
     socklen_t size = sizeof cause;
-    if (poll(&p, 1, (int)(1e3 * seconds)) > 0) { getsockopt(fd, SOL_SOCKET, SO_ERROR, &cause, &size); }
+    if (os_wait(fd, POLLOUT, seconds)) { getsockopt(fd, SOL_SOCKET, SO_ERROR, &cause, &size); }
     errno = cause;
     return cause == 0;
 }

@@ -52,7 +52,6 @@
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/random.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
 // recognizing each other
@@ -61,7 +60,7 @@
 static inline void team_begin(Team* t, TeamMember* m, int fd) {
     memset(m, 0, sizeof *m);
     link_begin(&m->link, fd);
-    if (getrandom(m->nonce, sizeof m->nonce, 0) != (ssize_t)sizeof m->nonce) {
+    if (!os_random(m->nonce, sizeof m->nonce)) {
         fail(&t->failure, "the system gives no random numbers: %s", strerror(errno));
         return;
     }
@@ -145,7 +144,7 @@ static inline TeamMember* team_place(Team* t, double now) {
 
 static inline void team_accept(Team* t, double now) {
     for (TeamMember* m = team_place(t, now); m; m = team_place(t, now)) {
-        const int fd = accept4(t->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        const int fd = os_own(accept(t->listener, NULL, NULL), false);
         if (fd < 0) { return; }
         link_close(&m->link);
         team_begin(t, m, fd);
@@ -620,7 +619,7 @@ static inline void team_stop_thread(Team* t) {
 static inline bool team_open(Team* t, const Ranks* r, const char* version, double timeout, Error* e) {
     team_prepare(t, r, version);
     const bool watches = r->ranks > 1 || t->parent_fd >= 0;
-    bool ok = !watches || pipe2(t->wake, O_CLOEXEC | O_NONBLOCK) == 0 || fail(e, "cannot make a pipe: %s", strerror(errno));
+    bool ok = !watches || os_pipe(t->wake, false) || fail(e, "cannot make a pipe: %s", strerror(errno));
     ok = ok && (r->ranks == 1 || team_join(t, timeout, e));
     ok = ok && (!watches || team_start_thread(t, e));
     t->open = ok;

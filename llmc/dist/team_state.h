@@ -173,9 +173,8 @@ static inline void team_blame(Team* t, int rank, const char* what) {
 /* Prints a line on stderr, unless nobody takes it. stdio may be locked by a thread that is stuck. */
 static inline void team_print(const char* kind, const char* text) {
     char line[1100];
-    struct pollfd p = {STDERR_FILENO, POLLOUT, 0};
     const int n = snprintf(line, sizeof line, "%s%s\n", kind, text);
-    if (poll(&p, 1, 1000) > 0 && write(STDERR_FILENO, line, (size_t)n) < 0) { return; }
+    if (os_wait(STDERR_FILENO, POLLOUT, 1) && write(STDERR_FILENO, line, (size_t)n) < 0) { return; }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -310,9 +310,7 @@ static inline bool checkpoint_seal(Checkpoint* k, int ranks, const char* path, E
 /* Swaps the finished folder with what already has its name (a damaged folder, a folder of a run that was set back, a link).
  * The old one is the .tmp afterwards. */
 static inline bool checkpoint_exchange(const char* tmp, const char* dir) {
-#ifdef RENAME_EXCHANGE
-    if (renameat2(AT_FDCWD, tmp, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) { return true; }
-#endif
+    if (os_exchange(tmp, dir)) { return true; }
     // this file system cannot exchange: for a moment only older checkpoints exist
     char aside[PATH_CAP];
     const int n = snprintf(aside, sizeof aside, "%s.old.tmp", dir);

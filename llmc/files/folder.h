@@ -49,13 +49,21 @@ static inline void folder_of(const char* path, char* out /* PATH_CAP */) {
     }
 }
 
+/* Compares the names of two entries for scandir(): numbers by their size, so that checkpoint-1000 follows checkpoint-500. */
+static inline int folder_order(const struct dirent** a, const struct dirent** b) {
+    const char *x = (*a)->d_name, *y = (*b)->d_name;
+    for (; *x && *x == *y; x++) { y++; }
+    const size_t m = strspn(x, "0123456789"), n = strspn(y, "0123456789");
+    return m == n ? strcmp(x, y) : m < n ? -1 : 1;
+}
+
 /* Looks for folders below `dir`, down to `levels`, that hold one of `files` (NULL after the last). Returns how many there are,
- * and writes the last in the order of names and numbers to `last`: checkpoint-1000 follows checkpoint-500. */
+ * and writes the last in the order of names and numbers to `last`. */
 static inline int folder_below(const char* dir, const char* const* files, int levels, char last[PATH_CAP]) {
     struct dirent** names = NULL;
     Error ignored = NO_ERROR;
     int count = 0;
-    const int listed = scandir(dir, &names, NULL, versionsort);
+    const int listed = scandir(dir, &names, NULL, folder_order);
     for (int i = 0; i < listed; free(names[i++])) {
         char path[PATH_CAP];
         bool found = false;

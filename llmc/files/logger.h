@@ -131,7 +131,7 @@ static inline bool logger_copy(const Logger* g, int to, off_t keep, char* buffer
         if (got <= 0 || write(to, buffer, (size_t)got) != got) { return false; }
         at += got;
     }
-    return fsync(to) == 0;
+    return os_flush(to);
 }
 
 /* Cuts the log to `keep` bytes. If its file has another name, only a copy is cut, which takes the log's name. */
@@ -266,7 +266,7 @@ static inline bool logger_end(Logger* g, Error* e) {
 
 /* Flushes the log to disk. Called before a checkpoint is renamed into place. */
 static inline bool logger_sync(Logger* g, Error* e) {
-    return g->fd < 0 || fsync(g->fd) == 0 || fail(e, "%s: writing failed: %s", g->path, strerror(errno));
+    return g->fd < 0 || os_flush(g->fd) || fail(e, "%s: writing failed: %s", g->path, strerror(errno));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

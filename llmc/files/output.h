@@ -12,7 +12,7 @@
 #ifndef LLMC_OUTPUT_H
 #define LLMC_OUTPUT_H
 
-#include "llmc/base/utils.h"
+#include "llmc/base/os.h"  // defines: os_flush
 
 #include <sys/file.h>
 
@@ -74,7 +74,7 @@ static inline FILE* create_output(const char* path, Error* e) {
  * result: a full disk may show up only here. */
 static inline bool close_output(FILE* f, const char* path, Error* e) {
     errno = 0;  // forget what an earlier call left there
-    bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
+    bool ok = fflush(f) == 0 && !ferror(f) && os_flush(fileno(f));
     int cause = ok ? 0 : errno;
     if (fclose(f) != 0) {
         cause = ok ? errno : cause;
@@ -100,7 +100,7 @@ static inline bool write_file(const char* path, const void* data, size_t size, E
 static inline bool sync_file(const char* path, Error* e) {
     const int fd = open_output(path, O_RDONLY, e);
     if (fd < 0) { return false; }
-    const bool ok = fsync(fd) == 0 || fail(e, "%s: cannot flush the file: %s", path, strerror(errno));
+    const bool ok = os_flush(fd) || fail(e, "%s: cannot flush the file: %s", path, strerror(errno));
     close(fd);
     return ok;
 }
@@ -108,7 +108,7 @@ static inline bool sync_file(const char* path, Error* e) {
 /* Flushes a folder's entries: a rename or a new file in it then survives a power cut. */
 static inline bool sync_directory(const char* path, Error* e) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool ok = fd >= 0 && fsync(fd) == 0;
+    bool ok = fd >= 0 && os_flush(fd);
     int cause = errno;
     if (fd >= 0) { close(fd); }
     return ok || fail(e, "%s: cannot flush the folder: %s", path, strerror(cause));

@@ -13,11 +13,10 @@
 #ifndef LLMC_TRAINER_STATE_H
 #define LLMC_TRAINER_STATE_H
 
-#include "llmc/base/utils.h"
+#include "llmc/base/os.h"  // defines: os_random
 
 #include <inttypes.h>
 #include <math.h>
-#include <sys/random.h>
 
 #include "llmc/base/crc.h"
 #include "llmc/optim/recipe.h"
@@ -126,7 +125,7 @@ enum {
 /* Draws the id of a new run. */
 static inline void run_id_draw(RunId id) {
     uint64_t bits = 0;
-    if (getrandom(&bits, sizeof bits, 0) != sizeof bits) { die("the system gives no random numbers: %s", strerror(errno)); }
+    if (!os_random(&bits, sizeof bits)) { die("the system gives no random numbers: %s", strerror(errno)); }
     snprintf(id, sizeof(RunId), "%016" PRIx64, bits);
 }
 

@@ -5,6 +5,7 @@
 #ifndef LLMC_TEMPLATE_FUNCTIONS_H
 #define LLMC_TEMPLATE_FUNCTIONS_H
 
+#include "llmc/base/os.h"              // defines: OS_UTF8_LOCALE
 #include "llmc/text/template_value.h"  // defines: Jinja, JinjaText, TemplateValue, jinja_fail, jinja_append, jinja_str
 #include "llmc/text/unicode.h"         // defines: unicode_is_stripped
 
@@ -152,7 +153,7 @@ static inline void jinja_sort(Jinja* j, TemplatePair* p, size_t n, bool down) {
 /* Returns a letter in upper or lower case. One that becomes several letters stays. */
 static inline uint32_t jinja_cased(uint32_t c, bool upper) {
     if (c < 0x80) { return upper ? (uint32_t)toupper((int)c) : (uint32_t)tolower((int)c); }
-    const locale_t l = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
+    const locale_t l = newlocale(LC_CTYPE_MASK, OS_UTF8_LOCALE, (locale_t)0);
     if (l == (locale_t)0) { return c; }
     const wint_t other = upper ? towupper_l((wint_t)c, l) : towlower_l((wint_t)c, l);
     freelocale(l);

@@ -3,7 +3,7 @@
  * oracle for numbers. */
 #include "fuzz.h"
 #include "llmc/files/folder.h"
-#include "llmc/run/session/machine.h"
+#include "llmc/base/os.h"
 
 enum { GROUP, LIMIT, USAGE, STATISTICS, SHARE, NUM_TEXTS };
 enum { MOST_FOLDERS = 16 };  // in the paths of cgroups: the reader looks into each for limits

@@ -122,6 +122,38 @@ static void a_closed_stream_without_a_replacement_is_told(void) {
     close(out[0]);
 }
 
+static void a_descriptor_is_not_passed_on_and_waits_only_if_asked(void) {
+    int ends[2];
+    char byte;
+    for (int blocks = 0; blocks < 2; blocks++) {
+        CHECK(os_pipe(ends, blocks) && os_own(-1, blocks) == -1, "pipe");
+        for (int i = 0; i < 2; i++) {
+            CHECK(fcntl(ends[i], F_GETFD) == FD_CLOEXEC, "end %d is inherited", i);
+            CHECK(((fcntl(ends[i], F_GETFL) & O_NONBLOCK) == 0) == blocks, "end %d, blocks %d", i, blocks);
+        }
+        CHECK(blocks || (read(ends[0], &byte, 1) < 0 && errno == EAGAIN), "the empty pipe waits");
+        const double start = now_seconds();
+        CHECK(!os_wait(ends[0], POLLIN, 0.05) && now_seconds() - start >= 0.045, "nothing has come");
+        close(ends[1]);
+        CHECK(os_wait(ends[0], POLLIN, -1), "its other end is closed");
+        close(ends[0]);
+    }
+}
+
+static void names_are_exchanged_and_a_flush_that_fails_is_told(void) {
+    char other[PATH_CAP + 2];
+    struct stat before, after;
+    Error e = NO_ERROR;
+    snprintf(other, sizeof other, "%s.2", path);
+    CHECK(write_file(path, "1", 1, &e) && write_file(other, "22", 2, &e) && stat(path, &before) == 0, "%s", e.msg);
+    CHECK(os_exchange(path, other) && stat(path, &after) == 0 && after.st_size == 2, "no exchange: %s", strerror(errno));
+    CHECK(stat(other, &after) == 0 && after.st_ino == before.st_ino, "%s is another file", other);
+    CHECK(os_changed(&after).tv_sec == os_changed(&before).tv_sec, "an exchange is no change");
+    unlink(other);
+    CHECK(!os_exchange(path, other), "there is no other");
+    CHECK(!os_flush(-1) && errno == EBADF, "flushed nothing: %s", strerror(errno));
+}
+
 /* The vectors of philox4x32-10 that its authors published with Random123 (tests/kat_vectors). */
 static void philox_gives_its_published_answers(void) {
     static const struct {
@@ -151,6 +183,8 @@ int main(void) {
     RUN(names_in_a_message_give_the_terminal_no_orders);
     RUN(a_message_that_is_too_long_is_cut);
     RUN(a_closed_stream_without_a_replacement_is_told);
+    RUN(a_descriptor_is_not_passed_on_and_waits_only_if_asked);
+    RUN(names_are_exchanged_and_a_flush_that_fails_is_told);
     RUN(philox_gives_its_published_answers);
     unlink(path);
     rmdir(folder);

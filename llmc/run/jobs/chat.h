@@ -27,8 +27,8 @@
 #include "llmc/text/chat.h"            // defines: ChatForm, ChatWriter, chat_ask
 #include "llmc/base/text.h"            // defines: text_starts, print_escaped
 
-#include <poll.h>
 #include <pthread.h>
+#include <sys/select.h>
 
 #ifdef LLMC_LIBEDIT
 #include <locale.h>
@@ -61,12 +61,16 @@ enum { TERMINAL_LINE = 4095 };  // most bytes of a line that Linux's terminals p
 
 /* Waits at a terminal for a line, or for Ctrl-C, also where it came just before the wait. Returns whether it was Ctrl-C. */
 static inline bool line_interrupts(const LineInput* in) {
-    struct pollfd keys = {.fd = fileno(in->file), .events = POLLIN};
+    fd_set keys;
     sigset_t interrupt, before;
     sigemptyset(&interrupt);
     sigaddset(&interrupt, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &interrupt, &before);  // ppoll() lets it in again: it cannot come between the look and the wait
-    while (!run_signal_came() && ppoll(&keys, 1, NULL, &before) < 0 && errno == EINTR) {}
+    pthread_sigmask(SIG_BLOCK, &interrupt,
+                    &before);  // pselect() lets it in again: it cannot come between the look and the wait
+    do {
+        FD_ZERO(&keys);
+        FD_SET(fileno(in->file), &keys);
+    } while (!run_signal_came() && pselect(fileno(in->file) + 1, &keys, NULL, NULL, NULL, &before) < 0 && errno == EINTR);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     const bool came = run_signal_came();
     if (came) { run_stop_done(); }
@@ -160,7 +164,7 @@ static inline void line_edit_open(LineInput* in) {
     const char* kind = getenv("TERM");
     if (!in->terminal || !kind || !*kind || strcmp(kind, "dumb") == 0) { return; }
     setlocale(LC_CTYPE, "");
-    if (MB_CUR_MAX == 1) { setlocale(LC_CTYPE, "C.UTF-8"); }  // terminals speak UTF-8, also where LC_ALL=C
+    if (MB_CUR_MAX == 1) { setlocale(LC_CTYPE, OS_UTF8_LOCALE); }  // terminals speak UTF-8, also where LC_ALL=C
     in->history = history_init();
     in->edit = el_init("llama3", in->file, in->out, stderr);
     in->edited = in->history && in->edit;

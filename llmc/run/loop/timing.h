@@ -5,7 +5,7 @@
 #ifndef LLMC_TIMING_H
 #define LLMC_TIMING_H
 
-#include "llmc/base/utils.h"
+#include "llmc/base/os.h"              // defines: os_pipe, os_wait
 #include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/run/session/signals.h"  // defines: run_ask_for_end, run_stop_done
 #include "llmc/train/step.h"           // defines: Recipe, BatchSource
@@ -14,7 +14,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <semaphore.h>
 
 enum { TIMED_STEPS = 3 };  // at most; the fastest counts
 
@@ -29,17 +28,14 @@ typedef struct {
 typedef struct {
     Progress progress;
     double bound;  // seconds; then it asks the step to end
-    sem_t done;
+    int done[2];   // a pipe, closed at its writing end once the steps are timed
     pthread_t thread;
 } StepClock;
 
 static inline void* step_clock_run(void* clock) {
     StepClock* c = (StepClock*)clock;
     for (bool done = false; !done;) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += 1;
-        done = sem_timedwait(&c->done, &until) == 0;
+        done = os_wait(c->done[0], POLLIN, 1);
         if (!done) { progress_add(&c->progress, 0); }
         if (!done && now_seconds() - c->progress.start >= c->bound) { run_ask_for_end(); }
     }
@@ -71,7 +67,7 @@ static inline bool time_steps(const Trainer* t, void* model, const Recipe* steps
     clock.bound = bound;
     recipe.data.next = counted_next;
     recipe.data.ctx = &counted;
-    sem_init(&clock.done, 0, 0);
+    if (!os_pipe(clock.done, true)) { return fail(e, "cannot make a pipe: %s", strerror(errno)); }
     if (pthread_create(&clock.thread, NULL, step_clock_run, &clock) != 0) { return fail(e, "no thread can be started"); }
     time->ms = INFINITY;
     time->parts = 0;
@@ -85,9 +81,9 @@ static inline bool time_steps(const Trainer* t, void* model, const Recipe* steps
         if (goes_on) { time->ms = fmin(time->ms, t->result(model, &recipe).ms); }
         time->whole = time->whole || goes_on;
     }
-    sem_post(&clock.done);
+    close(clock.done[1]);
     pthread_join(clock.thread, NULL);
-    sem_destroy(&clock.done);
+    close(clock.done[0]);
     run_stop_done();
     if (!time->whole) {
         const double seconds = now_seconds() - start;

@@ -47,7 +47,7 @@ static inline Job job_of(const Options* o) {
 }
 
 static inline void warn_of_threads(int threads) {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const long cores = os_cores();
     if (threads <= 2 * cores) { return; }
     warn("--threads: %d on %ld core%s: threads that wait for a core hold up the others", threads, cores, text_plural(cores));
 }

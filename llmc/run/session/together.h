@@ -20,8 +20,6 @@
 #include "llmc/run/session/session.h"  // defines: Program, Data
 #include "llmc/run/session/signals.h"  // run_together
 
-#include <sys/random.h>
-
 /* The ranks' wishes between two steps. */
 typedef struct {
     uint8_t end;     // any rank got a signal; not bool, since another process's byte may be neither 0 nor 1
@@ -273,7 +271,7 @@ static inline void together_share_out(Team* team, const char* out) {
     Error e = NO_ERROR;
     if (!team) { return; }
     const bool first = team->run.rank == 0;
-    if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) { die("the system gives no random numbers"); }
+    if (!os_random(&number, sizeof number)) { die("the system gives no random numbers"); }
     agree_first(team, &number, sizeof number);
     const size_t length = (size_t)snprintf(text, sizeof text, "%016" PRIx64 "\n", number);
     bool ok = path_join(path, out, ".ranks", &e) && (!first || write_file(path, text, length, &e));
