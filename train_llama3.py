@@ -306,19 +306,25 @@ def adamw(model, lr, betas, eps, weight_decay, params=None):
 
 def schedule(a):
     """Returns the highest rate and the phases (from, to, first, last, shape), as in llmc/optim/schedule.h."""
-    decay = max(a.warmup, a.steps - a.steps // 5) if a.schedule == "wsd" else a.warmup
-    end = decay + a.steps // 5 if a.schedule == "wsd" else max(a.steps, decay)
-    shape = {"cosine": "cosine", "wsd": "root"}.get(a.schedule, "linear")
-    final = 1.0 if a.schedule == "constant" else a.final_lr_frac
+    falls, most = a.schedule == "wsd" or a.decay > 0, max(a.steps - a.warmup, 0)
+    fall = min(a.decay, most) if a.decay else a.steps // 5
+    decay = max(a.warmup, a.steps - fall) if falls else a.warmup
+    end = decay + fall if falls else a.warmup + most
+    shape = {"1-sqrt": "root"}.get(a.decay_shape, a.decay_shape) if falls else "cosine" if a.schedule == "cosine" else "linear"
+    final = 1.0 if a.schedule == "constant" and not falls else a.final_lr_frac
     return a.lr, [(0, a.warmup, 0.0, 1.0, "rise"), (a.warmup, decay, 1.0, 1.0, "linear"),
                   (decay, end, 1.0, final, shape)]
 
 
 def warn_of_schedule(a):
-    """Warns of flags that make no sense together, as program_plan() of llmc/run/session/open.h does."""
+    """Warns of flags that make no sense together, or refuses them, as program_plan() of llmc/run/session/open.h does."""
+    if a.decay and a.schedule in ("cosine", "linear"):
+        die(f"--decay: the schedule is {a.schedule}, whose rate always falls, wanted --schedule wsd or constant")
+    if a.decay and a.decay + a.warmup > a.steps:
+        die(f"--decay: {a.decay} steps and --warmup {a.warmup} do not fit into the {a.steps} steps of the run")
     if a.warmup > a.steps:
         warn(f"--warmup: {a.warmup} of {a.steps} steps: the learning rate never gets to --lr")
-    elif a.schedule == "wsd" and a.final_lr_frac < 1 and (a.steps < 10 or a.warmup > a.steps - a.steps // 5):
+    elif a.schedule == "wsd" and not a.decay and a.final_lr_frac < 1 and (a.steps < 10 or a.warmup > a.steps - a.steps // 5):
         warn(f"--schedule wsd: {a.steps} steps and a warm-up of {a.warmup} leave little of its decay: "
              f"the last rate is {learning_rate(schedule(a), a.steps - 1):.2e}")
     if a.lr > 0.1:
@@ -673,8 +679,8 @@ def train(a):
 
 # the flags of llmc/run/cli/options.def that this trainer has
 SHARED = """model tokenizer train val documents out export-dtype steps batch seq total-batch lr warmup schedule final-lr-frac
-    weight-decay beta1 beta2 eps grad-clip lora lora-alpha lora-on seed threads val-every val-batches sample-every sample-tokens
-    stop-after prompt temperature top-k top-p""".split()
+    decay decay-shape weight-decay beta1 beta2 eps grad-clip lora lora-alpha lora-on seed threads val-every val-batches
+    sample-every sample-tokens stop-after prompt temperature top-k top-p""".split()
 # value and help, where they differ from those in options.def
 CHANGED = {
     "tokenizer": ("PATH", "tokenizer.json or its folder, for samples and a preset's vocabulary"),

@@ -10,7 +10,7 @@
  * The decay by the root is from Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations"
  * (2024). All of it is computed in double; the caller rounds.
  *
- * A checkpoint has the phases of its run, since a run may get others while it runs: schedule_shorten() for --minutes.
+ * A checkpoint has the phases of its run, since schedule_shorten() and schedule_decay() may give it others later.
  */
 #ifndef LLMC_SCHEDULE_H
 #define LLMC_SCHEDULE_H
@@ -31,7 +31,7 @@ typedef struct {
     PhaseShape shape;
 } Phase;
 
-enum { MOST_PHASES = 16 };  // three, and one for each time that --minutes shortens a run, which is at most twelve times
+enum { MOST_PHASES = 16 };  // three, one of a branch, and one each time that --minutes shortens a run: at most twelve times
 
 typedef struct {
     double lr;      // the peak rate: --lr
@@ -68,20 +68,35 @@ static inline void schedule_add(Schedule* s, int64_t from, int64_t to, double fi
     s->phases[s->count++] = p;
 }
 
+/* Ends the run `decay` steps after step `now`, from which on the rate falls from where it is to the fraction `final` of the
+ * peak rate. */
+static inline void schedule_decay(Schedule* s, int64_t now, int64_t decay, double final, PhaseShape shape) {
+    schedule_add(s, now, now + decay, schedule_rate(s, (double)now, 1), final, shape);
+    Phase* before = s->phases + s->count - 2;
+    if (s->count > 1 && before->first == before->last && before->to > now) { before->to = now; }  // it holds as long as planned
+    s->steps = now + decay;
+}
+
 /* Returns the schedule of a run of `steps` steps: a warm-up to the rate `lr`, then what --schedule names, to the fraction
- * `final` of `lr`. wsd holds the peak rate, and decays over the last fifth of all steps. A warm-up that reaches into this fifth
- * moves the decay, which then does not get to its end: pressed into the steps that are left, it would jump. */
-static inline Schedule schedule_make(ScheduleName name, int64_t steps, int64_t warmup, double lr, double final) {
-    static const PhaseShape shapes[] = {SHAPE_COSINE, SHAPE_LINEAR, SHAPE_LINEAR, SHAPE_ROOT};
-    const int64_t decay = name == SCHEDULE_WSD && steps - steps / 5 > warmup ? steps - steps / 5 : warmup;
-    const int64_t end = name == SCHEDULE_WSD ? decay + steps / 5 : steps > decay ? steps : decay;
+ * `final` of `lr`. wsd holds the peak rate and falls in the last `decay` steps, and so does constant if `decay` is not 0. wsd
+ * with 0 takes the last fifth. A warm-up that reaches into this fifth moves the decay, which then does not get to its end:
+ * pressed into the steps that are left, it would jump. */
+static inline Schedule schedule_make(ScheduleName name, int64_t steps, int64_t warmup, double lr, double final, int64_t decay,
+                                     PhaseShape shape) {
+    static const PhaseShape shapes[] = {SHAPE_COSINE, SHAPE_LINEAR, SHAPE_LINEAR};
+    const int64_t most = steps > warmup ? steps - warmup : 0, fall = decay == 0 ? steps / 5 : decay < most ? decay : most;
     Schedule s;
     memset(&s, 0, sizeof s);
     s.lr = lr;
-    s.steps = steps;
     schedule_add(&s, 0, warmup, 0, 1, SHAPE_RISE);
-    schedule_add(&s, warmup, decay, 1, 1, SHAPE_LINEAR);
-    schedule_add(&s, decay, end, 1, name == SCHEDULE_CONSTANT ? 1 : final, shapes[name]);
+    if (name == SCHEDULE_WSD || decay > 0) {
+        const int64_t from = fall < most ? steps - fall : warmup;
+        schedule_add(&s, warmup, from, 1, 1, SHAPE_LINEAR);
+        schedule_decay(&s, from, fall, final, shape);
+    } else {
+        schedule_add(&s, warmup, warmup + most, 1, name == SCHEDULE_CONSTANT ? 1 : final, shapes[name]);
+    }
+    s.steps = steps;
     return s;
 }
 

@@ -187,6 +187,17 @@ goes_on_elsewhere() { # two cards, then one, then four: as one card alone
         cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved" $steps
 }
 
+# branches NAME "MORE": a run that decays from a checkpoint in another folder, with flags MORE, and is resumed without them, has
+# the bits of the run that planned this decay
+branches() {
+    held="--total-batch 128 --schedule constant --warmup 1" last=$((half + quarter))
+    cu BF16 "trunk$1" $held --stop-after $half && cu BF16 "plan$1" $held --decay $half --stop-after $half || return 1
+    cu BF16 "plan$1" --resume $2 --stop-after $last && cu BF16 "plan$1" --resume || return 1
+    cu BF16 "tail$1" --resume "$tmp/trunk$1/$(step $half)" --decay $half $2 --stop-after $last >"$tmp/branch" &&
+        grep -x "branch  step $half: the rate falls from 0.003 to 0.0003 in $half steps" "$tmp/branch" &&
+        cu BF16 "tail$1" --resume && same_bits "plan$1" "tail$1"
+}
+
 # With an optimizer that takes whole matrices (dev/test/sgd_matrix.h): a matrix that was cut, or joined with another, would show.
 whole_on_one() (
     export SGD_MATRIX=1
@@ -288,6 +299,7 @@ one_card() {
     check "some blocks recompute ...: the same bits, documents" documents_by_blocks
     in_full "some blocks recompute ...: the same bits, --fp8" by_blocks blocks_fp8 --fp8
     check "--recompute auto takes what fits, and chooses anew: the same bits" auto_chooses
+    check "a run that branches off to decay has the bits of one that planned it" branches one ""
     check "SwiGLU and RoPE join the products before them: the same bits in any order, without a graph, recomputed" layers_join
     check "SwiGLU and RoPE apart from them: nearly the same losses; adapters and 8 bits keep them apart" layers_are_apart
 }
@@ -304,6 +316,7 @@ two_cards() {
     check "two cards, of which one has less room, agree on --recompute auto: the same bits" cards_agree
     in_full "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
     check "a run goes on on one, four and two cards" goes_on_elsewhere
+    check "one, two and one card: a run that branches off to decay has the bits of one that planned it" branches two "--gpus 2"
     check "two and three cards, whole matrices: the losses of one; ZeRO 1, 2 and 3, and any order: the same bits" whole_on_several
     check "one, three and one card, whole matrices: the losses of one; AdamW refuses its state" whole_moves
 }

@@ -190,8 +190,11 @@ int main(void) {
         uint64_t j = philox_below(seed, RAND_SHUFFLE_SHARDS, 5, i, i + 1);
         fwrite(&j, sizeof j, 1, stdout);
     }
-    for (int name = SCHEDULE_COSINE; name <= SCHEDULE_WSD; name++) {
-        Schedule schedule = schedule_make((ScheduleName)name, 57, name == SCHEDULE_WSD ? 51 : 7, 3e-4, 0.1);
+    for (int i = 0; i < 6; i++) {
+        const ScheduleName names[] = {0, 1, 2, 3, SCHEDULE_WSD, SCHEDULE_CONSTANT};
+        const int warmups[] = {7, 7, 7, 51, 7, 7}, decays[] = {0, 0, 0, 0, 20, 30};
+        PhaseShape shape = i < 5 ? SHAPE_ROOT : SHAPE_COSINE;
+        Schedule schedule = schedule_make(names[i], 57, warmups[i], 3e-4, 0.1, decays[i], shape);
         for (int step = 0; step < 60; step++) {
             double lr = learning_rate(&schedule, step);
             fwrite(&lr, sizeof lr, 1, stdout);
@@ -267,20 +270,21 @@ def test_shuffles_are_those_of_c(from_c):
 
 
 def test_learning_rates_are_those_of_c(from_c):
-    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000, count=240).reshape(4, 60)
-    for name, rates in zip(("cosine", "linear", "constant", "wsd"), theirs):
-        a = ref.parse_arguments(["--schedule", name, "--steps", "57", "--warmup", "51" if name == "wsd" else "7", "--lr", "3e-4"])
+    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000, count=360).reshape(6, 60)
+    words = ("cosine", "linear", "constant", "wsd --warmup 51", "wsd --decay 20", "constant --decay 30 --decay-shape cosine")
+    for word, rates in zip(words, theirs):
+        a = ref.parse_arguments(("--steps 57 --warmup 7 --lr 3e-4 --schedule " + word).split())
         assert np.allclose([ref.learning_rate(ref.schedule(a), step) for step in range(60)], rates, rtol=1e-14)
 
 
 def test_peaks_of_gpus_are_those_of_c(from_c):
     names = [name for name, _ in tables.c_table("llmc/train/mfu.h", "gpu_peaks")]
-    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000 + 1920 + 88 * len(SHAPES))
+    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000 + 2880 + 88 * len(SHAPES))
     assert [tables.gpu_peak(name) for name in names + DEVICES] == pytest.approx(theirs.tolist())
 
 
 def test_presets_are_those_of_c(from_c):
-    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000 + 1920, count=11 * len(SHAPES))
+    theirs = np.frombuffer(from_c, dtype=np.float64, offset=12 * 100001 + 8000 + 2880, count=11 * len(SHAPES))
     assert len(SHAPES) == 44
     for name, shape in zip(SHAPES, theirs.reshape(-1, 11).tolist()):
         c = preset(name, 1000)
@@ -608,7 +612,7 @@ def test_the_c_trainer_prints_the_same_losses(tokens, start):
             vocab_size=97, hidden_size=48, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, tie_word_embeddings=True)).save_pretrained(model)
     flags = ["--model", model, "--train", "t*.bin", "--val", "t1.bin", "--val-every", "7", "--batch", "2", "--seq", "16",
-             "--steps", "20", "--total-batch", "64", "--warmup", "3", "--schedule", "wsd", "--lr", "1e-3",
+             "--steps", "20", "--total-batch", "64", "--warmup", "3", "--schedule", "wsd", "--decay", "7", "--lr", "1e-3",
              "--sample-tokens", "0"]
     subprocess.run([TRAINER, *flags, "--out", "c"], cwd=tokens, check=True, stdout=subprocess.DEVNULL)
     r = run(tokens, *flags, "--out", "python")

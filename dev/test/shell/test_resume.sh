@@ -315,6 +315,43 @@ go --train "$odd/data.bin" --model "$odd/model" --lora 2 --steps 2 --out odd --s
 expect "a run remembers paths that are not UTF-8" 0 "saved   odd/step_00000002" resume --out odd --strict-resume
 check "and the log is JSON" sh -c "! LC_ALL=C grep -q '$(printf '\233')' odd/log.jsonl"
 
+# --- a run that branches off to decay ------------------------------------------------------------------------------------------
+
+held() {
+    train --model d1 --train data.bin --val other.bin --val-every 40 --val-batches 1 --seq 64 --lr 1e-3 --warmup 8 --checkpoint-every 1 \
+        --keep 1 --major-every 40 --final-lr-frac 0 "$@"
+}
+for run in "trunk --schedule constant --steps 200" "early --schedule constant --steps 200 --stop-after 7" "cosine --steps 9 --stop-after 4"; do
+    held --out $run >/dev/null 2>&1
+done
+cp -r trunk untouched
+for at in 80 160; do
+    held --schedule constant --steps $((at + 40)) --decay 40 --out planned$at >/dev/null
+    step=step_$(printf %08d $at) end=step_$(printf %08d $((at + 40)))
+    expect "a branch at step $at says what its rate does" 0 "branch  step $at: the rate falls from 0.001 to 0 in 40 steps" \
+        resume trunk/$step --out tail --decay 40 --stop-after $((at + 2)) --strict-resume
+    check "so does its log, if it ends early" grep -q "^ended   at step $((at + 2)) of $((at + 40)): the rate is 0.000776" "$tmp/stdout"
+    background --seq 64 --resume --out tail
+    tries=0 # in a tight loop, since the last step comes after some 50 ms
+    while [ ! -e tail/step_*$((at + 9)) ] && [ $((tries += 1)) -lt 1000000 ]; do :; done
+    kill -9 $pid
+    finish
+    expect "killed, it goes on" 0 "" resume --out tail --decay 40
+    check "to the checkpoint of the run that planned its decay" same_checkpoint planned$at/$end tail/$end
+    rm -rf tail
+done
+check "the trunk is as it was" diff -r trunk untouched
+rm -rf tail && mkdir tail && cp -r trunk/step_00000160 tail
+expect "and goes on" 0 "" resume --out tail --steps 201 --stop-after 200
+check "as if there were no branch" cmp trunk/step_00000200/model.safetensors tail/step_00000200/model.safetensors
+expect "in the trunk's folder no branch starts" 1 "--decay: is 20, was 0 in trunk/step_00000160" resume trunk/step_00000160 --decay 20
+expect "nor in the warm-up" 1 "--decay: 20 steps and --warmup 8 do not fit into the 27 steps" resume early --out tail2 --decay 20
+expect "nor after a decay" 1 "the rate at planned160/step_00000200 is 0 already" resume planned160/step_00000200 --out tail2 --decay 20
+expect "nor on a rate that always falls" 1 "--decay: the schedule is cosine" resume cosine/step_00000004 --out tail2 --decay 20
+expect "nor does a run decay that has no trunk" 1 "--decay: the schedule is linear" held --schedule linear --decay 20 --out tail2
+expect "a decay's shape needs a decay" 1 "--decay-shape: is of no use" held --decay-shape cosine --out tail2
+check "of all these there is no trace" test ! -e tail2
+
 # --- the lock ----------------------------------------------------------------------------------------------------------------
 
 background --model d1 --train data.bin --steps 1000000 --schedule constant --checkpoint-every 1 --keep 1 --out busy

@@ -116,7 +116,7 @@ static TrainerState small_state(uint64_t step, int world_size) {
     s.world_size = world_size;
     s.loss_scale = 65536.0;
     s.scale_good = 17;
-    s.schedule = schedule_make(SCHEDULE_WSD, 90, 2, 1, 1.0 / 3);
+    s.schedule = schedule_make(SCHEDULE_WSD, 90, 2, 1, 1.0 / 3, 0, SHAPE_ROOT);
     schedule_shorten(&s.schedule, 3, 3, 50);
     for (int i = 0; i < 200; i++) { outlier_update(&s.loss, 1.0 / (i + 3)); }
     for (int i = 0; i < 5; i++) { outlier_update(&s.grad_norm, 1e-300 / (i + 3)); }

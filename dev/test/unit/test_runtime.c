@@ -44,7 +44,7 @@ static void phases_have_the_rates_of_the_formulas_bit_for_bit(void) {
         const ScheduleName name = (ScheduleName)(i % 4);
         const double lr = rates[i / 4 % 3], final = finals[i / 12 % 5];
         const int64_t steps = lengths[i / 60 % 11], warmup = warmups[i / 660];
-        const Schedule s = schedule_make(name, steps, warmup, lr, final);
+        const Schedule s = schedule_make(name, steps, warmup, lr, final, 0, SHAPE_ROOT);
         CHECK(s.steps == steps && s.count >= 1 && s.count <= 3, "%d phases, %lld steps", s.count, (long long)s.steps);
         for (int64_t step = 0; step < steps + 3; step++) {
             const double rate = learning_rate(&s, step),
@@ -59,25 +59,51 @@ static void phases_have_the_rates_of_the_formulas_bit_for_bit(void) {
 static void schedules_have_their_values_at_the_edges(void) {
     const double lr = 2.0, f = 0.1;
     for (int name = SCHEDULE_COSINE; name <= SCHEDULE_WSD; name++) {
-        const Schedule s = schedule_make((ScheduleName)name, 100, 10, lr, f);
+        const Schedule s = schedule_make((ScheduleName)name, 100, 10, lr, f, 0, SHAPE_ROOT);
         const double last = name == SCHEDULE_CONSTANT ? lr : lr * f;
         CHECK(near(learning_rate(&s, 0), 0.2), "the first step of the warm-up is not 0");
         CHECK(near(learning_rate(&s, 9), 2.0) && near(learning_rate(&s, 10), 2.0), "the warm-up ends at lr, and goes on there");
         CHECK(near(learning_rate(&s, 100), last) && near(learning_rate(&s, 5000), last), "schedule %d ends at %g", name, last);
     }
-    const Schedule cosine = schedule_make(SCHEDULE_COSINE, 100, 10, lr, f), wsd = schedule_make(SCHEDULE_WSD, 100, 10, lr, f);
+    const Schedule cosine = schedule_make(SCHEDULE_COSINE, 100, 10, lr, f, 0, SHAPE_ROOT),
+                   wsd = schedule_make(SCHEDULE_WSD, 100, 10, lr, f, 0, SHAPE_ROOT);
     CHECK(near(learning_rate(&cosine, 55), lr * 0.55), "cosine is half way in the middle");
     CHECK(near(learning_rate(&wsd, 80), lr) && learning_rate(&wsd, 81) < lr, "wsd holds for four fifths of all steps");
     CHECK(near(learning_rate(&wsd, 85), lr * (f + 0.9 * 0.5)), "and falls with the root of progress");
-    const Schedule late = schedule_make(SCHEDULE_WSD, 100, 90, lr, f);  // the warm-up reaches into the last fifth
+    const Schedule late =
+        schedule_make(SCHEDULE_WSD, 100, 90, lr, f, 0, SHAPE_ROOT);  // the warm-up reaches into the last fifth
     CHECK(near(learning_rate(&late, 89), lr) && near(learning_rate(&late, 90), lr), "the decay begins after the warm-up");
     for (int k = 0; k <= 10; k++) {  // mlc-ai/pith-train#55: it does not jump
         CHECK(learning_rate(&late, 90 + k) == learning_rate(&wsd, 80 + k), "and is as steep as without it");
     }
 }
 
+static void a_branch_has_the_rates_of_the_run_that_planned_it(void) {
+    for (int i = 0; i < 3 * 2 * 3; i++) {
+        const PhaseShape shape = (PhaseShape)(SHAPE_LINEAR + i % 3);
+        const ScheduleName name = i / 3 % 2 ? SCHEDULE_WSD : SCHEDULE_CONSTANT;
+        const int64_t now = (int64_t[]){10, 57, 80}[i / 6];
+        Schedule s = schedule_make(name, 100, 10, 2, 0.1, 0, SHAPE_ROOT);
+        const Schedule planned = schedule_make(name, now + 30, 10, 2, 0.1, 30, shape), trunk = s;
+        const double p = 0.5, half[] = {0, p, 0.5, 1 - sqrt(p)};
+        schedule_decay(&s, now, 30, 0.1, shape);
+        CHECK(s.steps == planned.steps && s.count == planned.count, "%lld steps, %d phases", (long long)s.steps, s.count);
+        CHECK(s.phases[s.count - 2].to == planned.phases[s.count - 2].to, "what it holds ends elsewhere");
+        for (int64_t step = 0; step < now + 35; step++) {
+            const double rate = learning_rate(&s, step);
+            CHECK(rate == learning_rate(&planned, step), "step %lld of a branch at %lld", (long long)step, (long long)now);
+            CHECK(step > now || rate == learning_rate(&trunk, step), "step %lld is not the trunk's", (long long)step);
+        }
+        CHECK(near(learning_rate(&s, now + 15), 2 * (0.1 + 0.9 * half[shape])) && near(learning_rate(&s, s.steps), 0.2), "%d",
+              i);
+    }
+    const Schedule late = schedule_make(SCHEDULE_WSD, 100, 90, 1, 0, 30, SHAPE_LINEAR);  // with --minutes
+    CHECK(learning_rate(&late, 90) == 1 && near(learning_rate(&late, 95), 0.5) && learning_rate(&late, 100) == 0,
+          "does not fit");
+}
+
 static void a_full_schedule_loses_its_oldest_phase(void) {
-    Schedule s = schedule_make(SCHEDULE_CONSTANT, 100, 10, 1, 1);
+    Schedule s = schedule_make(SCHEDULE_CONSTANT, 100, 10, 1, 1, 0, SHAPE_ROOT);
     for (int64_t i = 20; i < 90; i++) { schedule_add(&s, i, 100, 1, 1e-2 * (double)i, SHAPE_LINEAR); }
     CHECK(s.count == MOST_PHASES && s.phases[s.count - 1].from == 89 && near(learning_rate(&s, 100), 0.89), "%d", s.count);
     schedule_add(&s, 75, 90, 1, 0, SHAPE_LINEAR);
@@ -561,7 +587,7 @@ static void a_run_whose_steps_become_slower_ends_in_its_minutes(void) {
 
 static void a_shortened_schedule_goes_on_from_its_rate_to_the_last(void) {
     for (int name = SCHEDULE_COSINE; name <= SCHEDULE_WSD; name++) {
-        Schedule s = schedule_make((ScheduleName)name, 1000, 20, 1, 0.1);
+        Schedule s = schedule_make((ScheduleName)name, 1000, 20, 1, 0.1, 0, SHAPE_ROOT);
         double before = 0, steepest = 0;
         for (int64_t step = 0; step < s.steps; step++) {
             const Schedule old = s;
@@ -579,7 +605,7 @@ static void a_shortened_schedule_goes_on_from_its_rate_to_the_last(void) {
         CHECK(steepest <= most[name], "schedule %d falls by %g in a step", name, steepest);
         CHECK(fabs(before - last[name]) <= 0.007, "schedule %d ends at %g", name, before);
     }
-    Schedule wsd = schedule_make(SCHEDULE_WSD, 1000, 20, 1, 0);
+    Schedule wsd = schedule_make(SCHEDULE_WSD, 1000, 20, 1, 0, 0, SHAPE_ROOT);
     schedule_shorten(&wsd, 300, 300, 650);
     CHECK(learning_rate(&wsd, 550) == 1 && near(learning_rate(&wsd, 600), 1 - sqrt(0.5)), "what is left keeps its shares");
 }
@@ -591,7 +617,7 @@ static void an_older_shortened_run_goes_on_from_its_rate(void) {
         int64_t step, steps;
     } older = {350, 300, 500};  // of 1,000 steps, shortened twice
     for (int name = SCHEDULE_COSINE; name <= SCHEDULE_WSD; name++) {
-        Schedule s = schedule_make((ScheduleName)name, 1000, 20, 1, 0.1);
+        Schedule s = schedule_make((ScheduleName)name, 1000, 20, 1, 0.1, 0, SHAPE_ROOT);
         const Schedule whole = s;
         const double pace = (1000 - older.place) / (double)(older.steps - older.step), place = older.place + 40 * pace;
         schedule_shorten(&s, place, 340, older.steps);
@@ -1250,6 +1276,7 @@ int main(int argc, char** argv) {
     if (argc > 1 && strcmp(argv[1], "print_path") == 0) { return print_path(); }
     RUN(phases_have_the_rates_of_the_formulas_bit_for_bit);
     RUN(schedules_have_their_values_at_the_edges);
+    RUN(a_branch_has_the_rates_of_the_run_that_planned_it);
     RUN(a_full_schedule_loses_its_oldest_phase);
     RUN(sampling_equals_a_naive_sampler);
     RUN(samples_follow_the_softmax);

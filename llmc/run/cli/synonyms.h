@@ -23,6 +23,7 @@ static const FlagSynonym flag_synonyms[] = {
      "--total-batch N, the tokens of a step: batch * seq * micro-batches"},
     {"warmup-steps warmup-iters num-warmup-steps", "did you mean --warmup?"},
     {"lr-scheduler lr-scheduler-type lr-schedule lr-decay-style scheduler", "did you mean --schedule?"},
+    {"decay-steps num-decay-steps lr-decay-steps lr-wsd-decay-steps cooldown cooldown-steps", "did you mean --decay?"},
     {"min-lr", "--final-lr-frac F, as a fraction of --lr"},
     {"max-grad-norm clip-grad gradient-clip gradient-clip-val", "did you mean --grad-clip?"},
     {"adam-beta1", "did you mean --beta1?"},

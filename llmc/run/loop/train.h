@@ -93,8 +93,14 @@ static inline void training_print_plan(const Training* t) {
 /* Prints what a resumed run does otherwise than its flags say. */
 static inline void training_print_resumed(const Training* t) {
     const uint64_t step = t->run->state.step;
-    const int64_t steps = t->run->state.schedule.steps, stop = run_stop(t->run, t->options);
-    if (t->options->given[OPT_minutes]) {
+    const Options* o = t->options;
+    const int64_t steps = t->run->state.schedule.steps, stop = run_stop(t->run, o);
+    if (resume_decays(t->start, o)) {
+        char at[32], count[32];
+        printf("branch  step %s: the rate falls from %.3g to %.3g in %s step%s\n", text_count(step, at, sizeof at),
+               learning_rate(&t->run->state.schedule, (int64_t)step), o->lr * o->final_lr_frac,
+               text_count((uint64_t)o->decay, count, sizeof count), text_plural(o->decay));
+    } else if (o->given[OPT_minutes]) {
         printf("resume  --minutes set the number of steps when the run began: it has %lld\n", (long long)steps);
     }
     if ((int64_t)step >= stop) {
@@ -148,6 +154,7 @@ static inline void training_measure(Training* t, Options* chosen) {
     const double elapsed = now_seconds() - t->process->started;
     choose_minutes(chosen, steps_for_minutes(chosen->minutes, elapsed, time.ms * 1e-3), t->process->team);
     run->state.schedule = plan_schedule(chosen, chosen->steps);
+    if (!plan_check_decay(chosen, chosen->steps, &e)) { warn("%s: it begins after the warm-up", e.msg); }
     char count[32];
     printf("timed   %.1f ms a step: %s steps fit into %g minutes\n", time.ms,
            text_count((uint64_t)chosen->steps, count, sizeof count), chosen->minutes);

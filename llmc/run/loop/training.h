@@ -124,11 +124,12 @@ static inline void training_shorten(Training* t, int64_t steps) {
     Schedule* schedule = &t->run->state.schedule;
     const double ms = 1e3 * t->pace.pace;
     char now[32], before[32];
-    printf("plan    %s steps instead of %s: a step takes %.1f ms now, at step %lld\n",
+    printf("plan    %s steps instead of %s: a step takes %.1f ms now, at step %lld",
            text_count((uint64_t)steps, now, sizeof now), text_count((uint64_t)schedule->steps, before, sizeof before), ms,
            (long long)t->queued);
-    fflush(stdout);
     schedule_shorten(schedule, (double)t->queued, t->queued, steps);
+    printf("; the rate goes from %.3g to %.3g by then\n", learning_rate(schedule, t->queued), learning_rate(schedule, steps));
+    fflush(stdout);
     t->lines.steps = steps;
     training_logged(t, log_plan(&t->run->log, t->queued, steps, ms, &t->error));
 }
@@ -397,7 +398,7 @@ static inline void training_die_not_finite(Training* t, const char* name) {
         count, name, t->healthy, t->healthy);
 }
 
-/* Prints the summary of a run, and the checkpoint with the lowest validation loss. */
+/* Prints the summary of a run, what its rate has left to do, and the checkpoint with the lowest validation loss. */
 static inline void training_print_end(const Training* t) {
     const Options* o = t->options;
     const Data* d = t->data;
@@ -405,6 +406,12 @@ static inline void training_print_end(const Training* t) {
     char words[256];
     const bool chats = d->train.masked && chat_template(&d->rules);
     first_words(d->mix.sources[0].data, tokenizer, words, sizeof words);
+    const Schedule* s = &t->run->state.schedule;
+    const double rate = learning_rate(s, t->reported), last = learning_rate(s, s->steps);
+    if (t->reported < s->steps && last < rate) {
+        printf("ended   at step %lld of %lld: the rate is %.3g here, and falls to %.3g in the steps that are left\n",
+               (long long)t->reported, (long long)s->steps, rate, last);
+    }
     const char* prompt = *o->prompt ? o->prompt : chats ? NULL : words;
     print_summary(stdout, &t->lines, t->process->argv[0], t->run->newest, prompt, t->trainer->memory_used(t->model));
     double loss = 0;

@@ -10,6 +10,7 @@
  *   choose_eval_rows    the length of rows for --eval with --val
  *   choose_rows         the length of rows for --eval with --tasks
  *   choose_steps        the steps of --epochs
+ *   choose_branch       the end of a run that branches off to decay
  *   choose_dtype        the type of the weights in checkpoints
  *   choose_recompute    the blocks of --recompute auto
  *   choose_minutes      the steps of --minutes
@@ -150,6 +151,9 @@ static inline void choose_steps(Options* chosen, int64_t steps) {
     chosen->steps = (int)steps;
     chosen->given[OPT_steps] = true;
 }
+
+/* A branch ends with its decay. */
+static inline void choose_branch(Options* chosen, int64_t end) { chosen->steps = (int)end; }
 
 /* Returns the word of --export-dtype that stands for weights of this dtype; F32 stands in for a dtype without a word. */
 static inline ExportDtype export_dtype_of(SafeDtype dtype) {

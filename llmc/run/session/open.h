@@ -581,12 +581,14 @@ static inline void program_plan(Program* p) {
     must(plan_make(&run->plan, o, process_share(&p->process, o).groups, &e), &e);
     must(plan_steps(&run->plan, o, p->data.train.rows_per_epoch, &steps, &e), &e);
     choose_steps(&p->chosen, steps);
-    run_settle_schedule(run, o, p->start.resumed, steps);
+    run_settle_schedule(run, o, &p->start, steps);
+    if (resume_decays(&p->start, o)) { choose_branch(&p->chosen, run->state.schedule.steps); }
     if (p->process.rank == 0) {
         steps = run->state.schedule.steps;
         if (steps > 0 && o->warmup > steps) {
             warn("--warmup: %d of %lld steps: the learning rate never gets to --lr", o->warmup, (long long)steps);
-        } else if (o->schedule == SCHEDULE_WSD && o->final_lr_frac < 1 && (steps < 10 || o->warmup > steps - steps / 5)) {
+        } else if (o->schedule == SCHEDULE_WSD && o->decay == 0 && o->final_lr_frac < 1 &&
+                   (steps < 10 || o->warmup > steps - steps / 5)) {
             warn("--schedule wsd: %lld steps and a warm-up of %d leave little of its decay: the last rate is %.2e",
                  (long long)steps, o->warmup, learning_rate(&run->state.schedule, steps - 1));
         }

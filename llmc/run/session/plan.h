@@ -56,9 +56,28 @@ static inline bool plan_steps(const Plan* p, const Options* o, uint64_t rows_per
                               (unsigned long long)rows_per_epoch, o->seq, (unsigned long long)rows_per_step);
 }
 
+/* Returns the shape that a word of --decay-shape stands for. */
+static inline PhaseShape plan_decay_shape(const Options* o) { return (PhaseShape)(SHAPE_LINEAR + o->decay_shape); }
+
 /* Returns the schedule that the flags ask for, of a run of `steps` steps. */
 static inline Schedule plan_schedule(const Options* o, int64_t steps) {
-    return schedule_make((ScheduleName)o->schedule, steps, o->warmup, o->lr, o->final_lr_frac);
+    return schedule_make((ScheduleName)o->schedule, steps, o->warmup, o->lr, o->final_lr_frac, o->decay, plan_decay_shape(o));
+}
+
+/* Checks that a run of `steps` steps has a place for its --decay. With --minutes the steps are not known yet. */
+static inline bool plan_check_decay(const Options* o, int64_t steps, Error* e) {
+    char word[OPTION_TEXT];
+    if (o->decay == 0) {
+        return o->schedule == SCHEDULE_WSD || !o->given[OPT_decay_shape] ||
+               fail(e, "--decay-shape: is of no use without --decay N or --schedule wsd");
+    }
+    if (o->schedule == SCHEDULE_COSINE || o->schedule == SCHEDULE_LINEAR) {
+        return fail(e, "--decay: the schedule is %s, whose rate always falls, wanted --schedule wsd or constant",
+                    option_text(o, OPT_schedule, word));
+    }
+    return !o->train || (o->minutes > 0 && o->steps < 0) || (o->decay + (int64_t)o->warmup <= steps && steps <= 2000000000) ||
+           fail(e, "--decay: %d steps and --warmup %d do not fit into the %lld steps of the run", o->decay, o->warmup,
+                (long long)steps);
 }
 
 /* Returns whether work is due after `step` steps. It is due at each multiple of `every` (0: none), and after step `last`. */

@@ -123,19 +123,40 @@ static inline Schedule saved_schedule(const TrainerState* state, const Options* 
     return saved;
 }
 
+/* Returns whether the run branches off to decay: it goes into another folder with --decay, and no flag says where it ends. */
+static inline bool resume_decays(const Start* start, const Options* o) {
+    return start->resumed && o->given[OPT_decay] && o->decay > 0 && !o->given[OPT_steps] && !resumes_in_place(start, o->out);
+}
+
 /* Settles the schedule. A resumed run takes its checkpoint's, unless --steps is given, the data decides the steps, or another
- * flag of the schedule differs: then it gets a new one of `steps` steps. */
-static inline void run_settle_schedule(Run* run, const Options* o, bool resumed, int64_t steps) {
+ * flag of the schedule differs: then it gets a new one of `steps` steps. A branch gets its decay. */
+static inline void run_settle_schedule(Run* run, const Options* o, const Start* start, int64_t steps) {
     Schedule* schedule = &run->state.schedule;
-    if (!resumed) {
+    const int64_t now = (int64_t)run->state.step;
+    Error e = NO_ERROR;
+    if (!start->resumed) {
+        must(plan_check_decay(o, steps, &e), &e);
         *schedule = plan_schedule(o, steps);
         return;
     }
     Options was = saved_options(&run->state, o->trainer);
     *schedule = saved_schedule(&run->state, &was, steps);
-    run->lr_before = learning_rate(schedule, (int64_t)run->state.step);
-    const bool end = o->given[OPT_steps] || o->steps < 0;
-    if (end || o->schedule != was.schedule || o->warmup != was.warmup || o->final_lr_frac != was.final_lr_frac) {
+    run->lr_before = learning_rate(schedule, now);
+    const bool end = o->given[OPT_steps] || o->steps < 0, decays = o->decay != was.decay || o->decay_shape != was.decay_shape;
+    if (resume_decays(start, o)) {
+        was.decay = o->decay;
+        must(plan_check_decay(&was, now + o->decay, &e), &e);
+        if (run->lr_before <= was.lr * o->final_lr_frac) {
+            die("--decay: the rate at %s is %.3g already, wanted a checkpoint before the decay", start->dir, run->lr_before);
+        }
+        schedule_decay(schedule, now, o->decay, o->final_lr_frac, plan_decay_shape(o));
+    } else if (o->decay != was.decay && !o->given[OPT_steps]) {
+        die("--decay: is %d, was %d in %s\n"
+            "  hint: with another --out the rate falls from there on; with --steps N, in the last of N steps",
+            o->decay, was.decay, start->dir);
+    } else if (end || decays || o->schedule != was.schedule || o->warmup != was.warmup ||
+               o->final_lr_frac != was.final_lr_frac) {
+        must(plan_check_decay(o, end ? steps : schedule->steps, &e), &e);
         *schedule = plan_schedule(o, end ? steps : schedule->steps);
     }
     schedule->lr = o->lr;
@@ -167,22 +188,25 @@ static inline bool documents_read_alike(const Data* d, Documents a, Documents b)
 
 /* Returns whether the learning rate of a step depends on the flag i. */
 static inline bool option_sets_rate(int i) {
-    return i == OPT_steps || i == OPT_lr || i == OPT_warmup || i == OPT_schedule || i == OPT_final_lr_frac;
+    return i == OPT_steps || i == OPT_lr || i == OPT_warmup || i == OPT_schedule || i == OPT_decay || i == OPT_decay_shape ||
+           i == OPT_final_lr_frac;
 }
 
 /* Reports every saved flag on the command line that had another value; together those that give the first step another rate.
- * Files are compared by their fingerprints, and a resumed run has the model of its checkpoint. */
-static inline void resume_compare_options(const Run* run, const Options* o, const Data* d, const char* dir) {
+ * Files are compared by their fingerprints, a resumed run has the model of its checkpoint, and a branch says its decay. */
+static inline void resume_compare_options(const Run* run, const Options* o, const Data* d, const Start* start) {
     const TrainerState* saved = &run->state;
     const double lr = learning_rate(&saved->schedule, (int64_t)saved->step);
-    char reasons[5 * 3 * OPTION_TEXT] = "";
+    const char* dir = start->dir;
+    const bool branch = resume_decays(start, o);
+    char reasons[7 * 3 * OPTION_TEXT] = "";
     size_t used = 0;
     Options was = saved_options(saved, o->trainer);
     for (int i = 0; i < NUM_OPTIONS; i++) {
         char flag[OPTION_TEXT], now[OPTION_TEXT], before[OPTION_TEXT];
         const char *a = option_text(o, i, now), *b = option_text(&was, i, before);
         const bool compared = option_specs[i].life == OPTION_SAVED && i != OPT_model && i != OPT_train && i != OPT_tokenizer;
-        if (!compared || !o->given[i] || strcmp(a, b) == 0) { continue; }
+        if (!compared || !o->given[i] || strcmp(a, b) == 0 || (branch && option_sets_rate(i) && i != OPT_lr)) { continue; }
         if (i == OPT_documents && documents_read_alike(d, (Documents)o->documents, (Documents)was.documents)) { continue; }
         option_flag(i, flag);
         if (lr != run->lr_before && option_sets_rate(i)) {
@@ -211,7 +235,7 @@ static inline void run_compare(Run* run, const Start* start, const Data* d, cons
     const uint64_t tokenizer = data_tokenizer_print(d), order = mix_leaves_out(&d->mix) ? ROW_ORDER_LEFT : ROW_ORDER;
     must(mix_fingerprint(&d->mix, &data, &e), &e);
     if (start->resumed) {
-        resume_compare_options(run, o, d, dir);
+        resume_compare_options(run, o, d, start);
         if (was->data && was->data != data) {
             resume_differs(strict, "--train: %s has the fingerprint %016" PRIx64 ", the data of %s had %016" PRIx64, o->train,
                            data, dir, was->data);
