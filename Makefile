@@ -3,38 +3,44 @@
 # This file builds the programs of the CPU, the page beside a run, and the first run. dev/make has the rest: cuda.mk the programs
 # of the GPU, emulated.mk the same for a card that the CPU emulates, tests.mk the tests.
 
-CC ?= cc
+.DELETE_ON_ERROR:
 PYTHON ?= python3
-MARCH ?= -march=native
-# whether a program that includes $(1) builds with $(2). Found when it is first needed: $(eval) keeps the answer
-builds = $(shell printf '\043include <$(1)>\nint main(void){return 0;}' | $(CC) -x c - $(2) -o /dev/null 2>/dev/null && echo 1 || echo 0)
-OPENMP ?= $(eval OPENMP := $(call builds,stdio.h,-fopenmp))$(OPENMP)
-# libedit edits the lines of --chat; LIBEDIT=0 builds without it
-LIBEDIT ?= $(eval LIBEDIT := $(call builds,histedit.h,-ledit))$(LIBEDIT)
-# libmicrohttpd is for ./serve
-MICROHTTPD ?= $(eval MICROHTTPD := $(call builds,microhttpd.h,-lmicrohttpd))$(MICROHTTPD)
 WERROR ?= 0
-# with these three the layers' loops are as fast as with -O3, which takes longer to build a program; clang has no such flags
-OPT ?= $(if $(findstring clang,$(shell $(CC) --version)),-O3,-O2 -ftree-vectorize -fvect-cost-model=dynamic -fipa-cp-clone)
-CFLAGS_EXTRA ?=
+# $(call q,TEXT): one word of the shell. $(call tool,COMMAND): a path with spaces becomes one word
+q = '$(subst ','\'',$(1))'
+tool = $(if $(and $(word 2,$(1)),$(wildcard $(subst $() $(),\ ,$(1)))),$(call q,$(1)),$(1))
+override CC := $(call tool,$(CC))
+# dev/make/choose.sh asks this machine, once, when an answer is first needed: $(eval) keeps it
+choose = $(eval $(1) := $(shell CC=$(call q,$(CC)) NVCC=$(call q,$(CUDA_COMPILER)) dev/make/choose.sh $(2)))$($(1))
+MARCH ?= $(call choose,MARCH,march)
+OPT ?= $(call choose,OPT,opt)
+OPENMP_FLAGS = $(call choose,OPENMP_FLAGS,openmp $(OPENMP))
+# libedit edits the lines of --chat; LIBEDIT=0 builds without it. libmicrohttpd is for ./serve
+LIBEDIT ?= $(call choose,LIBEDIT,library histedit.h -ledit libedit "--chat will not edit lines")
+MICROHTTPD ?= $(call choose,MICROHTTPD,library microhttpd.h -lmicrohttpd libmicrohttpd "./serve needs it")
 
-WARNINGS = -Wall -Wextra $(if $(filter 1,$(OPENMP)),,-Wno-unknown-pragmas) $(if $(filter 1,$(WERROR)),-Werror)
-CFLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(WARNINGS) $(if $(filter 1,$(OPENMP)),-fopenmp) \
-         $(CFLAGS_EXTRA)
-LDLIBS = -lm -lpthread
-EDIT_FLAGS = $(if $(filter 1,$(LIBEDIT)),-DLLMC_LIBEDIT)
-EDIT_LIBS = $(if $(filter 1,$(LIBEDIT)),-ledit)
-HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*/*.h llmc/*/*.def llmc/*/*/*.def dev/data/*.h dev/test/*.h)
+WARNINGS = -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror)
+OWN_FLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(OPENMP_FLAGS)
+EDIT = $(if $(filter 1,$(LIBEDIT)),-DLLMC_LIBEDIT -ledit)
+HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*/*.h llmc/*/*.def llmc/*/*/*.def dev/data/*.h dev/test/*.h) build/cpu_flags
 TALES = dev/data/tinytales
 # where the programs under build/ are written
 vpath %.c dev/data dev/test/unit dev/test/shell dev/test/emulator dev/bench
 vpath %.cu dev/test/cuda dev/bench
 
-# makes a program of the first prerequisite; a rule may add DEFINES and LIBS, or have FLAGS of its own
-FLAGS = $(CFLAGS)
+# makes a program of the first prerequisite; a rule may add DEFINES and LIBS, or have FLAGS of its own. The user's CPPFLAGS, CFLAGS,
+# LDFLAGS and LDLIBS come last, and replace nothing
+FLAGS = $(OWN_FLAGS)
 DEFINES =
 LIBS =
-COMPILE = $(CC) $(FLAGS) $(DEFINES) -I. $(if $(filter %.cu,$<),-x c) $< -x none -o $@ $(LDLIBS) $(LIBS)
+USER_FLAGS = $(CPPFLAGS) $(CFLAGS) $(CFLAGS_EXTRA)
+COMPILE = $(CC) $(FLAGS) $(WARNINGS) $(DEFINES) -I. $(USER_FLAGS) $(if $(filter %.cu,$<),-x c) $< -x none -o $@ $(LDFLAGS) \
+          -lm -lpthread $(LIBS) $(LDLIBS)
+# a stamp is a file with the flags of the last build; if they change, so does the file. This one also has the compiler's macros: its
+# version, and what -march=native stands for on this machine
+stamp = printf '%s\n' $(call q,$(1)) | cmp -s - $@ || { $(2) printf '%s\n' $(call q,$(1)) > $@; }
+build/cpu_flags: FORCE | build
+	@$(call stamp,$(CC) $(OWN_FLAGS) $(EDIT) $(USER_FLAGS) $(LDFLAGS) $(LDLIBS) $(shell $(CC) $(OWN_FLAGS) -dM -E -x c /dev/null | cksum))
 
 .PHONY: all help quickstart require-microhttpd format format-check clean FORCE
 all: train_llama3 tokenize
@@ -63,8 +69,7 @@ help:
 
 # no function of a program may take more than 64 KiB of stack: threads may have 128 KiB (musl), and theirs call little else
 train_llama3 tokenize build/tinytales: WARNINGS += -Wframe-larger-than=65536
-train_llama3 build/sanitize/train_llama3: DEFINES = $(EDIT_FLAGS)
-train_llama3 build/sanitize/train_llama3: LIBS = $(EDIT_LIBS)
+train_llama3 build/sanitize/train_llama3: LIBS = $(EDIT)
 train_llama3: train_llama3.c $(HEADERS)
 	@echo "compiling $<: about half a minute"
 	$(COMPILE)
@@ -73,14 +78,11 @@ tokenize: dev/data/tokenize.c $(HEADERS)
 build/%: %.c $(HEADERS) | build
 	$(COMPILE)
 
-# the page beside a run. Its policy names its style and its script, each from a line <style> to a line </style>, by their SHA-256
-page_block = { echo; sed '1,/^<$(1)>$$/d;/^<\/$(1)>$$/,$$d' $<; }
-page_sum = 'sha256-$$(env printf "$$($(call page_block,$(1)) | sha256sum | cut -c 1-64 | sed 's/../\\x&/g')" | base64)'
-build/serve_page.h: dev/serve/page.html | build
-	@{ echo "#define SERVE_STYLE \"$(call page_sum,style)\""; echo "#define SERVE_SCRIPT \"$(call page_sum,script)\""; \
-	    echo "static const unsigned char serve_page[] = {"; od -An -v -tx1 $< | sed 's/ \(..\)/0x\1,/g'; echo "};"; } > $@
+# the page beside a run, whole or not at all
+build/serve_page.h: dev/serve/page.html dev/make/choose.sh | build
+	@dev/make/choose.sh page $< > $@.tmp && mv $@.tmp $@
 require-microhttpd:
-	@$(if $(filter 1,$(MICROHTTPD)),true,echo "error: libmicrohttpd was not found: install it (Debian: libmicrohttpd-dev)"; exit 1)
+	@$(if $(filter 1,$(MICROHTTPD)),true,echo "error: libmicrohttpd was not found"; exit 1)
 serve build/sanitize/serve: LIBS = -lmicrohttpd
 serve build/sanitize/serve: dev/serve/serve.c $(wildcard dev/serve/*.h) build/serve_page.h $(HEADERS) | build/sanitize require-microhttpd
 	$(COMPILE)
@@ -101,11 +103,12 @@ $(TALES)/tinytales_train.bin: build/tinytales tokenize $(TALES)/tokenizer.json
 	./tokenize --tokenizer $(TALES)/tokenizer.json --specials --val-fraction 0.02 -o $(TALES)/tinytales.bin $(TALES)/tinytales.jsonl
 
 # trains on the GPU if there are a GPU and nvcc, else on the CPU; each run has its own output folder
-QUICKSTART_TRAINER = $(if $(and $(NVCC),$(USABLE_ARCH)),train_llama3cu,train_llama3)
+QUICKSTART_TRAINER = $(if $(and $(NVCC),$(FOUND_ARCH)),train_llama3cu,train_llama3)
 QUICKSTART_OUT ?= out/quickstart-$(shell date +%Y%m%d-%H%M%S)
 QUICKSTART_FLAGS = --model d3 --batch 4 --seq 256 --lr 4e-3 --warmup 50 --final-lr-frac 0.05 --val-every 200 \
                    --sample-every 400 --sample-tokens 250 $(if $(STEPS),--steps $(STEPS),--minutes 3) --out $(QUICKSTART_OUT)
 quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
+	@$(if $(FOUND_ARCH),,$(shell dev/make/choose.sh cards ""))
 	./$(QUICKSTART_TRAINER) $(QUICKSTART_FLAGS)
 
 # whatever this machine can test; dev/make/tests.mk has the lists

@@ -7,24 +7,19 @@
 # PTX_ONLY=75 builds only the PTX of that architecture, to test the code for an older GPU on a newer one. COMPILE_ONLY=1 checks
 # that the kernels compile: without PTX, and with the host's code unoptimized, building takes half of the time.
 
-CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
-CUDA_NVCC = $(wildcard $(CUDA_HOME)/bin/nvcc)
-# a CUDA_HOME that was given decides
-NVCC ?= $(firstword $(if $(filter file,$(origin CUDA_HOME)),,$(CUDA_NVCC)) $(shell command -v nvcc 2>/dev/null) $(CUDA_NVCC))
-
-USABLE_ARCH := $(filter-out 3% 5% 6% 70 72,$(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
-                 tr -d ' \r' | grep -E '^1?[0-9]\.[0-9]$$' | tr -d .)))
-KNOWN_ARCH := $(if $(and $(USABLE_ARCH),$(NVCC)),$(shell $(NVCC) --list-gpu-code 2>/dev/null | sed -n 's/^sm_\([0-9]*\)$$/\1/p'))
-FOUND_ARCH := $(if $(KNOWN_ARCH),$(shell for gpu in $(USABLE_ARCH); do printf '%s\n' $(KNOWN_ARCH) | \
-                awk -v gpu=$$gpu '$$1 <= gpu && $$1 > most { most = $$1 } END { print most }'; done))
-GPU_ARCH ?= $(or $(FOUND_ARCH),$(USABLE_ARCH),80)
+CUDA_HOME ?= $(CUDA_PATH)
+override NVCC := $(call tool,$(if $(filter undefined,$(origin NVCC)),$(shell dev/make/choose.sh nvcc $(call q,$(CUDA_HOME))),$(NVCC)))
+# CUDA_CXX: the compiler of the host's code, if nvcc does not take the system's
+CUDA_COMPILER = $(NVCC) $(if $(CUDA_CXX),-ccbin $(CUDA_CXX)) $(NVCCFLAGS_EXTRA)
+FOUND_ARCH := $(call choose,FOUND_ARCH,archs)
+GPU_ARCH ?= $(or $(FOUND_ARCH),80)
 # in the order of numbers, which `sort` alone does not know: two digits, then three
 ARCHS = $(or $(PTX_ONLY),$(strip $(sort $(filter-out 1%,$(GPU_ARCH))) $(sort $(filter 1%,$(GPU_ARCH)))))
 OLD_ARCHS = $(filter 75,$(ARCHS))
 POSSIBLE_ARCHS := 75 $(foreach tens,8 9 10 11 12 13 14 15 16 17 18 19,$(addprefix $(tens),0 1 2 3 4 5 6 7 8 9))
 PRECISION ?= $(if $(OLD_ARCHS),FP16,BF16)
 ifneq ($(filter-out $(POSSIBLE_ARCHS),$(ARCHS)),)
-$(error $(if $(PTX_ONLY),PTX_ONLY is $(PTX_ONLY),GPU_ARCH is $(GPU_ARCH)), wanted numbers such as 75, 90 or 120)
+$(error $(if $(PTX_ONLY),PTX_ONLY is $(PTX_ONLY),GPU_ARCH is $(GPU_ARCH)), wanted numbers such as 75, 90 or 120; no GPU before 75 (T4) will do)
 endif
 ifneq ($(filter-out BF16 FP16 FP32,$(PRECISION)),)
 $(error PRECISION is $(PRECISION), wanted BF16, FP16 or FP32)
@@ -39,9 +34,9 @@ CODE = $(foreach a,$(filter-out 90,$(ARCHS)),$(call gencode,$(a),sm)) $(if $(fil
 PTX = $(call gencode,$(lastword $(ARCHS)),compute)
 GENCODE = $(if $(PTX_ONLY),$(PTX),$(CODE) $(if $(filter 1,$(COMPILE_ONLY)),,$(PTX)))
 NVCCFLAGS = -std=c++17 $(if $(filter 1,$(COMPILE_ONLY)),,-O3) --threads 0 -DPRECISION_$(PRECISION) $(GENCODE) \
-            -Xcompiler "$(if $(filter 1,$(OPENMP)),-fopenmp) $(MARCH)" \
+            -Xcompiler "$(OPENMP_FLAGS) $(MARCH)" \
             -Xptxas -warn-spills -diag-suppress 177 $(if $(filter 1,$(WERROR)),-Werror all-warnings) -I. \
-            $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(NVCCFLAGS_EXTRA)
+            $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
 CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh llmc/*/*/*.cuh dev/bench/*.cuh dev/cuda/*.cuh dev/test/cuda/*.cuh \
                  dev/test/cuda/*/*.cuh)
 # ptxas only warns of spills and serialized wgmma, which ruin a kernel, and the host compiler of a stack frame past 64 KiB,
@@ -49,24 +44,25 @@ CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh llmc/*/*/*.cuh dev/
 ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes wgmma, or a stack frame is too large"; exit 1; }
 STRICT = $(if $(filter 1,$(WERROR)),> build/$(notdir $@).log 2>&1; status=$$?; cat build/$(notdir $@).log; \
            [ $$status -eq 0 ] || exit $$status; ! grep -qE 'spill|serializ|frame size' build/$(notdir $@).log || $(ON_REMARKS))
-COMPILE_CUDA = $(NVCC) $(NVCCFLAGS) $(DEFINES) $< $(filter %.o,$^) -o $@ -lcublas -lcublasLt -ldl -lpthread $(LIBS) $(STRICT)
+CUDA_LIBS = $(call choose,CUDA_LIBS,libraries)
+COMPILE_CUDA = $(CUDA_COMPILER) $(NVCCFLAGS) $(DEFINES) $(CPPFLAGS) $< $(filter %.o,$^) -o $@ $(CUDA_LIBS) -ldl -lpthread $(LIBS) $(STRICT)
 
-# a change of PRECISION or GPU_ARCH triggers a rebuild: a stamp holds the flags of the last build
-stamp = echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
-build/cuda_flags: FORCE | build
-	@$(call stamp,$(NVCCFLAGS))
+# before the first program, and whenever compiler or flags change, a small one shows whether the toolkit will do
+CUDA_SAYS = $(eval CUDA_SAYS :=)$(shell NVCC=$(call q,$(NVCC)) dev/make/choose.sh cards $(call q,$(ARCHS)) $(call q,$(CUDA_HOME)))
+build/cuda_flags: FORCE | build require-nvcc
+	@$(CUDA_SAYS)$(call stamp,$(CUDA_COMPILER) $(NVCCFLAGS) $(EDIT) $(CPPFLAGS) $(shell $(NVCC) --version | cksum),\
+	    NVCC=$(call q,$(CUDA_COMPILER)) dev/make/choose.sh check $(call q,$(CUDA_LIBS)) || exit 1;)
 
 .PHONY: require-nvcc
 require-nvcc:
-	@$(if $(NVCC),command -v $(firstword $(NVCC)) >/dev/null,false) || \
-	    { echo "error: $(or $(firstword $(NVCC)),nvcc) was not found: install the CUDA toolkit, or set NVCC=/path/to/nvcc"; exit 1; }
+	@$(if $(NVCC),command -v $(NVCC) >/dev/null,false) || \
+	    { echo "error: $(or $(NVCC),nvcc) was not found: install the CUDA toolkit 12 or 13, or set NVCC=/path/to/nvcc"; exit 1; }
 
-train_llama3cu: DEFINES = $(EDIT_FLAGS) -Xcompiler -Wframe-larger-than=65536
-train_llama3cu: LIBS = $(EDIT_LIBS)
+train_llama3cu: LIBS = $(EDIT) -Xcompiler -Wframe-larger-than=65536
 train_llama3cu: train_llama3.cu $(CUDA_HEADERS) build/cuda_flags | require-nvcc
 	$(COMPILE_CUDA)
 build/test_llama3_cpu.o: test_llama3.cu train_llama3.c $(HEADERS) | build
-	$(CC) $(CFLAGS) -I. -DTEST_CPU_HALF -x c -c $< -o $@
+	$(CC) $(OWN_FLAGS) $(WARNINGS) -I. $(USER_FLAGS) -DTEST_CPU_HALF -x c -c $< -o $@
 test_llama3cu: test_llama3.cu train_llama3.cu build/test_llama3_cpu.o $(CUDA_HEADERS) build/cuda_flags | require-nvcc
 	$(COMPILE_CUDA)
 build/trainers_cu: train_llama3.cu test_llama3.cu dev/test/cuda/test_determinism.cu build/test_llama3_cpu.o
@@ -80,7 +76,7 @@ $(if $(wildcard $(MINE)),,$(error MINE: there is no file $(MINE)))
 endif
 ZOO_FLAGS = -DZOO_ARCHS='"$(ARCHS)"' $(if $(MINE),-DMINE='"$(if $(EMULATED_ZOO),mine.cuh,$(MINE))"')
 build/zoo/flags: FORCE
-	@mkdir -p build/zoo && { echo "$(ZOO_FLAGS) $(MINE)" | cmp -s - $@ || echo "$(ZOO_FLAGS) $(MINE)" > $@; }
+	@mkdir -p build/zoo && $(call stamp,$(ZOO_FLAGS) $(MINE))
 build/zoo/%: DEFINES = $(ZOO_FLAGS)
 build/zoo/%: dev/cuda/%.cu $(CUDA_HEADERS) $(MINE) build/cuda_flags build/zoo/flags | require-nvcc
 	$(COMPILE_CUDA)

@@ -8,9 +8,9 @@ EMULATED_ARCH ?= 90
 # -O2 takes longer than it saves, except in trainers_cu, which runs most, and in the card's own code
 EMULATED_OPT ?= -O1
 EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)
-EMULATED_SOURCES = $(CUDA_HEADERS) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
-EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) -isystem $(CUDA_HOME)/include
-EMULATED_FLAGS = -std=c++17 $(EMULATED_OPT) $(MARCH) $(if $(filter 1,$(OPENMP)),-fopenmp) -fno-strict-aliasing -ffp-contract=fast \
+EMULATED_SOURCES = $(filter-out build/%,$(CUDA_HEADERS)) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
+EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(call choose,CUDA_INCLUDE,headers)
+EMULATED_FLAGS = -std=c++17 $(if $(filter %/trainers_cu %.o,$@),-O2,$(EMULATED_OPT)) $(MARCH) $(OPENMP_FLAGS) -fno-strict-aliasing -ffp-contract=fast \
                  -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(EMULATED_INCLUDES) \
                  -DTEST_RULES='"dev/test/sgd_matrix.h"'
 EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o)
@@ -25,7 +25,6 @@ build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)
 	@for f in $(EMULATED_SOURCES); do mkdir -p $@.tmp/$$(dirname $$f) && $(REWRITE) $$f > $@.tmp/$$f || exit 1; done
 	@cp $(EMULATOR)/ptx.h $@.tmp/$(wildcard llmc/*/ptx.cuh) && rm -rf $@ && mv $@.tmp $@
 
-$(EMULATED)/trainers_cu $(EMULATED)/%.o: private EMULATED_OPT = -O2
 $(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh | $(EMULATED) require-nvcc
 	$(CXX) $(EMULATED_FLAGS) -I. -Wall -Wextra -c $< -o $@
 build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED) require-nvcc
@@ -33,8 +32,7 @@ build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMUL
 # device.h and the toolkit's headers are compiled once for the programs of a variant; g++ fails if another -O reads them
 $(EMULATED)/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h | $(EMULATED) require-nvcc
 	$(CXX) $(EMULATED_FLAGS) -x c++-header $< -o $@
-DEVICE = $(EMULATED)/device.h
-$(EMULATED)/trainers_cu: private DEVICE = device.h
+DEVICE = $(if $(filter %/trainers_cu,$@),device.h,$(EMULATED)/device.h)
 LINK_EMULATED = -x none $(filter %.o,$^) -no-pie -rdynamic -o $@ -ldl -lpthread
 $(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD) $(EMULATED)/device.h.gch
 	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include $(DEVICE) $</dev/test/cuda/$*.cu $(LINK_EMULATED)

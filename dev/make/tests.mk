@@ -14,7 +14,7 @@ if_full = $(if $(filter 1,$(FULL)),$(1),$(2))
 # unit tests that compute for at most a second: to optimize them would take longer than they run. test_generate mostly waits
 QUICK_TESTS := test_generate $(shell awk '/^build\/test_/ && !/llama3/ && $$3 < 2 { sub("build/", ""); print $$1 }' dev/test/counts.txt)
 ifneq ($(FULL),1)
-$(QUICK_TESTS:%=build/%): OPT = -O0
+$(QUICK_TESTS:%=build/%): FLAGS = $(OWN_FLAGS) -O0
 endif
 # another FULL builds them anew
 $(QUICK_TESTS:%=build/%): build/quick_flags
@@ -25,8 +25,7 @@ test_llama3 build/test_llama3_plain build/test_llama3_no_amx build/sanitize/test
 	$(COMPILE)
 # a portable build with the plain loops: no OpenMP, only the architecture's baseline vector instructions
 build/test_llama3_plain: DEFINES = -DLLMC_PLAIN
-build/test_llama3_plain: override MARCH =
-build/test_llama3_plain: override OPENMP = 0
+build/test_llama3_plain: FLAGS = $(filter-out $(MARCH) $(OPENMP_FLAGS),$(OWN_FLAGS)) -Wno-unknown-pragmas
 # tests the vector path of the matrix products on CPUs that would use the matrix unit (AMX). On others these are the programs
 # without the suffix once more, so FULL=1 alone runs them there
 HAS_AMX = $(shell $(CC) $(MARCH) -dM -E -x c /dev/null 2>/dev/null | grep -q 'AMX_*BF16' && echo 1 || echo 0)
@@ -38,7 +37,7 @@ $(foreach p,build build/sanitize,$(p)/ranks_trainer $(p)/test_parity): test_llam
 
 # the same under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer
 build/sanitize/%: FLAGS = -std=c11 $(if $(filter $(QUICK_TESTS),$(notdir $@)),-O0,-O1) -g1 -fsanitize=address,undefined \
-           -fno-sanitize-recover=all -fno-omit-frame-pointer $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas)
+           -fno-sanitize-recover=all -fno-omit-frame-pointer $(OPENMP_FLAGS)
 build/sanitize/%: %.c $(HEADERS) | build/sanitize
 	$(COMPILE)
 build/sanitize/threads_%: FLAGS = -std=c11 -O1 -g1 -fsanitize=thread -Wno-unknown-pragmas
@@ -64,7 +63,7 @@ SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(call
 THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
 # tests of little that the others do not run under the sanitizers
 FULL_SANITIZED = $(addprefix dev/test/shell/test_,cli.sh scripts.sh launch.sh contact.sh resume.sh)
-NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh $(call if_full,,$(FULL_SANITIZED))
+NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh %test_build.sh $(call if_full,,$(FULL_SANITIZED))
 sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs
 	@$(call if_full,true,echo "skip under the sanitizers: $(notdir $(FULL_SANITIZED)): FULL=1 runs them")

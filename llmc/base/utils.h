@@ -15,6 +15,7 @@
 #endif
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -168,6 +169,17 @@ LLMC_PRINTF(1, 2) static void warn(const char* fmt, ...) {
     va_end(ap);
     print_message("warning", text);
 }
+
+static void other_processor(int sig) {
+    static const char text[] =
+        "error: this program was built for another CPU: this one lacks some of its instructions\n"
+        "  hint: run make on this machine, or make MARCH= for every CPU of this kind\n";
+    (void)sig;
+    _exit(write(STDERR_FILENO, text, sizeof text - 1) < 0 ? 2 : 1);
+}
+
+/* Runs before main(), and holds no vector instruction itself. */
+__attribute__((constructor(101))) static void name_other_processor(void) { signal(SIGILL, other_processor); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory

@@ -78,6 +78,24 @@ static inline int device_count(void) {
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
+/* Returns why no card can be used. */
+static inline const char* device_absence(cudaError_t status) {
+    const int cuda = CUDART_VERSION;
+    int driver = 0;  // the CUDA that the driver is for
+    cudaDriverGetVersion(&driver);
+    const bool none = driver == 0 || status == cudaErrorNoDevice || status == cudaSuccess;
+    if (driver != 0 && none && getenv("CUDA_VISIBLE_DEVICES")) { return "CUDA_VISIBLE_DEVICES hides all cards"; }
+    if (none && (access("/.dockerenv", F_OK) == 0 || access("/run/.containerenv", F_OK) == 0)) {
+        return "this container was started without GPUs, wanted such as docker run --gpus all";
+    }
+    if (none) { return driver == 0 ? "no NVIDIA driver is installed" : "the driver sees no card"; }
+    if (status != cudaErrorInsufficientDriver) { return cudaGetErrorString(status); }
+    char* text = (char*)xmalloc(128);
+    snprintf(text, 128, "the driver is for CUDA %d.%d, this build for %d.%d: update the driver, or build with an older toolkit",
+             driver / 1000, driver % 1000 / 10, cuda / 1000, cuda % 1000 / 10);
+    return text;
+}
+
 /* Opens the card of this rank. With `trains`, loads all kernels; afterwards only the model takes memory. tf32: FP32 builds may
  * round factors. Ends the program if no card is found, unless one may be `missing`. */
 static inline Device device_open(const Ranks* ranks, bool trains, bool tf32, bool missing) {
@@ -92,7 +110,7 @@ static inline Device device_open(const Ranks* ranks, bool trains, bool tf32, boo
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
-        const char* why = status != cudaSuccess ? cudaGetErrorString(status) : "the machine has none";
+        const char* why = device_absence(status);
         if (missing) { return device_missing(why); }
         die("no GPU can be used: %s\n  hint: ./train_llama3 runs on the CPU, with the same flags; --dry-run --max-memory 80G "
             "tells what would fit into a GPU of 80 GiB",

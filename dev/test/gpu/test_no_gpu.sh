@@ -32,6 +32,31 @@ expect "without --max-memory a dry run needs a GPU" 1 "no GPU can be used: " cu 
 check "and is told how it does not" grep -q "^  hint: .*--dry-run --max-memory 80G" "$tmp/stderr"
 expect "training needs a GPU" 1 "no GPU can be used: " cu --model d2 --max-memory 80G
 expect "evaluating needs a GPU" 1 "no GPU can be used: " cu --model "$pairs/gqa2_untied_rope8" --eval --val "$data" --max-memory 80G
+# no driver, and drivers that are stubs: STUB_VERSION is for this CUDA, STUB_INIT the status of every call
+mkdir "$tmp/driver" && cat >"$tmp/driver/driver.c" <<'END'
+#include <stdlib.h>
+#include <string.h>
+int cuDriverGetVersion(int* version) { return *version = atoi(getenv("STUB_VERSION")), 0; }
+int cuInit(unsigned flags) { return (void)flags, atoi(getenv("STUB_INIT")); }
+int cuGetProcAddress(const char* name, void** found, int version, unsigned long long flags) {
+    *found = !strcmp(name, "cuDriverGetVersion") ? (void*)cuDriverGetVersion : (void*)cuInit;
+    if (strncmp(name, "cuGetProc", 9) == 0) { *found = (void*)cuGetProcAddress; }
+    return 0;
+}
+int cuGetProcAddress_v2(const char* n, void** p, int v, unsigned long long f) { return cuGetProcAddress(n, p, v, f); }
+END
+${CC:-cc} -w -shared -fPIC "$tmp/driver/driver.c" -o "$tmp/driver/libcuda.so.1" || exit 1
+driver() { # driver VERSION STATUS ENV...
+    driver_version=$1 driver_status=$2
+    shift 2
+    env "$@" LD_LIBRARY_PATH="$tmp/driver" STUB_VERSION="$driver_version" STUB_INIT="$driver_status" "$bin/train_llama3cu" --model d2 --train "$data"
+}
+expect "no driver" 1 "no GPU can be used: $([ -e /.dockerenv ] && echo this container was || echo no NVIDIA driver is)" cu --model d2
+expect "a driver that is too old" 1 "the driver is for CUDA 11.2, this build for 1" driver 11020 0 A=
+expect "cards that are hidden" 1 "CUDA_VISIBLE_DEVICES hides all cards" driver 99000 100 CUDA_VISIBLE_DEVICES=
+expect "a driver without cards" 1 "no GPU can be used: th" driver 99000 100 -u CUDA_VISIBLE_DEVICES
+check "is another line" sh -c '! grep -q hides "$0"' "$tmp/stderr"
+expect "a driver that fails" 1 "unsupported display driver" driver 99000 803 A=
 expect "a dry run with --max-memory needs none" 0 "timed   nothing: no GPU can be used here: " cu --model d2 --dry-run --max-memory 80G
 check "it names no card" grep -q "^machine no GPU, " "$tmp/stdout"
 check "it shows the memory" grep -q "^memory  need .* of 80.00 GiB$" "$tmp/stdout"

@@ -12,6 +12,129 @@ for flags in -ffast-math -Ofast "-O2 -ffinite-math-only"; do
     check "$flags is refused where it is compiled" grep -q 'error.*without -ffast-math' made.txt
 done
 
+# an instruction that no processor knows
+printf '#include "llmc/base/utils.h"\nint main(void) { __builtin_trap(); }\n' >trap.c
+${CC:-cc} -std=c11 -D_GNU_SOURCE -I"$root" trap.c -o trap
+case $(uname -m) in
+    x86_64) expect "an instruction that this CPU lacks is told" 1 "built for another CPU" ./trap ;;
+    *) skip "an instruction that this CPU lacks" "__builtin_trap() may be no such instruction here" ;;
+esac
+unset CC MARCH OPENMP LIBEDIT OPT
+
+# --- what a change of flags builds again: with compilers that are stubs, in a folder of links to the sources -----------------
+
+mkdir -p tree/build "a stub" bin && for file in Makefile llmc dev train_llama3.c train_llama3.cu; do ln -s "$root/$file" tree/; done
+cat >cc <<END
+#!/bin/sh
+case " \$* " in
+    *" -dumpmachine "*) echo x86_64-stub ;;
+    *" -dM "*) cat "$tmp/version" ;;
+    *"-fopenmp "*) [ ! -e "$tmp/no_openmp" ] || exit 1 ;;
+esac
+for word; do [ "\$last" != -o ] || : >"\$word"; last=\$word; done
+END
+cat >nvcc <<END
+#!/bin/sh
+case " \$* " in
+    *" --version "*) echo "Cuda compilation tools, release \$(cat "$tmp/release"), V1" && exit ;;
+    *" --dryrun "*) echo "#\$ TOP=$tmp/toolkit" && exit ;;
+    *"/k.cu "*) cat "$tmp/says" && [ ! -s "$tmp/says" ] || exit 1 ;;
+esac
+for word; do [ "\$last" != -o ] || : >"\$word"; last=\$word; done
+END
+mkdir -p toolkit/lib && : >toolkit/lib/libcublasLt.so.13 && : >says && echo 13.0 >release && echo "#define V 1" >version
+chmod +x cc nvcc && cp cc "a stub/cc" && cp cc cc2 && cp nvcc "a stub/nvcc" && cp nvcc nvcc2
+mk() { # mk SETTINGS...: make with the stubs; its output in made.txt
+    (cd tree && PATH="$tmp/bin:$PATH" make CC="$tmp/cc" NVCC="$tmp/nvcc" "$@") >made.txt 2>&1
+}
+again() { # again PROGRAM NAME SETTINGS...: with these settings the program is built once more, but only once
+    again_program=$1 again_name=$2
+    shift 2
+    mk "$again_program" "$@" && grep -q -- "-o $again_program " made.txt && mk "$again_program" "$@" && ! grep -q -- "-o $again_program " made.txt
+    check "$again_name builds $again_program again" test $? -eq 0
+}
+again train_llama3 "no setting"
+for setting in CC="$tmp/cc2" MARCH=-mother OPENMP=0 LIBEDIT=0 OPT=-O1 CFLAGS_EXTRA=-g CFLAGS="-DA='b c'" CPPFLAGS=-DX LDFLAGS=-s; do
+    again train_llama3 "$setting" "$setting"
+done
+echo "#define V 2" >version
+again train_llama3 "another version of the compiler"
+again train_llama3cu "no setting"
+for setting in NVCC="$tmp/nvcc2" GPU_ARCH=90 CUDA_CXX=g++-13 OPENMP=0; do again train_llama3cu "$setting" "$setting"; done
+echo 13.1 >release
+again train_llama3cu "another version of nvcc"
+mk -n train_llama3 CFLAGS="-O1 -g" CPPFLAGS=-DX LDFLAGS=-s LDLIBS=-lx
+check "a packager's flags replace none of ours" grep -q -- "-std=c11 .*-fopenmp .*-DX -O1 -g .* -s -lm -lpthread .*-lx" made.txt
+again train_llama3 "a compiler in a path with spaces" CC="$tmp/a stub/cc"
+again train_llama3cu "an nvcc in a path with spaces" NVCC="$tmp/a stub/nvcc"
+(cd tree && PATH="$tmp/a stub:$PATH" make train_llama3cu) >made.txt 2>&1
+check "so does one in PATH" grep -q "a.* stub/nvcc.* -o train_llama3cu " made.txt
+mkdir -p "a cuda/bin" && cp nvcc "a cuda/bin/"
+(cd tree && CUDA_HOME="$tmp/a cuda" make train_llama3cu) >made.txt 2>&1
+check "and one in CUDA_HOME" grep -q "a.* cuda/bin/nvcc.* -o train_llama3cu " made.txt
+mk -B train_llama3cu
+check "the loader finds cuBLAS where the linker did" grep -q -- "-rpath -Xlinker $tmp/toolkit/lib -l:libcublas.so.13 -l:libcublasLt.so.13" made.txt
+
+# --- what is generated is whole, or is not there --------------------------------------------------------------------------------
+
+page=tree/build/serve_page.h
+(ulimit -f 8 && mk build/serve_page.h) 2>/dev/null
+check "a full disk leaves no half of the page" test ! -e "$page"
+mk build/serve_page.h
+check "the page is there with room" sh -c "tail -n 1 $page | grep -qx '};' && grep -q \"SERVE_STYLE .'sha256-[A-Za-z0-9+/]*=*'.\" $page"
+for tool in sh mkdir mktemp rm mv cat sed awk cut tr cmp cksum printf uname head grep base64 dirname env; do
+    ln -sf "$(command -v $tool)" bin/ 2>/dev/null
+done
+rm "$page" && (cd tree && PATH="$tmp/bin" "$(command -v make)" CC="$tmp/cc" NVCC= build/serve_page.h) >made.txt 2>&1
+check "a missing tool is named" grep -q '^error: od was not found' made.txt
+ln -s "$(command -v od)" bin/ && (cd tree && PATH="$tmp/bin" "$(command -v make)" CC="$tmp/cc" NVCC= build/serve_page.h) >made.txt 2>&1
+check "so are tools of which one is needed" grep -q '^error: neither sha256sum' made.txt
+check "and there is no page" test ! -e "$page"
+rm -r bin/*
+
+# --- what make could not see -----------------------------------------------------------------------------------------------------
+
+: >no_openmp && mk -n train_llama3
+check "no OpenMP is told, with the package" grep -qE '^make: no OpenMP \(.*\): the programs will run on one thread' made.txt
+rm no_openmp
+smi() { printf '#!/bin/sh\nprintf "%%b\\n" "%s"\n' "$1" >bin/nvidia-smi && chmod +x bin/nvidia-smi; } # smi TEXT: what it prints
+sees() { # sees TEXT MESSAGE: make says so
+    smi "$1" && mk -n train_llama3cu "${3:-A=}" && grep -qF -- "make: $2" made.txt
+    check "make says: $2" test $? -eq 0
+}
+mk -n train_llama3cu
+check "no nvidia-smi is told" grep -q '^make: no GPU is seen (nvidia-smi: not found); set GPU_ARCH=' made.txt
+check "so is the toolkit, and for what it builds" grep -q "^make: CUDA 13.1 in $tmp/toolkit, for GPU_ARCH=\"80\"" made.txt
+sees "NVIDIA-SMI has failed" "no GPU is seen (nvidia-smi: NVIDIA-SMI has failed)"
+sees "6.1, Tesla P40" "the GPU Tesla P40 of compute capability 6.1 is too old: 7.5 (T4) or newer is needed"
+sees "7.0, Tesla V100\r\n9.0, NVIDIA H100\r" 'CUDA 13.1 in'
+check "the newer card beside it is taken" grep -q 'for GPU_ARCH="90"' made.txt
+sees "9.0, NVIDIA H100" "CUDA_HOME=/none was not taken: it has no bin/nvcc" CUDA_HOME=/none
+smi "6.1, Tesla P40" && mk -n quickstart && grep -q '^make: the GPU Tesla P40 .* is too old' made.txt
+check "a quickstart says why it does not use the GPU" grep -q 'too old' made.txt
+
+smi "9.0, NVIDIA H100" && mk -n quickstart
+check "it does use one that will do" grep -q "^./train_llama3cu --model" made.txt
+
+# --- a toolkit that will not do ----------------------------------------------------------------------------------------------------
+
+will_not_do() { # will_not_do RELEASE TEXT ERROR: where nvcc fails with that text
+    echo "$1" >release && echo "$2" >says && mk train_llama3cu
+    check "nvcc $1: $2: one line" test "$(grep -c '^error: ' made.txt).$(grep -c -- '-o train_llama3cu' made.txt)" = 1.0
+    check "$3" grep -q "^error: .*$3" made.txt
+}
+will_not_do 11.8 "" "is CUDA 11.8, wanted 12 or 13"
+will_not_do 13.0 "k.cu:1:10: fatal error: cublasLt.h: No such file or directory" "cuBLAS is not in the CUDA toolkit $tmp/toolkit: .*cublas"
+will_not_do 12.4 "/usr/bin/ld: cannot find -lcublasLt: No such file" "cuBLAS is not in .*12-4\\|cuBLAS is not in"
+will_not_do 12.0 "fatal error: cuda_runtime.h: No such file or directory" "cuda_runtime.h is not in the CUDA toolkit"
+will_not_do 12.1 "sh: 1: cicc: not found" "is not whole: .*install cuda-nvcc-12-1"
+will_not_do 12.2 "error: #error -- unsupported GNU version! gcc versions later than 12 are not supported!" "make CUDA_CXX=g++-12"
+will_not_do 13.0 "error: exception specification is incompatible with that of previous function" "install a newer CUDA toolkit"
+will_not_do 13.0 "Segmentation fault" "does not work: Segmentation fault"
+: >says
+
+# --- nvcc itself -------------------------------------------------------------------------------------------------------------------
+
 make -s -C "$root" emulated NVCC= CUDA_HOME=/none PRECISION=FP32 EMULATED_ARCH=80 >made.txt 2>&1
 check "make emulated names what is missing" grep -q '^error: nvcc was not found' made.txt
 (cd "$root" && make -s require-nvcc NVCC=/nowhere/nvcc) >made.txt 2>&1

@@ -1,0 +1,122 @@
+#!/bin/sh
+# choose.sh TOPIC ... -- asks this machine what make cannot know. The answer goes to stdout. What was not found, and what that
+# costs, is a line on stderr. POSIX's tools are enough, since macOS has no others. CC, CXX and NVCC are commands with their flags.
+set -u
+export LC_ALL=C
+topic=$1
+shift
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/llama3_make_XXXXXX") || exit 1
+trap 'rm -rf "$tmp"' EXIT
+say() { echo "make: $*" >&2; }
+fail() { echo "error: $*" >&2 && exit 1; }
+
+get() { # get NAME [VERSION [OTHER]]: the command that installs a library on this system. OTHER: its name on Arch and Alpine
+    case "$(. /etc/os-release 2>/dev/null && echo "$ID ${ID_LIKE:-}") $(uname)" in
+        *debian* | *ubuntu*) echo "apt-get install $1-dev${2:-}" ;;
+        *fedora* | *rhel*) echo "dnf install $1-devel${2:-}" ;;
+        *arch*) echo "pacman -S ${3:-$1}" ;;
+        *alpine*) echo "apk add ${3:-$1}-dev" ;;
+        *Darwin*) echo "brew install $1" ;;
+        *) echo "install $1" ;;
+    esac
+}
+builds() { # builds HEADER FLAGS: prints the flags if a program with that header builds with them, without a warning
+    printf '#include <%s>\nint main(void) { return 0; }\n' "$1" >"$tmp/probe.c"
+    eval "$CC \"\$tmp/probe.c\" -Werror $2 -o \"\$tmp/probe\"" >"$tmp/log" 2>&1 && echo "$2"
+}
+cards() { nvidia-smi --query-gpu=compute_cap,name --format=csv,noheader 2>&1 | tr -d '\r' | grep -E '^ *1?[0-9]\.[0-9] *(,|$)'; }
+cuda_version() { eval "$NVCC --version" 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p'; }
+# toolkit: the folder that nvcc itself says it belongs to
+toolkit() { eval "$NVCC --dryrun -x cu /dev/null" 2>&1 | sed -n 's/^#\$ TOP=//p'; }
+first() { for found in "$@"; do [ ! -e "$found" ] || { (cd "${found%/*}" && pwd) | sed 's/[ ()&;]/\\&/g' && return; }; done; }
+
+case $topic in
+    openmp)
+        [ "${1:-}" != 0 ] || { echo -Wno-unknown-pragmas && exit; }
+        builds omp.h -fopenmp && exit
+        for at in /opt/homebrew/opt/libomp /usr/local/opt/libomp; do # Homebrew's, for the compiler of Apple
+            builds omp.h "-Xpreprocessor -fopenmp -I$at/include -L$at/lib -lomp" && exit
+        done
+        say "no OpenMP ($(get libomp "" openmp)): the programs will run on one thread"
+        echo -Wno-unknown-pragmas
+        ;;
+    march)
+        case $($CC -dumpmachine) in a*) builds stdio.h -mcpu=native && exit ;; esac # ARM
+        builds stdio.h -march=native || say "code for every CPU of its kind: $CC knows no -march=native; MARCH= sets another"
+        ;;
+    opt)
+        # with these the layers' loops are as fast as with -O3, which takes longer to build; clang has no such flags
+        builds stdio.h "-O2 -ftree-vectorize -fvect-cost-model=dynamic -fipa-cp-clone" || echo -O3
+        ;;
+    library) # library HEADER FLAG NAME COST: 1 if it is there, else 0
+        builds "$1" "$2" >/dev/null && echo 1 && exit
+        say "no $3 ($(get "$3")): $4"
+        echo 0
+        ;;
+    page) # page FILE: the page as a C array, and for its policy the SHA-256 of its style and its script, in base64
+        for tool in od awk base64; do command -v $tool >/dev/null || fail "$tool was not found: it is needed to build ./serve"; done
+        for block in style script; do
+            { echo && sed "1,/^<$block>\$/d;/^<\/$block>\$/,\$d" "$1"; } >"$tmp/block"
+            sum=$({ sha256sum || shasum -a 256 || openssl dgst -sha256 -r; } <"$tmp/block" 2>/dev/null | cut -c 1-64)
+            [ ${#sum} -eq 64 ] || fail "neither sha256sum, shasum nor openssl was found: one is needed to build ./serve"
+            octal=$(echo "$sum" | awk '{
+                for (i = 1; i < 64; i += 2) {
+                    printf "\\%03o", 16 * (index("0123456789abcdef", substr($0, i, 1)) - 1) + index("0123456789abcdef", substr($0, i + 1, 1)) - 1
+                }
+            }')
+            echo "#define SERVE_$(echo $block | tr a-z A-Z) \"'sha256-$(printf "$octal" | base64)'\"" || exit 1
+        done
+        echo "static const unsigned char serve_page[] = {" && od -An -v -tx1 "$1" | sed 's/[0-9a-f][0-9a-f]/0x&,/g' && echo "};"
+        ;;
+    nvcc) # nvcc HOME: the compiler in a folder that was given, else in PATH, else where systems have it
+        for at in ${1:+"$1/bin/nvcc"} "$(command -v nvcc)" /usr/local/cuda/bin/nvcc /usr/lib/cuda/bin/nvcc /opt/cuda/bin/nvcc; do
+            [ ! -x "$at" ] || { echo "$at" | sed 's/[ ()&;]/\\&/g' && exit; }
+        done
+        ;;
+    archs) # the architectures of the cards that can be used, each as the highest that nvcc knows
+        usable=$(cards | sed 's/,.*//' | tr -d ' .' | awk '$1 >= 75')
+        known=$([ -z "$usable" ] || eval "${NVCC:-false} --list-gpu-code" 2>/dev/null | sed -n 's/^sm_\([0-9]*\)$/\1/p')
+        echo ${known:+$(for card in $usable; do
+            echo "$known" | awk -v c="$card" '$1 <= c && $1 > most { most = $1 } END { print most }'
+        done)} | grep . || echo $usable
+        ;;
+    cards) # cards ARCHS HOME: says what nvcc builds for; without ARCHS, only which card cannot be used
+        [ -z "$1" ] || say "CUDA $(cuda_version) in $(toolkit), for GPU_ARCH=\"$1\""
+        [ -z "${2:-}" ] || [ -x "$2/bin/nvcc" ] || say "CUDA_HOME=$2 was not taken: it has no bin/nvcc"
+        cards | awk -F, '$1 < 7.5 { print "make: the GPU" $2 " of compute capability " $1 " is too old: 7.5 (T4) or newer is needed" }' >&2
+        why=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>&1 | head -n 1)
+        command -v nvidia-smi >/dev/null || why="not found"
+        [ -n "$(cards)" ] || [ "$1$why" = "not found" ] || say "no GPU is seen (nvidia-smi: ${why:-no card})${1:+; set GPU_ARCH=}"
+        ;;
+    libraries) # cuBLAS for the linker and, by -rpath, for the loader. The wheels of pip have it in lib, with a version alone
+        top=$(toolkit)
+        at=$(first "$top"/lib64/libcublasLt.so* "$top"/lib/libcublasLt.so* "$top"/targets/*/lib/libcublasLt.so*)
+        name=$(eval "ls ${at:-/none}/libcublasLt.so*" 2>/dev/null | head -n 1)
+        case $name in
+            *.so | "") name=-lcublas\ -lcublasLt ;;
+            *) name="-l:libcublas${name##*Lt} -l:libcublasLt${name##*Lt}" ;;
+        esac
+        echo ${at:+"-L$at -Xlinker -rpath -Xlinker $at"} "$name"
+        ;;
+    headers) # where the toolkit's headers are, for another compiler
+        top=$(toolkit)
+        at=$(first "$top"/include/cublasLt.h "$top"/targets/*/include/cublasLt.h)
+        [ -z "$at" ] || echo "-isystem $at"
+        ;;
+    check) # check LIBRARIES: compiles and links a program with cuBLAS. A toolkit that cannot do so is told in one line
+        version=$(cuda_version)
+        [ "${version%.*}" -ge 12 ] 2>/dev/null || [ -z "$version" ] ||
+            fail "$NVCC is CUDA $version, wanted 12 or 13: install a newer CUDA toolkit, or set NVCC=/path/to/nvcc"
+        printf '#include <cublasLt.h>\n__global__ void k() {}\nint main() { k<<<1, 1>>>(); return !cublasLtGetVersion(); }\n' >"$tmp/k.cu"
+        eval "$NVCC -std=c++17 \"\$tmp/k.cu\" -o \"\$tmp/k\" $1" >"$tmp/log" 2>&1 && exit
+        of=-$(echo "$version" | tr . -) newest=$(sed -n 's/.*versions later than \([0-9]*\).*/\1/p' "$tmp/log" | head -n 1)
+        case $(cat "$tmp/log") in
+            *"cannot find -l"*cublas* | *cublasLt.h*) fail "cuBLAS is not in the CUDA toolkit $(toolkit): $(get libcublas "$of" cuda)" ;;
+            *cuda_runtime.h*) fail "cuda_runtime.h is not in the CUDA toolkit $(toolkit): $(get cuda-cudart "$of" cuda)" ;;
+            *cicc* | *ptxas*not\ found*) fail "the CUDA toolkit $(toolkit) is not whole: $NVCC finds no cicc or ptxas; install cuda-nvcc$of" ;;
+            *unsupported*version*) fail "CUDA $version takes g++ up to version $newest: install g++-$newest, and make CUDA_CXX=g++-$newest" ;;
+            *"exception specification"*) fail "CUDA $version does not compile with this C library's headers: install a newer CUDA toolkit" ;;
+            *) fail "$NVCC does not work: $(grep -im 1 error "$tmp/log" || head -n 1 "$tmp/log")" ;;
+        esac
+        ;;
+esac
