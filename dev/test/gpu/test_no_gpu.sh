@@ -52,7 +52,7 @@ driver() { # driver VERSION STATUS ENV...
     env "$@" LD_LIBRARY_PATH="$tmp/driver" STUB_VERSION="$driver_version" STUB_INIT="$driver_status" "$bin/train_llama3cu" --model d2 --train "$data"
 }
 expect "no driver" 1 "no GPU can be used: $([ -e /.dockerenv ] && echo this container was || echo no NVIDIA driver is)" cu --model d2
-expect "a driver that is too old" 1 "the driver is for CUDA 11.2, this build for 1" driver 11020 0 A=
+expect "a driver that is too old" 1 "the driver is for CUDA 11.2, this build for 1" driver 11020 999 A=
 expect "cards that are hidden" 1 "CUDA_VISIBLE_DEVICES hides all cards" driver 99000 100 CUDA_VISIBLE_DEVICES=
 expect "a driver without cards" 1 "no GPU can be used: th" driver 99000 100 -u CUDA_VISIBLE_DEVICES
 check "is another line" sh -c '! grep -q hides "$0"' "$tmp/stderr"
