@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""plot.py LOG... -o out.png -- plots the loss (training as lines, validation as edged dots), the learning rate and the
-gradient's norm, and the throughput of runs.
+"""plot.py LOG... -o out.png -- plots the loss (training as lines, validation as edged dots, or as a darker line if there are
+many), the learning rate and the gradient's norm, and the throughput of runs.
 plot.py LOG... --base LOG... -o out.png -- compares each run with a base run, such as FP8 with BF16 at the same seed. Plots the
 loss, and below it the difference in per cent of the base run's loss. Prints the losses of the last validation that both have.
 
@@ -12,12 +12,9 @@ import json
 import math
 import os
 
-from errors import fail  # first: see there
-import matplotlib
+from errors import fail  # see there
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
+MOST_DOTS = 60  # validations of a run that are drawn as dots: more would hide the loss
 
 NUMBERS = {"step": ("step", "loss", "lr", "ms", "tok_s"), "val": ("step", "loss")}  # of the events that are drawn
 
@@ -80,24 +77,36 @@ def places(a, steps):
     return dict(zip([e["step"] for e in steps], tokens_of(steps) if a.tokens else [e["step"] for e in steps]))
 
 
-def draw_loss(axis, run, color, a, line="-"):
-    """Draws a run's loss. Returns whether it has validations."""
+def draw_vals(axis, x, y, color, base=False, **more):
+    """Draws validations: dots, or a darker line if there are many."""
+    dots = dict(marker="s" if base else "o", linestyle="", markersize=4.5, markeredgecolor="black", markeredgewidth=0.7)
+    line = dict(linewidth=1.1, color=[0.55 * c for c in matplotlib.colors.to_rgb(color)])
+    style = line if len(x) > MOST_DOTS else dict(color=color, **dots)
+    kind = "validation of the base" if base else "validation"
+    axis.plot(x, y, **style | more, gid=None if "label" in more else kind)
+
+
+def draw_loss(axis, run, color, a, base=False):
+    """Draws a run's loss. A base's is a pale band, so that a run that coincides with it is seen. Returns whether the run has
+    validations."""
     label, steps, vals = run
-    place = places(a, steps)
-    smooth = smoothing(a, steps)
+    label += " (base)" if base else ""
+    place, smooth = places(a, steps), smoothing(a, steps)
+    style = dict(linewidth=5, alpha=0.35) if base else dict(linewidth=1.4)
+    mean = f"mean of {a.smooth or '1 % of the'} steps" if smooth > 1 and not base else None
     if all(math.isnan(e["loss"]) for e in steps):
         label += " (no loss is finite)"
     if not a.bpb:
         loss = [e["loss"] for e in steps]
         if smooth > 1:
-            axis.plot(place.values(), loss, color=color, alpha=0.18, linewidth=0.7)
-        axis.plot(place.values(), running_mean(loss, smooth), color=color, linewidth=1.4, linestyle=line, label=label,
+            axis.plot(place.values(), loss, color=color, alpha=0.18, linewidth=0.7, gid="each step")
+        axis.plot(place.values(), running_mean(loss, smooth), color=color, label=label, gid=mean, **style,
                   marker="." if len(steps) < 20 else None)  # so that a run of two steps is seen beside a long one
     key = "bpb" if a.bpb else "loss"
     dots = [(place[e["step"]], e[key]) for e in vals if e["step"] in place and e.get(key) is not None]
     if dots:
-        axis.plot(*zip(*dots), marker="o" if line == "-" else "s", linestyle=line if a.bpb else "", color=color,
-                  markersize=4.5, markeredgecolor="black", markeredgewidth=0.7, linewidth=1, label=label if a.bpb else None)
+        joined = dict(linestyle="--" if base else "-", linewidth=1, label=label) if a.bpb else {}
+        draw_vals(axis, *zip(*dots), color, base, **joined)
     return bool(dots)
 
 
@@ -114,8 +123,14 @@ def draw_run(axes, run, color, a):
 
 
 def scale_by_log(axis):
-    if any(y > 0 for line in axis.lines for y in line.get_ydata()):  # else matplotlib refuses
+    """Makes the scale logarithmic, unless its numbers lie within a factor of 3, or none is positive."""
+    numbers = [y for line in axis.lines for y in line.get_ydata() if y > 0]
+    if numbers and max(numbers) > 3 * min(numbers):
         axis.set_yscale("log")
+        close = max(numbers) < 30 * min(numbers)
+        axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if close else (1,)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("")
 
 
 def draw_runs(a):
@@ -154,7 +169,7 @@ def draw_difference(axis, run, base, color, a):
         percent = [100 * (v / b - 1) for v, b in zip(running_mean(values, smooth), running_mean(base_values, smooth))]
         x = [place[step] for step in steps]
         if is_val:
-            axis.plot(x, percent, "o", color=color, markersize=4.5, markeredgecolor="black", markeredgewidth=0.7)
+            draw_vals(axis, x, percent, color)
             print(f"{run[0]}: validation {values[-1]:.4f} at step {steps[-1]}, {base[0]} {base_values[-1]:.4f}: "
                   f"{100 * (values[-1] / base_values[-1] - 1):+.3f} %")
         else:
@@ -169,7 +184,7 @@ def draw_comparison(a):
     drawn, late = [], []
     for i, pair in enumerate(zip(a.logs, a.base)):
         run, base = map(read_log, pair)
-        drawn += [draw_loss(top, base, f"C{i % 10}", a), draw_loss(top, run, f"C{i % 10}", a, "--")]
+        drawn += [draw_loss(top, base, f"C{i % 10}", a, True), draw_loss(top, run, f"C{i % 10}", a)]
         late += draw_difference(bottom, run, base, f"C{i % 10}", a)
     if not late:
         fail("the runs have no steps in common")
@@ -179,7 +194,20 @@ def draw_comparison(a):
     return figure, any(drawn)
 
 
+def name_lines(axis):
+    """Draws the legend: the runs, then in grey the kinds of lines, which are the gids."""
+    handles, labels = axis.get_legend_handles_labels()
+    for (kind, _), line in {(line.get_gid(), line.get_marker()): line for line in axis.lines if line.get_gid()}.items():
+        handles.append(matplotlib.lines.Line2D([], []))
+        handles[-1].update_from(line)
+        dark = kind.startswith("val") and line.get_marker() == "None"
+        handles[-1].set(color="0.3" if dark else "grey", alpha=line.get_alpha() and 0.5)
+        labels.append(kind)
+    axis.legend(handles, labels, frameon=False, loc="upper right")
+
+
 def main():
+    global matplotlib, plt
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("logs", nargs="+", metavar="LOG")
     p.add_argument("--base", nargs="+", metavar="LOG", help="runs to compare with, one for each LOG")
@@ -194,14 +222,17 @@ def main():
         p.error(f"--base: {len(a.base)} runs, wanted one for each of the {len(a.logs)} LOGs")
     if a.smooth < 0:
         p.error(f"--smooth: is {a.smooth}, wanted 0 or more")
+    import matplotlib  # here, since --help needs none
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
     figure, has_vals = draw_comparison(a) if a.base else draw_runs(a)
     if a.bpb and not has_vals:
         fail("no log has bits per byte", "they are logged with each validation of a run that has a tokenizer")
     top, bottom = figure.axes[0], figure.axes[1 if a.base else 2]
-    top.set_ylabel("bits per byte, validation" if a.bpb else "loss" + ("  (dots: validation)" if has_vals else ""))
+    top.set_ylabel("bits per byte, validation" if a.bpb else "loss")
     if a.log_scale:
         scale_by_log(top)
-    top.legend(frameon=False)
+    name_lines(top)
     bottom.set_xlabel("tokens" if a.tokens else "step")
     for axis in figure.axes[:3]:
         axis.grid(alpha=0.25)

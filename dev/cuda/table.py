@@ -120,18 +120,33 @@ def lesson_table(versions):
 
 def picture(ladders):
     """An SVG of bars: a version's share of the limit. A line marks the share that was predicted."""
-    bars, y = [], 8
+    def word(x, y, text, more=""):
+        return f'<text x="{x:.1f}" y="{y}"{more}>{escape(text)}</text>'
+
+    def bar(y, width, color):
+        return f'<rect x="300" y="{y}" width="{width:.1f}" height="14" fill="{color}"/>'
+
+    def mark(x, y):
+        return f'<path d="M{x:.1f} {y - 1}v16" stroke="#cf222e" stroke-width="2"/>'
+    grey, blue, bold, y = "#9aa4b0", "#1f6feb", ' font-weight="bold"', 28
+    parts = [bar(8, 14, grey), word(320, 20, "share, measured"), mark(442, 8), word(450, 20, "predicted"),
+             bar(8, 14, blue).replace("300", "526"), word(546, 20, "the trainer's own kernel")]
     for file, ladder, versions in ladders:
-        bars.append(f'<text x="8" y="{(y := y + 20) - 8}" font-weight="bold">{file} {ladder}</text>')
-        for number, idea, row in [each for each in shown(versions) if each[2]]:
-            width, guess = 300 * row["share"], 300 * row["share"] * row["ms"] / row["predicted"]
-            bars.append(f'<text x="8" y="{y + 12}">{number} {escape(idea)}</text><rect x="300" y="{y}" width="{width:.1f}" '
-                        f'height="14" fill="{"#1f6feb" if row["bold"] else "#9aa4b0"}"/><path d="M{300 + min(guess, 360):.1f} {y - 1}v16" '
-                        f'stroke="#cf222e" stroke-width="2"/><text x="{306 + width:.1f}" y="{y + 12}">{row["share"]:.2f}</text>')
+        rows = [each for each in shown(versions) if each[2]]
+        unit = "version 0" if rows[0][2]["products"] else "a copy of as many bytes"
+        parts += [word(8, y + 14, f"{file} {ladder}", bold),
+                  word(608, y + 14, f"1.00: {unit}", ' text-anchor="end" fill="#59636e"')]
+        y += 20
+        parts.append(f'<path d="M600 {y}v{20 * len(rows)}" stroke="#d1d9e0"/>')
+        for number, idea, row in rows:
+            share, guess = row["share"], min(row["share"] * row["ms"] / row["predicted"], 1.2)
+            parts += [word(8, y + 12, f"{number} {idea}"), bar(y, 300 * share, blue if row["bold"] else grey),
+                      mark(300 + 300 * guess, y),
+                      word(306 + 300 * max(share, guess), y + 12, f"{share:.2f}" if share >= 0.01 else f"{share:.3f}")]
             y += 20
         y += 8
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="700" height="{y}" font-family="sans-serif" font-size="12">'
-            f'<rect width="700" height="{y}" fill="#fff"/>' + "\n".join(bars) + "</svg>\n")
+            f'<rect width="700" height="{y}" fill="#fff"/>' + "\n".join(parts) + "</svg>\n")
 
 
 def main():

@@ -2,6 +2,7 @@
 kernel zoo in them: a version that left out a shape is marked, never compared across shapes, and a table that its results did
 not make is stale."""
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -93,6 +94,19 @@ def test_a_stale_table_fails_and_none_is_no_fault(zoo):
     assert zoo([], "--check") == (0, "", "<!-- zoo: softmax forward -->\n<!-- end -->\n")
     assert zoo([row(1, "N=8", 0, 4)], "--check")[0] == 1
     assert zoo([row(1, "N=8", 0, 4)])[0] == 0 and zoo([], "--check")[0] == 0
+
+
+def test_a_picture_says_its_units_and_puts_each_number_right_of_its_bar_and_mark(zoo, tmp_path):
+    (tmp_path / "dev/doc/lesson.md").write_text("![](zoo-softmax.svg)\n")
+    zoo([row(1, "N=8", 0, 4, share=0.004, predicted=2), row(2, "N=8", 0, 2, share=0.5, predicted=1.6, bold=1),
+         row(0, "N=8", 0, 2, ladder="product", products=1)])
+    svg = (tmp_path / "dev/doc/zoo-softmax.svg").read_text()
+    assert all(f">{word}</text>" in svg for word in ("predicted", "1.00: a copy of as many bytes", "1.00: version 0", "0.50"))
+    for text in ("0.004", "0.50"):
+        before = svg.split(f">{text}<")[0]
+        begin, *ends = (float(x) for x in re.findall(r'(?:x=|width=|M)"?([\d.]+)', before.split("<text")[-1] +
+                                                     before.split("<rect")[-1].split("<text")[0]))
+        assert begin > ends[0] + ends[1] and begin > ends[2] + 1, (begin, ends)
 
 
 def test_new_results_replace_those_of_the_same_build_and_file(zoo, tmp_path):

@@ -120,6 +120,27 @@ def test_plot_draws_several_runs_and_names_a_broken_log(tmp_path):
     assert r.returncode == 2 and "--smooth: is -3, wanted 0 or more" in r.stderr
 
 
+def test_plot_names_each_kind_of_line_and_draws_many_validations_as_a_line(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name, every in (("few", 5), ("many", 2)):
+        write(tmp_path / name / "log.jsonl", *(step(i, 3.0) for i in range(1, 201)),
+              *(dict(event="val", step=i, loss=2.9) for i in range(every, 201, every)))
+    for flags, kinds, drawn in ((["few"], ["each step", "mean of 1 % of the steps", "validation"], 40),
+                                (["many"], ["validation"], 0),
+                                (["few", "--base", "few"], ["few (base)", "validation of the base"], 40)):
+        assert plot(tmp_path, *flags, "-o", "a.svg").returncode == 0
+        picture = (tmp_path / "a.svg").read_text()
+        assert all(f"<!-- {kind} -->" in picture for kind in kinds)  # of the legend
+        assert picture.split('id="validation"')[1].split("</g>")[0].count("<use") == drawn
+
+
+def test_plot_lists_its_flags_without_matplotlib(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')")
+    done = subprocess.run([sys.executable, TRACK.parent / "plot.py", "--help"], capture_output=True, text=True, check=False,
+                          env=dict(os.environ, PYTHONPATH=str(tmp_path)), timeout=60)
+    assert done.returncode == 0 and "--log-scale" in done.stdout and not done.stderr
+
+
 def test_plot_draws_a_run_whose_losses_are_not_finite(tmp_path):
     pytest.importorskip("matplotlib")
     for name, finite in (("some", 3), ("none", 0), ("whole", 8)):
