@@ -134,6 +134,31 @@ def test_plot_names_each_kind_of_line_and_draws_many_validations_as_a_line(tmp_p
         assert picture.split('id="validation"')[1].split("</g>")[0].count("<use") == drawn
 
 
+@pytest.mark.skipif(not (TRACK.parents[1] / "train_llama3").exists(), reason="train_llama3 is not built")
+def test_a_sweep_goes_on_trains_nothing_twice_and_refuses_other_flags(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "bytes.bin").write_bytes(b"".join(n.to_bytes(4, "little") for n in [20240520, 1, 3000] + [0] * 253) +
+                                         b"".join((i * i % 61).to_bytes(2, "little") for i in range(3000)))
+    flags = ["--model", "d1", "--train", "bytes.bin", "--seq", 16, "--batch", 1, "--sample-tokens", 0, "--grad-clip", 0,
+             "--weight-decay", 1000, "--threads", 1]
+
+    def sweep(out, *own, more=()):
+        r = forks.run(TRACK.parent / "sweep.py", tmp_path, "--total-batch", 16, 32, "--tokens", 640, "-o", out, *own, "--",
+                      *flags, *more)
+        return r.returncode, r.stdout.splitlines(), r.stderr
+    code, whole, errors = sweep("whole", "--lr", 1000, 1e-4)
+    assert code == 0 and whole[0].startswith("rate 0.0001, 16 tokens a step, 40 steps: "), errors
+    assert whole[7].startswith("| 0.0001 | ") and whole[7].count("**") == 2 and whole[8] == "| 1000 | not finite | not finite |"
+    subprocess.run([TRACK.parents[1] / "train_llama3", *map(str, flags), "--lr", "0.0001", "--total-batch", "16", "--steps", "40",
+                    "--warmup", "2", "--stop-after", "9", "--out", "part/lr_0.0001_batch_16"], cwd=tmp_path, check=True)
+    assert sweep("part", "--lr", 1e-4)[1][:2] == whole[0:3:2]
+    logs = {path: path.read_text() for path in tmp_path.glob("part/*/log.jsonl")}
+    assert sweep("part", "--lr", 1e-4, 1000)[1][:-1] == whole[:-1]
+    assert all(path.read_text().count('"event":"step"') == text.count('"event":"step"') for path, text in logs.items())
+    assert sweep("part", "--lr", 1e-4, more=["--seed", 3])[2].startswith("error: --seed: is 3, was 42 in part/lr_0.0001_batch_16")
+    assert "--steps: the sweep sets this flag" in sweep("part", "--lr", 1e-4, more=["--steps", 3])[2]
+
+
 def test_plot_lists_its_flags_without_matplotlib(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')")
     done = subprocess.run([sys.executable, TRACK.parent / "plot.py", "--help"], capture_output=True, text=True, check=False,
