@@ -535,6 +535,8 @@ static void trainer_measure(const Trainer* t, const ModelConfig* c, const ModelU
     (void)t, (void)o;
     llama_measure(c, use, bytes);
     for (int i = 0; i < NUM_MEM; i++) { memory_add(table, memory_names[i], bytes[i]); }
+    // the program with its tokenizer and data, as it stands now, and 3 MiB for threads and buffers of files
+    memory_add(table, "program, estimated", round_up(host_memory_peak() + (3 << 20), (size_t)2 << 20));
 }
 
 static uint64_t trainer_available(const Trainer* t, const Options* o) {

@@ -23,7 +23,7 @@
 #include "dev/data/token_writer.h"
 #include "dev/data/tokenize_flags.h"
 #include "dev/data/train_bpe.h"
-#include "llmc/base/threads.h"         // defines: max_threads
+#include "llmc/base/threads.h"         // defines: max_threads, threads_start
 #include "llmc/files/folder.h"         // defines: make_directories
 #include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
 #include "llmc/base/text.h"            // defines: text_count, print_names
@@ -359,6 +359,7 @@ int main(int argc, char** argv) {
     parse_args(&args, argc, argv);
 #ifdef _OPENMP
     if (args.threads) { omp_set_num_threads((int)args.threads); }
+    threads_start();
 #endif
     const int threads = (int)max_threads();
     if (!args.tokenizer) {

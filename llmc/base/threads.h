@@ -10,6 +10,7 @@
 
 #include "llmc/base/utils.h"
 
+#include <pthread.h>
 #include <stddef.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -30,6 +31,35 @@ static inline size_t thread_number(void) {
     return (size_t)omp_get_thread_num();
 #else
     return 0;
+#endif
+}
+
+static inline void* threads_wait(void* gate) {
+    pthread_mutex_lock((pthread_mutex_t*)gate);
+    pthread_mutex_unlock((pthread_mutex_t*)gate);
+    return NULL;
+}
+
+/* Starts the threads of the next parallel regions. OpenMP's library would end the program without an error line if one could
+ * not start: so this first tries whether as many can live at once. */
+static inline void threads_start(void) {
+#ifdef _OPENMP
+    const size_t count = max_threads();
+    pthread_t* threads = (pthread_t*)xmalloc(count * sizeof *threads);
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    size_t started = 1;  // the calling one
+    int cause = 0;
+    pthread_mutex_lock(&gate);
+    while (started < count && (cause = pthread_create(&threads[started], NULL, threads_wait, &gate)) == 0) { started++; }
+    pthread_mutex_unlock(&gate);
+    for (size_t i = 1; i < started; i++) { pthread_join(threads[i], NULL); }
+    free(threads);
+    if (started < count) {
+        die("--threads: of %zu threads only %zu can be started: %s\n  hint: give --threads %zu, or raise the limits of ulimit",
+            count, started, strerror(cause), started);
+    }
+#pragma omp parallel
+    (void)thread_number();
 #endif
 }
 

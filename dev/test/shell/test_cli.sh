@@ -728,5 +728,44 @@ for target in contested contested.gguf; do
     expect "what a killed export left at $target is replaced" 0 "exported" "$bin/train_llama3" --model slash --export $target
     check "with nothing beside it" test -e $target -a ! -e $target.tmp
 done
+
+# --- the memory plan -----------------------------------------------------------------------------------------------------------
+
+# bounds NAME FLAGS...: the process stays below the plan, by at most 8 MiB or 5 %
+bounds() {
+    b_name=$1
+    shift
+    "$bin/train_llama3" --train data.bin --steps 1 --sample-tokens 8 --seq 32 --out bound "$@" >bound.txt 2>&1
+    rm -rf bound
+    check "the plan bounds $b_name" awk '$1 $2 == "memoryneed" { need = $3 } /^done/ { peak = $(NF - 1) }
+        END { print need, peak; exit !(peak > 0 && peak <= need && (need - peak <= 8 || need - peak <= need / 20)) }' bound.txt
+}
+if [ -z "${BIN:-}" ]; then
+    token_file large.bin 2000 2000
+    train --model d2 --train data.bin --steps 1 --out small >/dev/null 2>&1
+    bounds "the smallest run" --model d1 --batch 1 --threads 1 --sample-tokens 0
+    bounds "one thread" --model d2 --batch 4 --threads 1
+    bounds "eight threads" --model d2 --batch 4 --threads 8
+    bounds "rows of one token" --model d2 --batch 1 --seq 1
+    bounds "long rows" --model d1 --batch 1 --seq 1024
+    bounds "many micro-batches" --model d2 --batch 8 --seq 64 --total-batch 2048
+    bounds "documents and a validation" --model d2 --batch 4 --documents mask --val data.bin --val-batches 2
+    bounds "adapters" --model small --lora 8 --batch 4
+    bounds "a model that was trained" --model small --batch 4
+    bounds "a larger vocabulary" --model d2 --batch 4 --tokenizer "$root/dev/data/tinytales/tokenizer.json" --train large.bin
+    bounds "checkpoints" --model d3 --batch 2 --steps 3 --checkpoint-every 1
+    bounds "a larger model" --model d4 --batch 1 --seq 64
+    case $(ldd "$bin/train_llama3" 2>/dev/null) in
+        *libgomp*)
+            expect "threads that cannot start" 1 "error: --threads: of 8 threads only" \
+                sh -c "ulimit -d 30000; '$bin/train_llama3' --model d1 --train data.bin --threads 8 --out few"
+            expect "also of tokenize" 1 "error: --threads: of 8 threads only" \
+                sh -c "ulimit -d 30000; '$bin/tokenize' --threads 8 -o few.bin text.txt"
+            ;;
+        *) skip "threads that cannot start" "OpenMP is not GNU's" 2 ;;
+    esac
+else
+    skip "the memory plan" "sanitizers take memory of their own" 14
+fi
 cd "$root" || exit 1
 summary

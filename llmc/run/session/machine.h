@@ -5,10 +5,10 @@
 #define LLMC_MACHINE_H
 
 #include "llmc/base/os.h"       // defines: os_cores, os_cores_to_use, os_processor
-#include "llmc/base/threads.h"  // defines: max_threads
+#include "llmc/base/threads.h"  // defines: max_threads, threads_start
 #include "llmc/matmul_amx.h"    // defines: LLMC_AMX, amx_available
 
-/* Sets the number of OpenMP's threads and returns it. 0: all cores of this process. OpenMP knows which those are, but not how
+/* Sets the number of OpenMP's threads, starts them and returns it. 0: all cores of this process. OpenMP knows which those are, but not how
  * much of their time a container gets. */
 static inline int machine_threads(int wanted) {
 #ifdef _OPENMP
@@ -20,6 +20,7 @@ static inline int machine_threads(int wanted) {
     }
 #endif
     (void)wanted;
+    threads_start();
     return (int)max_threads();
 }
 
