@@ -110,6 +110,7 @@ QUICKSTART_FLAGS = --model d3 --batch 4 --seq 256 --lr 4e-3 --warmup 50 --final-
 quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 	@$(if $(FOUND_ARCH),,$(shell dev/make/choose.sh cards ""))
 	./$(QUICKSTART_TRAINER) $(QUICKSTART_FLAGS)
+	@echo "page    make serve && ./serve $(QUICKSTART_OUT)"
 
 # whatever this machine can test; dev/make/tests.mk has the lists
 test: test-programs

@@ -5,7 +5,7 @@
  *   GET /runs          {"folder": "OUT", "newest": false, "runs": [{"name": "", "state": "running", "step": {...}, ...}, ...]}
  *   GET /log           the events of a run's log as server-sent events. "event: reset": all come anew, as the log was cut;
  *                      "event: peak": see run_log.h. ?end=1: the response ends with the log; ?first=1&last=9: these steps alone
- *   GET /checkpoints   {"checkpoints": [{"name": "step_00000100", "step": 100}, ...]}, the oldest first
+ *   GET /checkpoints   {"chat": true, "checkpoints": [{"name": "step_00000100", "step": 100}, ...]}, the oldest first
  *   GET /health        {"answers": false, "waiting": 0}, without a key, too
  *   POST /generation   a question (llmc/text/question.h), perhaps with "checkpoint": "step_00000100". The response has the
  *                      lines of --answer (llmc/run/jobs/answer.h) as they come. An error before the first has its own status
@@ -22,6 +22,8 @@
 #include "dev/serve/client.h"   // defines: Client, suspend, wake
 #include "dev/serve/queue.h"    // defines: Queue, queue_take, queue_leave, queue_read, queue_write
 #include "dev/serve/run_log.h"  // defines: log_send, runs_write, run_find
+
+#include "llmc/text/text_rules.h"  // defines: TextRules, text_rules_find_template, text_rules_free
 
 #include "build/serve_page.h"  // defines: serve_page, SERVE_STYLE, SERVE_SCRIPT
 
@@ -152,6 +154,22 @@ static enum MHD_Result respond_runs(Server* s, Client* c) {
     return respond_json(c, MHD_HTTP_OK, &b);
 }
 
+/* Returns whether a checkpoint has a form of a chat. */
+static bool has_chat(const char* run, uint64_t step) {
+    char path[PATH_CAP], config[PATH_CAP];
+    size_t size = 0;
+    Error e = NO_ERROR;
+    Tokenizer t = {.path = path};
+    TextRules r = {.tokenizer = &t};
+    bool found = checkpoint_path(path, run, step, "/tokenizer.json", &e) &&
+                 checkpoint_path(config, run, step, "/tokenizer_config.json", &e);
+    t.config = found ? read_file(config, &size, 16 << 20, &e) : NULL;
+    found = found && text_rules_find_template(&r, &e) && r.chat_template;
+    free(t.config);
+    text_rules_free(&r);
+    return found;
+}
+
 static enum MHD_Result respond_checkpoints(Server* s, Client* c) {
     uint64_t* steps = NULL;
     size_t count = 0;
@@ -160,7 +178,7 @@ static enum MHD_Result respond_checkpoints(Server* s, Client* c) {
     (void)s;
     if (!checkpoint_list(c->run, &steps, &count, &e)) { return refuse(c, MHD_HTTP_INTERNAL_SERVER_ERROR, e.msg); }
     FILE* f = xopen_memory(&b.text, &b.size);
-    fputs("{\"checkpoints\": [", f);
+    fprintf(f, "{\"chat\": %s, \"checkpoints\": [", count > 0 && has_chat(c->run, steps[0]) ? "true" : "false");
     while (count-- > 0) {
         fprintf(f, "{\"name\": \"step_%08" PRIu64 "\", \"step\": %" PRIu64 "}", steps[count], steps[count]);
         fputs(count > 0 ? ", " : "", f);

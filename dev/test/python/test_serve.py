@@ -153,7 +153,7 @@ def train(folder, out):
 
 def test_texts_of_every_checkpoint_are_those_of_generate(trained):
     server = Server(trained / "out", trainer=TRAINER)
-    assert server.get("/checkpoints") == (200, '{"checkpoints": [{"name": "step_00000006", "step": 6}, '
+    assert server.get("/checkpoints") == (200, '{"chat": true, "checkpoints": [{"name": "step_00000006", "step": 6}, '
                                                '{"name": "step_00000012", "step": 12}]}\n')
     for name in ("step_00000006", "step_00000012", None):
         status, lines = server.post({"prompt": "A cat", "temperature": 0, "max_tokens": 20, "checkpoint": name})
