@@ -43,9 +43,16 @@ typedef struct {
 } NcclId;
 
 /* The bytes that NCCL is expected to take of a card for a rank's first group, and for each further one: by nvidia-smi on two
- * H200s of one host with NCCL 2.28.3, the first with copy engines. With NCCL's kernels it took 1,344 MiB. */
+ * H200s of one host with NCCL 2.28.3. Its kernels need more than the copy engines, which a build with an older NCCL lacks, and
+ * which the variable turns off. */
 static inline size_t nccl_expected_bytes(int groups) {
-    return groups > 0 ? ((size_t)900 << 20) + (size_t)(groups - 1) * ((size_t)600 << 20) : 0;
+#ifdef NCCL_CTA_POLICY_ZERO
+    const char* policy = getenv("NCCL_CTA_POLICY");
+    const size_t first = policy && strcmp(policy, "2") != 0 ? 1344 : 900;
+#else
+    const size_t first = 1344;
+#endif
+    return groups > 0 ? (first + (size_t)(groups - 1) * 600) << 20 : 0;
 }
 
 #if !LLMC_NCCL

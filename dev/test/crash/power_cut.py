@@ -14,8 +14,12 @@ or not at all, and so is a page of 4 KiB of the last write.
 
 Wanted of each such disk: a folder step_N without .tmp is whole. Once a checkpoint is sealed (renamed, its folder fsynced), it
 stays until it is pruned. On N disks, evenly spread over the different ones, --resume must end in the bits of the unbroken run.
-The log is no part of the promise: lines that were not fsynced may be lost ("log lost")."""
-import argparse, os, re, shutil, sys
+The log is no part of the promise: lines that were not fsynced may be lost ("log lost").
+
+The other paths that promise an fsync are cut, too: an export to a folder and to a GGUF file, two token files and --train-bpe
+over older files, and a resumed run whose log has a second name. At each moment a target is as it was before or as it is at the
+end. After the end it is as at the end, even if all that was not fsynced is lost."""
+import argparse, os, re, shutil, subprocess, sys
 import lab
 
 PAGE, NEVER = 4096, sys.maxsize
@@ -58,11 +62,23 @@ class Record:
     synced[i]: the index of the last fsync that it needs to be kept, NEVER without. Folders have numbers below 1; 0 is the
     folder that the run starts in."""
 
-    def __init__(self, path, root):
+    def __init__(self, path, root, there=()):
+        """there: what the root held before, as existing() returns it."""
         self.ops, self.synced, self.data, self.disk = [], [], {}, Disk()
         self.waiting = {}  # {file or folder: changes that wait for its next fsync}
         self.needs = []  # how many fsyncs each change waits for: a rename into another folder needs two
         self.next = 1
+        numbers = {}
+        for name, inode, data in there:
+            number = numbers.setdefault(inode, -self.next if data is None else self.next)
+            self.next += abs(number) == self.next
+            self.push(("link", self.place(name)[0], number), [])
+            if data is not None:
+                self.push(("truncate", number, 0, 0), [])
+                self.push(("write", number, 0, len(data)), [])
+                self.data[len(self.ops) - 1] = data
+        self.start = len(self.ops)
+        self.synced = [-1] * self.start
         with open(path, "rb") as f:
             while line := f.readline():
                 kind, first, second, offset, length = line.decode().split(" ")
@@ -180,6 +196,82 @@ def lay_out(record, tree, folder):
                 f.write(record.bytes_of(content))
 
 
+def existing(root):
+    """Lists what a folder holds, a folder before what is in it: (path, inode, content or None for a folder)."""
+    paths = sorted(os.path.join(at, name) for at, folders, files in os.walk(root) for name in folders + files)
+    return [(os.path.relpath(p, root), os.stat(p).st_ino, None if os.path.isdir(p) else lab.read(p)) for p in paths]
+
+
+def at_target(tree, targets):
+    return {p: c for p, c in tree.items() if any(p == t or p.startswith(t + "/") for t in targets)}
+
+
+def cut_path(run, shim, name, command, targets, prepare=None, log=None):
+    """Records a command in a folder of its own, and returns a row of the table. log: a log that must begin as it was up to the
+    step from which the run resumes, while the target, its other name, keeps all of it."""
+    folder, trace = os.path.join(run.work, name), os.path.join(run.work, name + ".trace")
+    os.makedirs(folder)
+    if prepare:
+        prepare(folder)
+    there = existing(folder)
+    env = dict(os.environ, LD_PRELOAD=shim, FAULT_BELOW=folder, FAULT_TRACE=trace)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=run.limit)
+    if done.returncode != 0:
+        sys.exit("error: %s fails: %s" % (name, done.stderr))
+    record, row = Record(trace, folder, there), {"changes": 0}
+    last = len(record.ops)
+    before, after = at_target(record.after(record.start), targets), at_target(record.after(last), targets)
+    kept = dict((path, data) for path, _, data in there)
+
+    def stands(tree, at_end):
+        if log:
+            found = [record.bytes_of(tree[p]) if tree.get(p) is not None else b"" for p in (log, targets[0])]
+            return found[0].startswith(kept[log].split(b'{"event":"end"')[0]) and found[1] == kept[targets[0]]
+        of = [[at_target(state, [t]) for state in (tree, before, after)] for t in targets]
+        if at_end:
+            return all(now == new for now, _, new in of)
+        # an old file of validation may be gone, but never lies beside a new training file: it may have the same text
+        mixed = len(of) > 1 and of[0][0] == of[0][2] and of[1][0] == of[1][1] != {}
+        return not mixed and all(now in (old, new) or (i > 0 and now == {}) for i, (now, old, new) in enumerate(of))
+
+    for k in range(record.start, last + 1):
+        row["changes"] += 1
+        for model, tree in record.cuts(k):
+            row["disks"] = row.get("disks", 0) + 1
+            if not stands(tree, k == last):
+                column = "lost" if k == last else "damaged"
+                row[column] = row.get(column, 0) + 1
+                if row[column] <= 3:
+                    moment = "after %d changes, the last %s" % (k - record.start, record.ops[k - 1][:3])
+                    print("    %s, %s: %s" % (name, model, moment))
+    return row
+
+
+def cut_paths(run, shim):
+    trainer, tokenize = run.trainer, os.path.join(os.path.dirname(run.trainer), "tokenize")
+    model, text = os.path.join(run.base, "step_%08d" % run.first), os.path.join(run.work, "text.txt")
+
+    def old_files(folder):
+        for name in ("t.json", "d_train.bin", "d_val.bin"):
+            with open(os.path.join(folder, name), "w") as f:
+                f.write("an older file")
+
+    def linked_log(folder):
+        shutil.copytree(run.base, os.path.join(folder, "out"))
+        os.link(os.path.join(folder, "out/log.jsonl"), os.path.join(folder, "other"))
+
+    rows = {
+        "export": cut_path(run, shim, "export", [trainer, "--model", model, "--export", "new"], ["new"]),
+        "gguf": cut_path(run, shim, "gguf", [trainer, "--model", model, "--export", "new.gguf"], ["new.gguf"]),
+        "tokens": cut_path(run, shim, "tokens", [tokenize, "--val-fraction", "0.5", "-o", "d.bin", text, text],
+                           ["d_train.bin", "d_val.bin"], old_files),
+        "bpe": cut_path(run, shim, "bpe", [tokenize, "--train-bpe", "300", "-o", "t.json", text], ["t.json"], old_files),
+        "linked log": cut_path(run, shim, "log", [trainer, *run.flags[:-2], "--resume", "--stop-after", str(run.first + 1)],
+                               ["other"], linked_log, "out/log.jsonl"),
+    }
+    return lab.report("paths", ("changes", "disks", "damaged", "lost"), rows, ("damaged", "lost"))
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--trainer", default=os.path.join(os.environ.get("BIN", "."), "train_llama3"))
@@ -239,7 +331,8 @@ def main():
             count(disk[0], column, "after %d changes: %s" % (disk[1], left.strip()[-160:]))
     print("%d changes, %d different disks" % (sum(op[0] != "fsync" for op in record.ops), len(disks)))
     columns = ("disks", "damaged", "lost", "resumed", "changed", "log lost")
-    return 1 if lab.report("power cut", columns, rows, ("damaged", "lost", "changed")) else 0
+    failed = lab.report("power cut", columns, rows, ("damaged", "lost", "changed"))
+    return 1 if failed + cut_paths(run, shim) else 0
 
 
 if __name__ == "__main__":
