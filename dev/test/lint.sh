@@ -61,8 +61,31 @@ sources() {
     fi
     [ $failed -eq 0 ]
 }
+# the words of a file without line breaks and the marks of comments
+words_of() { tr '\n' ' ' <"$1" | sed 's/ \*\+ / /g; s, // , ,g; s/  */ /g'; }
+# promised_in FILE: the promises of a page or a header that must be listed: rows of tables, and lines with a number
+promised_in() {
+    case $1 in
+        *.md) sed -n '/^## Promises/,/^## Figures/s/^| \([^|]*[^| -]\) *|.*/\1/p; /^## Threat model/,/^### /s/^[0-9].*/&/p' "$1" ;;
+        *) sed -n '1,/\*\//s/^ \*  *\([0-9]\. \)/\1/p' "$1" ;;
+    esac | grep -vxE 'promise|11\. .*'
+}
+promises() { # each line of dev/test/promises.txt names words and a test that exist, and no promise lacks a line
+    list=dev/test/promises.txt
+    grep -v '^#' $list | while IFS='|' read -r file promise test name; do
+        file=${file% } promise=${promise# } promise=${promise% } test=${test# } test=${test% } name=${name# }
+        words_of "$file" | grep -qF -- "$promise" || echo "$file: does not say any more: $promise"
+        case $name in *"(") grep -q "[^a-z_]${name%?}(" "$test" ;; *) grep -qF -- "$name" "$test" ;; esac ||
+            echo "$test: has no $name, which holds the promise of $file: $promise"
+    done
+    for file in dev/doc/reliability.md $(find llmc/files -name '*.h'); do
+        sed -n "s,^$file | \(.*\) | [^|]* | [^|]*,\1,p" $list >"$log.listed"
+        promised_in "$file" | grep -vFf "$log.listed" | sed "s,^,$list: lacks a line of $file: ,"
+    done
+}
+no_broken_promise() { promises >"$log.promises" && cat "$log.promises" && [ ! -s "$log.promises" ]; }
 log=$(mktemp) || exit 1
-trap 'rm -f "$log" "$log.faults"' EXIT
+trap 'rm -f "$log" "$log".*' EXIT
 trap 'exit 130' INT TERM
 sources >"$log" 2>&1 & # runs in the background beside the checks below: it takes about half of the time
 sources=$!
@@ -73,6 +96,7 @@ for cc in gcc clang; do
     [ "$full" = 0 ] || cpp17 $headers
     run "$cc, C++17: all headers together" together
 done
+run "promises: dev/test/promises.txt" no_broken_promise
 if have shellcheck; then
     bash=$(grep -lrE '^#!.*bash' dev --include='*.sh') lacks=SC1091,SC2010,SC2034,SC2046,SC2154
     run "shellcheck, sh" shellcheck -s sh -S warning -e $lacks $(find dev -name '*.sh' | grep -vxF "$bash")
