@@ -17,7 +17,7 @@ OPT ?= $(call choose,OPT,opt)
 OPENMP_FLAGS = $(call choose,OPENMP_FLAGS,openmp $(OPENMP))
 # libedit edits the lines of --chat; LIBEDIT=0 builds without it. libmicrohttpd is for ./serve
 LIBEDIT ?= $(call choose,LIBEDIT,library histedit.h -ledit libedit "--chat will not edit lines")
-MICROHTTPD ?= $(call choose,MICROHTTPD,library microhttpd.h -lmicrohttpd libmicrohttpd "./serve needs it")
+MICROHTTPD ?= $(call choose,MICROHTTPD,library microhttpd.h -lmicrohttpd)
 
 WARNINGS = -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror)
 OWN_FLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(OPENMP_FLAGS)
@@ -42,28 +42,11 @@ stamp = printf '%s\n' $(call q,$(1)) | cmp -s - $@ || { $(2) printf '%s\n' $(cal
 build/cpu_flags: FORCE | build
 	@$(call stamp,$(CC) $(OWN_FLAGS) $(EDIT) $(USER_FLAGS) $(LDFLAGS) $(LDLIBS) $(shell $(CC) $(OWN_FLAGS) -dM -E -x c /dev/null | cksum))
 
-.PHONY: all help quickstart require-microhttpd format format-check clean FORCE
+.PHONY: all help quickstart install train run chat generate require-microhttpd format format-check clean FORCE
 all: train_llama3 tokenize
 
-define HELP
-make quickstart [STEPS=N]  build, generate the tinytales data, train a small Llama 3 and print samples
-make test                  run every test that this machine can run
-make test-full             that, and whatever else can be tested without a GPU: sanitizers, fuzzers, CUDA builds (an hour)
-make test-kill [KILLS=50]  kill a run with -9 at random moments and resume it each time
-make test-crash            fail, kill and cut the power at each call of a run; feed it damaged files (minutes)
-make train_llama3 test_llama3 tokenize             build the CPU programs
-make train_llama3cu test_llama3cu [PRECISION=BF16|FP16|FP32] [GPU_ARCH=75|80|90|120|"75 90 120"]
-make serve                 build ./serve, a page that shows a run and asks its checkpoints (needs libmicrohttpd)
-make test-no-gpu           build train_llama3cu and test what it does where no GPU is (minutes)
-make emulated test-emulated  build the CUDA programs for a card that the CPU emulates; test them there (minutes)
-make -C dev/cuda rmsnorm   build a file of the kernel zoo; also test-emulated, test, bench (dev/cuda/README.md)
-make sanitize              run the tests under AddressSanitizer and UndefinedBehaviorSanitizer
-make fuzz [SECONDS=20] [INPUTS=N] [JOBS=1]  run each fuzz target for SECONDS or N inputs, 0: its seeds (needs clang)
-make fuzz-coverage         show which lines of the readers of input the fuzzers' inputs reach (needs llvm)
-make format format-check lint clean
-endef
-help:
-	@: $(info $(HELP))
+help: # the tables of the manual
+	@awk -F ' *[|] *' '/^[|] `make/ { gsub(/[]][(][^)]*[)]|[[`]/, ""); printf "%-42s %s\n", $$2, $$3 }' dev/doc/installing.md
 
 # --- programs ----------------------------------------------------------------------------------------------------------
 
@@ -82,7 +65,7 @@ build/%: %.c $(HEADERS) | build
 build/serve_page.h: dev/serve/page.html dev/make/choose.sh | build
 	@dev/make/choose.sh page $< > $@.tmp && mv $@.tmp $@
 require-microhttpd:
-	@$(if $(filter 1,$(MICROHTTPD)),true,echo "error: libmicrohttpd was not found"; exit 1)
+	@$(if $(filter 1,$(MICROHTTPD)),true,dev/make/choose.sh missing libmicrohttpd)
 serve build/sanitize/serve: LIBS = -lmicrohttpd
 serve build/sanitize/serve: dev/serve/serve.c $(wildcard dev/serve/*.h) build/serve_page.h $(HEADERS) | build/sanitize require-microhttpd
 	$(COMPILE)
@@ -91,8 +74,7 @@ include dev/make/cuda.mk dev/make/emulated.mk dev/make/tests.mk
 build build/sanitize $(EMULATED):
 	@mkdir -p $@
 
-.PHONY: train run chat generate install
-train run chat generate install:
+train run chat generate:
 	@echo "error: make $@: there is no such target; make quickstart trains a small model, make help lists the others" >&2; exit 2
 
 # --- the embedded data set and the first run ---------------------------------------------------------------------------
@@ -118,6 +100,15 @@ test: test-programs
 	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh $(CPU_PARITY) $(UNIT_TESTS) $(NO_AMX) $(SHELL_TESTS) \
 	    $(addprefix dev/test/faults/test_,faults.sh file_faults.sh) dev/test/crash/test_crash.sh dev/test/gpu/test_gpu.sh \
 	    $(wildcard dev/test/python/test_*.py)
+
+# what is built of the programs, the manual page made of the table of flags, and completion for bash
+PREFIX ?= /usr/local
+ROOM = $(call q,$(DESTDIR)$(PREFIX))
+install: all $(if $(filter 1,$(MICROHTTPD)),serve)
+	mkdir -p $(ROOM)/bin $(ROOM)/share/man/man1 $(ROOM)/share/bash-completion/completions
+	cp -f train_llama3 tokenize $(wildcard serve train_llama3cu) $(ROOM)/bin
+	awk -f dev/make/manual.awk llmc/run/cli/options.def > $(ROOM)/share/man/man1/train_llama3.1
+	awk -v completion=1 -f dev/make/manual.awk llmc/run/cli/options.def > $(ROOM)/share/bash-completion/completions/train_llama3
 
 FORMATTED = $(sort $(wildcard *.c *.cu) $(shell find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp'))
 format:

@@ -48,11 +48,12 @@ case $topic in
         # with these the layers' loops are as fast as with -O3, which takes longer to build; clang has no such flags
         builds stdio.h "-O2 -ftree-vectorize -fvect-cost-model=dynamic -fipa-cp-clone" || echo -O3
         ;;
-    library) # library HEADER FLAG NAME COST: 1 if it is there, else 0
+    library) # library HEADER FLAG [NAME COST]: 1 if it is there, else 0
         builds "$1" "$2" >/dev/null && echo 1 && exit
-        say "no $3 ($(get "$3")): $4"
+        [ $# -lt 4 ] || say "no $3 ($(get "$3")): $4"
         echo 0
         ;;
+    missing) fail "$1 was not found: $(get "$1")" ;;
     page) # page FILE: the page as a C array, and for its policy the SHA-256 of its style and its script, in base64
         for tool in od awk base64; do command -v $tool >/dev/null || fail "$tool was not found: it is needed to build ./serve"; done
         for block in style script; do

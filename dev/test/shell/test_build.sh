@@ -133,6 +133,28 @@ will_not_do 13.0 "error: exception specification is incompatible with that of pr
 will_not_do 13.0 "Segmentation fault" "does not work: Segmentation fault"
 : >says
 
+# --- what is installed -----------------------------------------------------------------------------------------------------------
+
+: >tree/serve && mk install DESTDIR="$tmp/a room" PREFIX=/opt MICROHTTPD=0
+check "make install copies programs, manual page and completion" \
+    sh -c 'cd "$0" && ls -R . | grep -cE "^(train_llama3|train_llama3cu|tokenize|serve|train_llama3.1)$" | grep -qx 6' "$tmp/a room/opt"
+page="$tmp/a room/opt/share/man/man1/train_llama3.1"
+flags=$(sed -n 's/^OPTION([A-Z]*, \([a-z0-9_]*[a-z0-9]\)_*,.*/\1/p' "$root/llmc/run/cli/options.def" | tr _ -)
+missing=$(for flag in $flags; do
+    grep -qF -- "$(echo "--$flag" | sed 's/-/\\-/g')\\fR" "$page" && grep -q -- " --${flag}[ \"]" "$tmp/a room/opt/share/bash-completion/completions/train_llama3" ||
+        echo "$flag"
+done)
+check "the page and the completion have every flag ($missing)" test -z "$missing" -a -n "$flags"
+check "with its help" grep -q '^.&Hugging Face model folder to start from, .* (default d4)$' "$page"
+if command -v bash >/dev/null; then
+    check "bash completes the words of a choice" bash -c '. "$0" && COMP_WORDS=(train_llama3 --schedule l) COMP_CWORD=2 &&
+        _train_llama3 && [ "${COMPREPLY[*]}" = linear ]' "$tmp/a room/opt/share/bash-completion/completions/train_llama3"
+else
+    skip "bash completes the words of a choice" "bash is not installed"
+fi
+make -C "$root" help >made.txt 2>&1
+check "make help has the targets, without marks" sh -c 'grep -q "^make quickstart STEPS=N  *the programs" made.txt && ! grep -q "[]\`[]" made.txt'
+
 # --- nvcc itself -------------------------------------------------------------------------------------------------------------------
 
 make -s -C "$root" emulated NVCC= CUDA_HOME=/none PRECISION=FP32 EMULATED_ARCH=80 >made.txt 2>&1
