@@ -685,6 +685,7 @@ SHARED = """model tokenizer train val documents out export-dtype steps batch seq
 CHANGED = {
     "tokenizer": ("PATH", "tokenizer.json or its folder, for samples and a preset's vocabulary"),
     "export-dtype": ("auto|f32|bf16|f16", "type of the weights in checkpoints; auto: the type in memory"),
+    "decay": ("N", "the rate of --schedule wsd or constant falls in the last N steps; 0: wsd in the last fifth, constant never"),
     "threads": ("N", "CPU threads; 0: PyTorch's choice"),
     "temperature": ("F", "sampling temperature; 0: always the most probable token"),
 }

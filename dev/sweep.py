@@ -6,7 +6,7 @@ a step, with the trainer's other FLAGS and all on as many tokens. Prints the tab
 
 DIR has a run in a folder of its own for each place of the grid, and the picture sweep.png. The same command again
 continues after Ctrl-C or a crash, and trains nothing twice; rates and batches may be added. It refuses other FLAGS, since the
-losses would not be comparable. A loss is that of the last validation, or without --val the mean of the last tenth of the steps.
+losses would not be comparable. A loss is the last validation's, or without --val the mean of the last tenth of the steps.
 A run whose loss is not finite has none."""
 import argparse
 import json
@@ -21,7 +21,7 @@ OWN = "--lr --total-batch --steps --epochs --minutes --warmup --out --resume --s
 
 
 def train(command, folder):
-    """Trains to the end, or goes on where a run has stopped. Returns the loss, None if it is not finite."""
+    """Trains to the end, or continues a run that stopped. Returns the loss, None if it is not finite."""
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "screen.txt"), "a", encoding="utf-8") as screen:
         process = subprocess.Popen([*command, "--out", folder, "--resume", "--strict-resume"], stdin=subprocess.DEVNULL,

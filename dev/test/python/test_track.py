@@ -135,7 +135,7 @@ def test_plot_names_each_kind_of_line_and_draws_many_validations_as_a_line(tmp_p
 
 
 @pytest.mark.skipif(not (TRACK.parents[1] / "train_llama3").exists(), reason="train_llama3 is not built")
-def test_a_sweep_goes_on_trains_nothing_twice_and_refuses_other_flags(tmp_path):
+def test_a_sweep_continues_trains_nothing_twice_and_refuses_other_flags(tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "bytes.bin").write_bytes(b"".join(n.to_bytes(4, "little") for n in [20240520, 1, 3000] + [0] * 253) +
                                          b"".join((i * i % 61).to_bytes(2, "little") for i in range(3000)))
