@@ -94,8 +94,10 @@ static inline void matmul_backward_weight_plain(float* dw, const float* dout, co
 // the fast form
 
 enum {
-#if defined(__AVX512F__) || defined(__aarch64__)
+#if defined(__AVX512F__)
     MATMUL_MR = 12,  // 24 of 32 vector registers hold the tile
+#elif defined(__aarch64__)
+    MATMUL_MR = 8,  // 16 of 32, and 8 hold numbers of A
 #else
     MATMUL_MR = 6,  // 12 of 16
 #endif
@@ -131,13 +133,53 @@ static inline MatmulSum sum_from(MatmulSum s, size_t i, size_t j) {
     return sum_in(s.c + at, s.add ? s.add + at : NULL, s.row);
 }
 
+/* Adds one step of k to acc (rows, NR): b's two vectors times a number of A for each row. For row i that is lane `lane` of x[i],
+ * or with -1 the i-th number of x. The barrier keeps gcc from loading the next steps' b first: registers would not suffice. */
+LLMC_INLINE void matmul_lane(int rows, const vf* x, int lane, const float* b, vf acc[][2]) {
+    __asm__ volatile("" ::: "memory");
+    const vf b0 = vf_load(b), b1 = vf_load(b + SIMD);
+    LLMC_UNROLL
+    for (int i = 0; i < rows; i++) {
+        const float a = lane < 0 ? x[i / SIMD][i % SIMD] : x[i][lane];
+        acc[i][0] += a * b0;
+        acc[i][1] += a * b1;
+    }
+}
+
+/* Adds a (rows, K) b (K, NR) to acc as far as whole vectors of A can be loaded; returns the steps of k that are done. ARM
+ * multiplies a vector by one lane of another: 16 loads serve the 64 multiply-adds of 4 steps, or 4 the 16 of a step if A is
+ * transposed. The order of the sums is the same. */
+LLMC_INLINE size_t matmul_lanes(int rows, size_t K, MatrixView a, MatrixView b, vf acc[][2]) {
+    size_t k = 0;
+#ifdef __aarch64__
+    vf x[MATMUL_MR];
+    for (; a.col == 1 && k + 4 <= K; k += 4) {
+        const float* row = b.data + k * b.row;
+        LLMC_UNROLL
+        for (int i = 0; i < rows; i++) { x[i] = vf_load(a.data + (size_t)i * a.row + k); }
+        matmul_lane(rows, x, 0, row, acc);
+        matmul_lane(rows, x, 1, row + b.row, acc);
+        matmul_lane(rows, x, 2, row + 2 * b.row, acc);
+        matmul_lane(rows, x, 3, row + 3 * b.row, acc);
+    }
+    for (; a.row == 1 && rows % 4 == 0 && k < K; k++) {
+        LLMC_UNROLL
+        for (int i = 0; i < rows; i += 4) { x[i / 4] = vf_load(a.data + k * a.col + i); }
+        matmul_lane(rows, x, -1, b.data + k * b.row, acc);
+    }
+#else
+    (void)rows, (void)K, (void)a, (void)b, (void)acc;
+#endif
+    return k;
+}
+
 /* Computes s (rows, NR) = a (rows, K) b (K, NR) + add. The rows of b are contiguous. `rows` is a constant where this is
  * inlined, so `acc` stays in registers. */
 LLMC_INLINE void matmul_tile(int rows, size_t K, MatrixView a, MatrixView b, MatmulSum s) {
     vf acc[MATMUL_MR][2];
     LLMC_UNROLL
     for (int i = 0; i < rows; i++) { acc[i][0] = acc[i][1] = vf_set(0.0f); }
-    for (size_t k = 0; k < K; k++) {
+    for (size_t k = matmul_lanes(rows, K, a, b, acc); k < K; k++) {
         const vf b0 = vf_load(b.data + k * b.row), b1 = vf_load(b.data + k * b.row + SIMD);
         LLMC_UNROLL
         for (int i = 0; i < rows; i++) {

@@ -21,6 +21,8 @@ enum { SIMD = 4 };
 
 #ifdef __CUDACC__  // nvcc's front end does not know GCC's pragma and warns
 #define LLMC_UNROLL
+#elif defined(__clang__)
+#define LLMC_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define LLMC_UNROLL _Pragma("GCC unroll 16")
 #endif
