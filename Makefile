@@ -34,7 +34,7 @@ FLAGS = $(OWN_FLAGS)
 DEFINES =
 LIBS =
 USER_FLAGS = $(CPPFLAGS) $(CFLAGS) $(CFLAGS_EXTRA)
-COMPILE = $(CC) $(FLAGS) $(WARNINGS) $(DEFINES) -I. $(USER_FLAGS) $(if $(filter %.cu,$<),-x c) $< -x none -o $@ $(LDFLAGS) \
+COMPILE = $(CC) $(FLAGS) $(WARNINGS) $(DEFINES) -I. $(USER_FLAGS) $(if $(filter %.cu,$<),-x c) $< -o $@ $(LDFLAGS) \
           -lm -lpthread $(LIBS) $(LDLIBS)
 # a stamp is a file with the flags of the last build; if they change, so does the file. This one also has the compiler's macros: its
 # version, and what -march=native stands for on this machine
@@ -101,14 +101,14 @@ test: test-programs
 	    $(addprefix dev/test/faults/test_,faults.sh file_faults.sh) dev/test/crash/test_crash.sh dev/test/gpu/test_gpu.sh \
 	    $(wildcard dev/test/python/test_*.py)
 
-# what is built of the programs, the manual page made of the table of flags, and completion for bash
+# what is built of the programs, the manual page made of the table of flags, and completion for bash; for all users of the machine
 PREFIX ?= /usr/local
-ROOM = $(call q,$(DESTDIR)$(PREFIX))
+SHARE = $(call q,$(DESTDIR)$(PREFIX)/share)
 install: all $(if $(filter 1,$(MICROHTTPD)),serve)
-	mkdir -p $(ROOM)/bin $(ROOM)/share/man/man1 $(ROOM)/share/bash-completion/completions
-	cp -f train_llama3 tokenize $(wildcard serve train_llama3cu) $(ROOM)/bin
-	awk -f dev/make/manual.awk llmc/run/cli/options.def > $(ROOM)/share/man/man1/train_llama3.1
-	awk -v completion=1 -f dev/make/manual.awk llmc/run/cli/options.def > $(ROOM)/share/bash-completion/completions/train_llama3
+	@umask 022; mkdir -p $(call q,$(DESTDIR)$(PREFIX)/bin) $(SHARE)/man/man1 $(SHARE)/bash-completion/completions && \
+	    install -m 755 train_llama3 tokenize $(wildcard serve train_llama3cu) $(call q,$(DESTDIR)$(PREFIX)/bin) && \
+	    awk -f dev/make/manual.awk llmc/run/cli/options.def > $(SHARE)/man/man1/train_llama3.1 && \
+	    awk -v completion=1 -f dev/make/manual.awk llmc/run/cli/options.def > $(SHARE)/bash-completion/completions/train_llama3
 
 FORMATTED = $(sort $(wildcard *.c *.cu) $(shell find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp'))
 format:

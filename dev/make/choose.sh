@@ -27,9 +27,10 @@ builds() { # builds HEADER FLAGS: prints the flags if a program with that header
 cards() { nvidia-smi --query-gpu=compute_cap,name --format=csv,noheader 2>&1 | tr -d '\r' | grep -E '^ *1?[0-9]\.[0-9] *(,|$)'; }
 cuda_version() { eval "$NVCC --version" 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p'; }
 # toolkit: the folder that nvcc itself says it belongs to
-toolkit() { eval "$NVCC --dryrun -x cu /dev/null" 2>&1 | sed -n 's/^#\$ TOP=//p'; }
-first() { for found in "$@"; do [ ! -e "$found" ] || { (cd "${found%/*}" && pwd) | sed 's/[ ()&;]/\\&/g' && return; }; done; }
+toolkit() { eval "$NVCC --dryrun -x cu /dev/null" 2>&1 | sed -n 's/^#\$ TOP=//p' | sed 's|/bin/\.\.$||'; }
+word() { sed 's/[ ()&;]/\\&/g'; } # makes a path one word of the shell
 
+case $topic in openmp | march | library) eval "$CC --version" >/dev/null 2>&1 || exit ;; esac # make itself names a missing compiler
 case $topic in
     openmp)
         [ "${1:-}" != 0 ] || { echo -Wno-unknown-pragmas && exit; }
@@ -60,18 +61,15 @@ case $topic in
             { echo && sed "1,/^<$block>\$/d;/^<\/$block>\$/,\$d" "$1"; } >"$tmp/block"
             sum=$({ sha256sum || shasum -a 256 || openssl dgst -sha256 -r; } <"$tmp/block" 2>/dev/null | cut -c 1-64)
             [ ${#sum} -eq 64 ] || fail "neither sha256sum, shasum nor openssl was found: one is needed to build ./serve"
-            octal=$(echo "$sum" | awk '{
-                for (i = 1; i < 64; i += 2) {
-                    printf "\\%03o", 16 * (index("0123456789abcdef", substr($0, i, 1)) - 1) + index("0123456789abcdef", substr($0, i + 1, 1)) - 1
-                }
-            }')
+            octal=$(echo "$sum" | awk 'function nibble(i) { return index("0123456789abcdef", substr($0, i, 1)) - 1 }
+                { for (i = 1; i < 64; i += 2) { printf "\\%03o", 16 * nibble(i) + nibble(i + 1) } }')
             echo "#define SERVE_$(echo $block | tr a-z A-Z) \"'sha256-$(printf "$octal" | base64)'\"" || exit 1
         done
         echo "static const unsigned char serve_page[] = {" && od -An -v -tx1 "$1" | sed 's/[0-9a-f][0-9a-f]/0x&,/g' && echo "};"
         ;;
     nvcc) # nvcc HOME: the compiler in a folder that was given, else in PATH, else where systems have it
         for at in ${1:+"$1/bin/nvcc"} "$(command -v nvcc)" /usr/local/cuda/bin/nvcc /usr/lib/cuda/bin/nvcc /opt/cuda/bin/nvcc; do
-            [ ! -x "$at" ] || { echo "$at" | sed 's/[ ()&;]/\\&/g' && exit; }
+            [ ! -x "$at" ] || { echo "$at" | word && exit; }
         done
         ;;
     archs) # the architectures of the cards that can be used, each as the highest that nvcc knows
@@ -91,18 +89,16 @@ case $topic in
         ;;
     libraries) # cuBLAS for the linker and, by -rpath, for the loader. The wheels of pip have it in lib, with a version alone
         top=$(toolkit)
-        at=$(first "$top"/lib64/libcublasLt.so* "$top"/lib/libcublasLt.so* "$top"/targets/*/lib/libcublasLt.so*)
-        name=$(eval "ls ${at:-/none}/libcublasLt.so*" 2>/dev/null | head -n 1)
-        case $name in
-            *.so | "") name=-lcublas\ -lcublasLt ;;
-            *) name="-l:libcublas${name##*Lt} -l:libcublasLt${name##*Lt}" ;;
-        esac
-        echo ${at:+"-L$at -Xlinker -rpath -Xlinker $at"} "$name"
+        for lib in "$top"/lib64/libcublasLt.so* "$top"/lib/libcublasLt.so* "$top"/targets/*/lib/libcublasLt.so*; do
+            [ -e "$lib" ] || continue
+            at=$(cd "${lib%/*}" && pwd | word) of=${lib##*libcublasLt}
+            [ "$of" = .so ] && of="-lcublas -lcublasLt" || of="-l:libcublas$of -l:libcublasLt$of"
+            echo "-L$at -Xlinker -rpath -Xlinker $at $of" && exit
+        done
+        echo "-lcublas -lcublasLt"
         ;;
-    headers) # where the toolkit's headers are, for another compiler
-        top=$(toolkit)
-        at=$(first "$top"/include/cublasLt.h "$top"/targets/*/include/cublasLt.h)
-        [ -z "$at" ] || echo "-isystem $at"
+    headers) # the toolkit's headers for another compiler, where nvcc itself has them
+        eval "$NVCC --dryrun -x cu /dev/null" 2>&1 | sed -n 's/^#\$ INCLUDES=//p' | tr -d '"' | sed 's/-I/-isystem /g'
         ;;
     check) # check LIBRARIES: compiles and links a program with cuBLAS. A toolkit that cannot do so is told in one line
         version=$(cuda_version)
@@ -112,10 +108,10 @@ case $topic in
         eval "$NVCC -std=c++17 \"\$tmp/k.cu\" -o \"\$tmp/k\" $1" >"$tmp/log" 2>&1 && exit
         of=-$(echo "$version" | tr . -) newest=$(sed -n 's/.*versions later than \([0-9]*\).*/\1/p' "$tmp/log" | head -n 1)
         case $(cat "$tmp/log") in
-            *"cannot find -l"*cublas* | *cublasLt.h*) fail "cuBLAS is not in the CUDA toolkit $(toolkit): $(get libcublas "$of" cuda)" ;;
-            *cuda_runtime.h*) fail "cuda_runtime.h is not in the CUDA toolkit $(toolkit): $(get cuda-cudart "$of" cuda)" ;;
-            *cicc* | *ptxas*not\ found*) fail "the CUDA toolkit $(toolkit) is not whole: $NVCC finds no cicc or ptxas; install cuda-nvcc$of" ;;
             *unsupported*version*) fail "CUDA $version takes g++ up to version $newest: install g++-$newest, and make CUDA_CXX=g++-$newest" ;;
+            *"cannot find -l"*cublas* | *"cublasLt.h: No"*) fail "cuBLAS is not in the CUDA toolkit $(toolkit): $(get libcublas "$of" cuda)" ;;
+            *"cuda_runtime.h: No"*) fail "cuda_runtime.h is not in the CUDA toolkit $(toolkit): $(get cuda-cudart "$of" cuda)" ;;
+            *cicc* | *ptxas*not\ found*) fail "the CUDA toolkit $(toolkit) is not whole: it lacks cicc or ptxas; install cuda-nvcc$of" ;;
             *"exception specification"*) fail "CUDA $version does not compile with this C library's headers: install a newer CUDA toolkit" ;;
             *) fail "$NVCC does not work: $(grep -im 1 error "$tmp/log" || head -n 1 "$tmp/log")" ;;
         esac

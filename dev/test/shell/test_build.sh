@@ -128,7 +128,7 @@ will_not_do 13.0 "k.cu:1:10: fatal error: cublasLt.h: No such file or directory"
 will_not_do 12.4 "/usr/bin/ld: cannot find -lcublasLt: No such file" "cuBLAS is not in .*12-4\\|cuBLAS is not in"
 will_not_do 12.0 "fatal error: cuda_runtime.h: No such file or directory" "cuda_runtime.h is not in the CUDA toolkit"
 will_not_do 12.1 "sh: 1: cicc: not found" "is not whole: .*install cuda-nvcc-12-1"
-will_not_do 12.2 "error: #error -- unsupported GNU version! gcc versions later than 12 are not supported!" "make CUDA_CXX=g++-12"
+will_not_do 12.2 "In file included from cuda_runtime.h: error: #error -- unsupported GNU version! gcc versions later than 12 are not supported!" "make CUDA_CXX=g++-12"
 will_not_do 13.0 "error: exception specification is incompatible with that of previous function" "install a newer CUDA toolkit"
 will_not_do 13.0 "Segmentation fault" "does not work: Segmentation fault"
 : >says

@@ -665,7 +665,7 @@ static void meet(const Group* g, int rank, int fd, TeamMember* m, const unsigned
     say(fd, &mine, sizeof mine);
     team_receive_nonce(&t, m, m->link.in.payload);
 }
-static const unsigned char some_bytes[TEAM_RANDOM] = "any sixteen byte";
+static const unsigned char some_bytes[] = "any sixteen byte";
 
 static void strangers_do_no_harm(void) {
     enum { IDLE = 60 };
