@@ -4,7 +4,8 @@
 # headers alone with each compiler in each language, and .cuh with nvcc. Without FULL nvcc warns only when it builds. Rooms of
 # llmc include only files of lower floors, files and functions are short, and one file knows what only Linux or macOS has. Shell
 # scripts are read by shellcheck, Python files by ruff. No line of C or CUDA has more than 128 columns. Each fault that
-# test_gpu_faults.sh plants still changes its file. A missing tool is skipped and named.
+# test_gpu_faults.sh plants still changes its file. Each promise of dev/test/promises.txt still stands in its file, and so does
+# its test. A missing tool is skipped and named.
 set -u
 failed=0
 warnings="-Wall -Wextra -Werror -Wno-unknown-pragmas"
