@@ -45,20 +45,24 @@ typedef struct {
     double values[NUM_PEAKS];
 } Bucket;
 
-/* Returns the id of the event that ends at a byte of the log; 0 for its start, NO_ID where the log is shorter. */
+/* Returns the id of the event that ends at byte `end` of the log: the n bytes before it are given, at most TAIL. */
+static inline uint64_t log_id_of(uint64_t end, const char* before, size_t n) {
+    return end << 24 | (crc_of(before, n) & 0xffffff);
+}
+
+/* Reads that id; 0 for the start of the log, NO_ID where the log is shorter. */
 static inline uint64_t log_id(int fd, uint64_t end) {
     char tail[TAIL];
     const size_t n = size_min(end, TAIL);
-    if (pread(fd, tail, n, (off_t)(end - n)) != (ssize_t)n) { return NO_ID; }
-    return end << 24 | (crc_of(tail, n) & 0xffffff);
+    return pread(fd, tail, n, (off_t)(end - n)) == (ssize_t)n ? log_id_of(end, tail, n) : NO_ID;
 }
 
 /* Returns the number behind a name such as "\"loss\":" in a line of n bytes that a NUL or a newline follows; NaN: none. */
 static inline double log_number(const char* line, size_t n, const char* name) {
     const char* at = (const char*)memmem(line, n, name, strlen(name));
-    char* end = NULL;
-    const double value = at ? strtod(at + strlen(name), &end) : NAN;
-    return at && end > at + strlen(name) && isfinite(value) ? value : NAN;
+    if (at) { at += strlen(name), at += *at == ' '; }
+    const double value = at && strchr("-0123456789", *at) && *at ? strtod(at, NULL) : NAN;  // strtod() would pass a newline
+    return isfinite(value) ? value : NAN;
 }
 
 /* Returns whether a line is an event of this name. Python's json writes a space after each colon. */
@@ -99,8 +103,8 @@ static inline void log_choose(LogPlace* p, const char* block, const char* end, c
         const bool passed = p->passes || (p->ranges && (i == 2 || !(step >= p->first && step <= p->last)));
         p->passes = false;
         if (passed) { continue; }
-        if (i == 2) {
-            marks[line - block] = 's';
+        if (i == 2) {  // a line without an event is none of a run
+            marks[line - block] = text_starts(line, "{\"event\":") ? 's' : 0;
             continue;
         }
         const uint64_t seen = ++p->seen[i], stride = p->history[i] / MOST_BUCKETS + 1;
@@ -120,8 +124,10 @@ static inline bool log_add(int fd, uint64_t at, const char* block, const char* e
         const char mark = marks[line - block];
         if (!mark) { continue; }
         some = true;
+        const uint64_t end_at = at + (uint64_t)(next - block), n = size_min(end_at, TAIL);
+        const bool held = (uint64_t)(next - block) >= n;  // most ids need no system call
         snprintf(head, sizeof head, "%sid: %" PRIu64 "\ndata: ", mark == 'p' ? "event: peak\n" : "",
-                 log_id(fd, at + (uint64_t)(next - block)));
+                 held ? log_id_of(end_at, next - n, n) : log_id(fd, end_at));
         buffer_text(out, head);
         buffer_add(out, line, (size_t)(next - line));
         buffer_text(out, "\n");
@@ -176,40 +182,47 @@ static inline void log_send(const char* run, LogPlace* p, Buffer* out) {
 // how a run stands, by the end of its log and the lock that a running trainer holds
 
 enum { LOG_END = 128 << 10 };  // bytes of a log that are looked through
+static const char* const run_numbers[] = {"time", "step", "loss", "val"};
 
-/* Writes the run of a folder as an object: its name, its state, when its log was written, and its last step, val and end. */
+/* Writes the run of a folder as an object: its name, its state, when its log was written, its last step and losses, and the
+ * reason of its end. */
 static inline void run_write(FILE* f, const char* dir, const char* name) {
-    static const char* const events[] = {"step", "val", "end"};
     struct stat st = {0};
     Error ignored = NO_ERROR;
     Json j;
-    const char* last[3] = {NULL, NULL, NULL};
+    double step = NAN, loss = NAN, val = NAN;
     const int fd = open_inside(dir, "log.jsonl", &ignored);
-    char* text = (char*)xmalloc(LOG_END + 1);
+    char *text = (char*)xmalloc(LOG_END + 1), *reason = NULL;
     const off_t from = fd >= 0 && fstat(fd, &st) == 0 && st.st_size > LOG_END ? st.st_size - LOG_END : 0;
     const ssize_t n = fd >= 0 ? pread(fd, text, LOG_END, from) : 0;
     text[n > 0 ? n : 0] = 0;
     if (fd >= 0) { close(fd); }
     for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
-        *end = 0;
-        for (int i = 0; i < 3; i++) { last[i] = log_is(line, events[i]) ? line : last[i]; }
+        const size_t length = (size_t)(end - line);
+        if (log_is(line, "step")) {
+            step = log_number(line, length, "\"step\":"), loss = log_number(line, length, "\"loss\":");
+        }
+        if (log_is(line, "val")) { val = log_number(line, length, "\"loss\":"); }
+        if (!log_is(line, "end") || !json_parse_line(&j, line, length, "log", &ignored)) { continue; }
+        const char* found = json_string(&j, json_get(&j, json_root(&j), "reason"), NULL);
+        free(reason);
+        reason = xstrdup(found ? found : "");
+        json_free(&j);
     }
     const bool locks = folder_has(dir, ".lock"), fresh = time(NULL) - st.st_mtime < FRESH_SECONDS;
-    const bool done = last[2] && (strstr(last[2], "\"done\"") || strstr(last[2], "\"patience\""));
     const char* state = fd < 0                        ? "empty"
                         : locks && out_is_locked(dir) ? "running"
-                        : last[2]                     ? (done ? "finished" : "stopped")
-                        : !locks && fresh             ? "running"
-                                                      : "killed";
+                        : reason ? (strcmp(reason, "done") == 0 || strcmp(reason, "patience") == 0 ? "finished" : "stopped")
+                        : !locks && fresh ? "running"
+                                          : "killed";
+    const double numbers[] = {(double)st.st_mtime, step, loss, val};
     fputs("{\"name\": ", f);
     json_write_text(f, name);
-    fprintf(f, ", \"state\": \"%s\", \"time\": %lld", state, (long long)st.st_mtime);
-    for (int i = 0; i < 3; i++) {
-        if (!last[i] || !json_parse_line(&j, last[i], strlen(last[i]), "log", &ignored)) { continue; }
-        json_free(&j);
-        fprintf(f, ", \"%s\": %s", events[i], last[i]);
-    }
+    fprintf(f, ", \"state\": \"%s\", \"reason\": ", state);
+    json_write_text(f, reason ? reason : "");
+    for (int i = 0; i < 4; i++) { fprintf(f, ", \"%s\": ", run_numbers[i]), json_write_double(f, numbers[i]); }
     fputc('}', f);
+    free(reason);
     free(text);
 }
 

@@ -2,7 +2,7 @@
  * a folder of runs.
  *
  *   GET /              the page (page.html)
- *   GET /runs          {"folder": "OUT", "newest": false, "runs": [{"name": "", "state": "running", "step": {...}, ...}, ...]}
+ *   GET /runs          {"folder": "OUT", "newest": false, "runs": [{"name": "", "state": "running", "loss": 3.9, ...}, ...]}
  *   GET /log           the events of a run's log as server-sent events. "event: reset": all come anew, as the log was cut;
  *                      "event: peak": see run_log.h. ?end=1: the response ends with the log; ?first=1&last=9: these steps alone
  *   GET /checkpoints   {"chat": true, "checkpoints": [{"name": "step_00000100", "step": 100}, ...]}, the oldest first

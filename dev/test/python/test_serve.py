@@ -484,7 +484,7 @@ def test_without_a_flag_it_draws_a_key(tmp_path):
 def test_a_link_in_a_run_is_not_read(tmp_path):
     """Neither as its log, nor as a checkpoint, nor as a run; nor a file of another user."""
     out, secret = make_run(tmp_path), tmp_path / "secret"
-    secret.write_text("API_KEY=hunter2\n")
+    secret.write_text(event("API_KEY=hunter2"))
     os.remove(out / "log.jsonl")
     os.symlink("../secret", out / "log.jsonl")
     os.symlink("step_00000100", out / "step_00000200")
@@ -625,6 +625,10 @@ def test_only_a_file_of_lines_is_read_as_a_log(server):
     os.remove(log)
     write(server, config(), step(1))
     assert follower.next()[0] == "reset" and follower.take(2)[-1][2]["step"] == 1
+    follower.connection.close()
+    write(server, "\n" * (4 << 20) + '{"event":1}\n' * 100000 + "no event\n")
+    began = time.time()
+    assert server.get("/log?end=1")[1].count("data: ") == 100002 and time.time() - began < 3 and server.memory() < MEMORY
 
 
 # ---------------------------------------------------------------------------------------------------------------------
