@@ -1,5 +1,5 @@
-/* address.h -- where ./serve listens: an IPv4 or IPv6 address, and the names by which a browser's header Host calls it; the key;
- * and which requests are refused before anything of them is read. */
+/* address.h -- where ./serve listens, and the names by which a browser's header Host calls it; the key; and which requests are
+ * refused before anything of them is read. */
 #ifndef SERVE_ADDRESS_H
 #define SERVE_ADDRESS_H
 
@@ -108,9 +108,9 @@ typedef struct {
     const char *method, *url, *host, *origin, *site /* Sec-Fetch-Site */, *authorization, *type;
 } Request;
 
-/* Returns the status with which a request is refused before its body is read, and why; 0: it is not. The page and
- * /health tell nothing of a run and need no key; other sites may link to the page. `key`: NULL: none. `methods` of this url: "POST", or "GET, HEAD"; NULL: there is no such
- * url. */
+/* Returns the status with which a request is refused before its body is read, and why; 0: it is not. The page and /health tell
+ * nothing of a run and need no key; other sites may link to the page. `key`: NULL: none. `methods` of this url: "POST", or
+ * "GET, HEAD"; NULL: there is no such url. */
 static inline unsigned request_judge(const Address* a, const char* key, const Request* r, const char* methods,
                                      const char** why) {
     const bool page = strcmp(r->url, "/") == 0, post = methods && strcmp(methods, "POST") == 0;

@@ -4,10 +4,10 @@
  * An event's id is the place where its line ends in the log, and a checksum of the bytes before that place. So a client
  * continues after the last id that it got. It begins anew where the log no longer has these bytes. The server keeps nothing.
  *
- * The steps that the log has when a client begins are thinned to about MOST_BUCKETS buckets of consecutive steps, and so are the
- * validations. Of a bucket the server sends the last line, and as "event: peak" those that stand out: the least and the greatest
- * loss, the greatest norm of a gradient, and the first loss that is not finite. So no peak is hidden. It sends all other
- * events, but no line that is longer than LONGEST_LINE.
+ * The steps that the log has when a client begins are thinned to about MOST_BUCKETS buckets of consecutive steps, and so are
+ * the validations. Of a bucket the server sends the last line, and as "event: peak" those that stand out: the least and the
+ * greatest loss, the greatest norm of a gradient, and the first loss that is not finite. It sends all other events, but no line
+ * that is longer than LONGEST_LINE.
  */
 #ifndef SERVE_RUN_LOG_H
 #define SERVE_RUN_LOG_H

@@ -1,5 +1,4 @@
-/* serve.c -- a page beside runs: shows their logs while they grow, and asks their checkpoints for texts. OUT is a run's folder or
- * a folder of runs.
+/* serve.c -- a page beside runs: shows their logs while they grow, and asks their checkpoints for texts.
  *
  *   GET /              the page (page.html)
  *   GET /runs          {"folder": "OUT", "newest": false, "runs": [{"name": "", "state": "running", "loss": 3.9, ...}, ...]}
