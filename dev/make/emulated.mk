@@ -23,7 +23,7 @@ emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/
 REWRITE = sed -z -E -f $(EMULATOR)/launches.sed
 build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)/ptx.h | $(EMULATED) require-nvcc
 	@for f in $(EMULATED_SOURCES); do mkdir -p $@.tmp/$$(dirname $$f) && $(REWRITE) $$f > $@.tmp/$$f || exit 1; done
-	@cp $(EMULATOR)/ptx.h $@.tmp/$(wildcard llmc/*/ptx.cuh) && rm -rf $@ && mv $@.tmp $@
+	@cp $(EMULATOR)/ptx.h $@.tmp/llmc/cuda/ptx.cuh && rm -rf $@ && mv $@.tmp $@
 
 $(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh | $(EMULATED) require-nvcc
 	$(CXX) $(EMULATED_FLAGS) -I. -Wall -Wextra -c $< -o $@

@@ -30,7 +30,7 @@
 
 #include "llmc/base/utf8.h"  // utf8_decode, utf8_encode, plain_char_length; included after the line that asks for GNU functions
 
-#define LLMC_VERSION "0.1.0"
+#define LLMC_VERSION "0.2.0"
 
 #if defined __FAST_MATH__ || __FINITE_MATH_ONLY__ + 0 || defined __ASSOCIATIVE_MATH__
 #error "without -ffast-math and -Ofast: they delete the checks for nan, and round sums in another order"
