@@ -20,6 +20,17 @@ def fail(message, hint=None):
     sys.exit(f"error: {message}" + (f"\n  hint: {hint}" if hint else ""))
 
 
+def run_log(path):
+    """Returns the log of a run's folder, or the file that was named. A link in a folder, which may come from elsewhere, could
+    lead to any file of the user's."""
+    log = os.path.join(path, "log.jsonl")
+    if not os.path.isdir(path):
+        return path
+    if os.path.islink(log) or (os.path.exists(log) and not os.path.isfile(log)):
+        fail(f"{log}: is a link or no file, wanted the log of a run")
+    return log
+
+
 def packages_of(script):
     """Lists the packages whose lines of requirements.txt name a script, given by its path in the tree. A * stands for names."""
     with open(os.path.join(ROOT, "requirements.txt"), encoding="utf-8") as f:

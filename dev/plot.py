@@ -12,7 +12,7 @@ import json
 import math
 import os
 
-from errors import fail  # see there
+from errors import fail, run_log  # see there
 
 MOST_DOTS = 60  # validations of a run that are drawn as dots: more would hide the loss
 
@@ -34,7 +34,7 @@ def check_event(e):
 
 def read_log(path):
     """Returns (label, step events, val events) of a run. Later lines replace earlier ones of the same step."""
-    path = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
+    path = run_log(path)
     events = {"step": {}, "val": {}}
     with open(path, encoding="utf-8", errors="replace") as f:
         for number, line in enumerate(f, 1):

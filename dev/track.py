@@ -17,7 +17,7 @@ import os
 import time
 import zlib
 
-from errors import fail  # first: see there
+from errors import fail, run_log  # first: see there
 
 
 class Tail:
@@ -172,7 +172,7 @@ def main():
     a = p.parse_args()
     if bool(a.tensorboard) == bool(a.wandb):
         p.error("give --tensorboard DIR or --wandb PROJECT")
-    logs = [os.path.join(log, "log.jsonl") if os.path.isdir(log) else log for log in a.logs]
+    logs = [run_log(log) for log in a.logs]
     for log in logs:
         if not os.path.isfile(log):
             fail(f"{log}: no such file", "give the log.jsonl of a run")

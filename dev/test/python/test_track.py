@@ -92,6 +92,10 @@ def test_wrong_use_is_told(tmp_path):
     done = track(tmp_path / "none", "--tensorboard", tmp_path / "tb")
     assert done.returncode == 1 and done.stderr.startswith("error: ") and "log.jsonl" in done.stderr
     assert track(tmp_path).returncode == 2
+    (tmp_path / "secret").write_text(json.dumps(step(1, 4.0)) + "\n")
+    (tmp_path / "log.jsonl").symlink_to("secret")
+    done = track(tmp_path, "--tensorboard", tmp_path / "tb")
+    assert done.stderr == f"error: {tmp_path}/log.jsonl: is a link or no file, wanted the log of a run\n"
 
 
 def plot(folder, *flags):
