@@ -326,11 +326,13 @@ for run in "trunk --schedule constant --steps 200" "early --schedule constant --
 done
 cp -r trunk untouched
 for at in 80 160; do
-    held --schedule constant --steps $((at + 40)) --decay 40 --out planned$at >/dev/null
+    shape=linear rate=0.00095
+    [ $at = 160 ] || shape=1-sqrt rate=0.000776
+    held --schedule constant --steps $((at + 40)) --decay 40 --decay-shape $shape --out planned$at >/dev/null
     step=step_$(printf %08d $at) end=step_$(printf %08d $((at + 40)))
     expect "a branch at step $at says what its rate does" 0 "branch  step $at: the rate falls from 0.001 to 0 in 40 steps" \
-        resume trunk/$step --out tail --decay 40 --stop-after $((at + 2)) --strict-resume
-    check "so does its log, if it ends early" grep -q "^ended   at step $((at + 2)) of $((at + 40)): the rate is 0.000776" "$tmp/stdout"
+        resume trunk/$step --out tail --decay 40 --decay-shape $shape --stop-after $((at + 2)) --strict-resume
+    check "so does its log, if it ends early" grep -q "^ended   at step $((at + 2)) of $((at + 40)): the rate is $rate here" "$tmp/stdout"
     background --seq 64 --resume --out tail
     tries=0 # in a tight loop, since the last step comes after some 50 ms
     while [ ! -e tail/step_*$((at + 9)) ] && [ $((tries += 1)) -lt 1000000 ]; do :; done
