@@ -27,8 +27,9 @@ mkdir -p tree/build "a stub" bin && for file in Makefile llmc dev train_llama3.c
 cat >cc <<END
 #!/bin/sh
 case " \$* " in
-    *" -dumpmachine "*) echo x86_64-stub ;;
+    *" -dumpmachine "*) cat "$tmp/machine" ;;
     *" -dM "*) cat "$tmp/version" ;;
+    *"-Xpreprocessor -fopenmp "*) [ ! -e "$tmp/no_libomp" ] || exit 1 ;;
     *"-fopenmp "*) [ ! -e "$tmp/no_openmp" ] || exit 1 ;;
 esac
 for word; do [ "\$last" != -o ] || : >"\$word"; last=\$word; done
@@ -42,7 +43,7 @@ case " \$* " in
 esac
 for word; do [ "\$last" != -o ] || : >"\$word"; last=\$word; done
 END
-mkdir -p toolkit/lib && : >toolkit/lib/libcublasLt.so.13 && : >says && echo 13.0 >release && echo "#define V 1" >version
+mkdir -p toolkit/lib && : >toolkit/lib/libcublasLt.so.13 && : >says && echo x86_64-linux >machine && echo 13.0 >release && echo "#define V 1" >version
 chmod +x cc nvcc && cp cc "a stub/cc" && cp cc cc2 && cp nvcc "a stub/nvcc" && cp nvcc nvcc2
 mk() { # mk SETTINGS...: make with the stubs; its output in made.txt
     (cd tree && PATH="$tmp/bin:$PATH" make CC="$tmp/cc" NVCC="$tmp/nvcc" "$@") >made.txt 2>&1
@@ -94,9 +95,12 @@ rm -r bin/*
 
 # --- what make could not see -----------------------------------------------------------------------------------------------------
 
-: >no_openmp && mk -n train_llama3
+echo arm64-apple-darwin >machine && : >no_openmp && mk -n train_llama3
+check "Apple's clang takes Homebrew's libomp" grep -q -- "-Xpreprocessor -fopenmp -I/opt/homebrew/opt/libomp/include -L.* -lomp" made.txt
+check "and the flag of ARM for this CPU" grep -q -- "-mcpu=native" made.txt
+: >no_libomp && mk -n train_llama3
 check "no OpenMP is told, with the package" grep -qE '^make: no OpenMP \(.*\): the programs will run on one thread' made.txt
-rm no_openmp
+rm no_openmp no_libomp
 smi() { printf '#!/bin/sh\nprintf "%%b\\n" "%s"\n' "$1" >bin/nvidia-smi && chmod +x bin/nvidia-smi; } # smi TEXT: what it prints
 sees() { # sees TEXT MESSAGE: make says so
     smi "$1" && mk -n train_llama3cu "${3:-A=}" && grep -qF -- "make: $2" made.txt
