@@ -626,9 +626,11 @@ def test_only_a_file_of_lines_is_read_as_a_log(server):
     write(server, config(), step(1))
     assert follower.next()[0] == "reset" and follower.take(2)[-1][2]["step"] == 1
     follower.connection.close()
-    write(server, "\n" * (4 << 20) + '{"event":1}\n' * 100000 + "no event\n")
+    share = 50 if "sanitize" in SERVE else 1
+    write(server, "\n" * ((4 << 20) // share) + '{"event":1}\n' * (100000 // share) + "no event\n")
     began = time.time()
-    assert server.get("/log?end=1")[1].count("data: ") == 100002 and time.time() - began < 3 and server.memory() < MEMORY
+    assert server.get("/log?end=1")[1].count("data: ") == 100000 // share + 2
+    assert time.time() - began < 3 and server.memory() < MEMORY
 
 
 # ---------------------------------------------------------------------------------------------------------------------
