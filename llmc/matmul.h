@@ -133,6 +133,7 @@ static inline MatmulSum sum_from(MatmulSum s, size_t i, size_t j) {
     return sum_in(s.c + at, s.add ? s.add + at : NULL, s.row);
 }
 
+#ifdef __aarch64__
 /* Adds one step of k to acc (rows, NR): b's two vectors times a number of A for each row. For row i that is lane `lane` of x[i],
  * or with -1 the i-th number of x. The barrier keeps gcc from loading the next steps' b first: registers would not suffice. */
 LLMC_INLINE void matmul_lane(int rows, const vf* x, int lane, const float* b, vf acc[][2]) {
@@ -151,7 +152,6 @@ LLMC_INLINE void matmul_lane(int rows, const vf* x, int lane, const float* b, vf
  * transposed. The order of the sums is the same. */
 LLMC_INLINE size_t matmul_lanes(int rows, size_t K, MatrixView a, MatrixView b, vf acc[][2]) {
     size_t k = 0;
-#ifdef __aarch64__
     vf x[MATMUL_MR];
     for (; a.col == 1 && k + 4 <= K; k += 4) {
         const float* row = b.data + k * b.row;
@@ -167,11 +167,9 @@ LLMC_INLINE size_t matmul_lanes(int rows, size_t K, MatrixView a, MatrixView b, 
         for (int i = 0; i < rows; i += 4) { x[i / 4] = vf_load(a.data + k * a.col + i); }
         matmul_lane(rows, x, -1, b.data + k * b.row, acc);
     }
-#else
-    (void)rows, (void)K, (void)a, (void)b, (void)acc;
-#endif
     return k;
 }
+#endif
 
 /* Computes s (rows, NR) = a (rows, K) b (K, NR) + add. The rows of b are contiguous. `rows` is a constant where this is
  * inlined, so `acc` stays in registers. */
@@ -179,7 +177,11 @@ LLMC_INLINE void matmul_tile(int rows, size_t K, MatrixView a, MatrixView b, Mat
     vf acc[MATMUL_MR][2];
     LLMC_UNROLL
     for (int i = 0; i < rows; i++) { acc[i][0] = acc[i][1] = vf_set(0.0f); }
-    for (size_t k = matmul_lanes(rows, K, a, b, acc); k < K; k++) {
+    size_t k = 0;
+#ifdef __aarch64__
+    k = matmul_lanes(rows, K, a, b, acc);
+#endif
+    for (; k < K; k++) {
         const vf b0 = vf_load(b.data + k * b.row), b1 = vf_load(b.data + k * b.row + SIMD);
         LLMC_UNROLL
         for (int i = 0; i < rows; i++) {

@@ -14,14 +14,10 @@ typedef struct {
     uint64_t add, times;
 } HashSeed;
 
-/* Draws a seed. Falls back on the clock where the system gives no random numbers: only speed depends on it. */
+/* Draws a seed. */
 static inline HashSeed hash_seed(void) {
     HashSeed seed;
-    if (!os_random(&seed, sizeof seed)) {
-        const double now = now_seconds();
-        memcpy(&seed.add, &now, sizeof now);
-        seed.times = seed.add * 0xD6E8FEB86659FD93u;
-    }
+    os_random(&seed, sizeof seed);
     seed.times |= 1;
     return seed;
 }

@@ -16,7 +16,6 @@
 #include <signal.h>
 #include <sys/random.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #ifdef __APPLE__
 #include <mach-o/dyld.h>
 #include <mach/mach.h>
@@ -29,8 +28,10 @@
 #define OS_UTF8_LOCALE "C.UTF-8"
 #endif
 
-/* Writes `bytes` random bytes, at most 256. Returns false with the cause in errno. */
-static inline bool os_random(void* out, size_t bytes) { return getentropy(out, bytes) == 0; }
+/* Writes `bytes` random bytes, at most 256, or ends the program. */
+static inline void os_random(void* out, size_t bytes) {
+    if (getentropy(out, bytes) != 0) { die("the system gives no random numbers: %s", strerror(errno)); }
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // descriptors
@@ -39,10 +40,6 @@ static inline bool os_random(void* out, size_t bytes) { return getentropy(out, b
  * wait. Returns `fd`, which may be -1 with the cause in errno. */
 static inline int os_own(int fd, bool blocks) {
     if (fd < 0) { return fd; }
-#ifdef SO_NOSIGPIPE
-    const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);  // where send() does not know MSG_NOSIGNAL
-#endif
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     if (!blocks) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
     return fd;
@@ -103,22 +100,19 @@ static inline void os_end_with_parent(void) {
 #endif
 }
 
-/* Takes one of the blocked signals `set`, and waits for it for at most `seconds`. *all: the kernel sent it to the whole group of
- * processes, as Ctrl-C; macOS does not tell. Returns the signal, or -1. */
+/* Takes one of the blocked signals `set`, and waits for it for at most `seconds` (macOS: 10 ms). *all: the kernel sent it to the
+ * whole group of processes, as Ctrl-C; macOS does not tell. Returns the signal, or -1. */
 static inline int os_take_signal(const sigset_t* set, double seconds, bool* all) {
     *all = false;
 #ifdef __APPLE__
-    const double until = now_seconds() + seconds;
-    do {
-        sigset_t come;
-        int got = -1;
-        sigpending(&come);
-        for (int i = 1; i < NSIG; i++) {
-            if (sigismember(set, i) && sigismember(&come, i) && sigwait(set, &got) == 0) { return got; }
-        }
-        poll(NULL, 0, 10);
-    } while (now_seconds() < until);
-    return -1;
+    sigset_t come;
+    int got = -1;
+    poll(NULL, 0, (int)fmin(1e3 * seconds, 10));
+    sigpending(&come);
+    for (int i = 1; i < NSIG && got < 0; i++) {
+        if (sigismember(set, i) && sigismember(&come, i)) { sigwait(set, &got); }
+    }
+    return got;
 #else
     siginfo_t info;
     const struct timespec time = {(time_t)seconds, (long)(fmod(seconds, 1) * 1e9)};
@@ -142,6 +136,22 @@ static inline void os_program(char* path /* PATH_CAP */) {
         stat(self, &ours) == 0 && stat(path, &found) == 0 && ours.st_dev == found.st_dev && ours.st_ino == found.st_ino;
     if (!same) { memcpy(path, self, sizeof self); }
 #endif
+}
+
+/* Returns whether a process of this machine is ending or about to be killed, by Linux's /proc/PID/stat: field 9 has PF_EXITING,
+ * or field 31 a SIGKILL. A large process keeps its files, and so its locks, for seconds after that. */
+static inline bool process_is_ending(long pid) {
+    char path[64], line[1024] = "";
+    bool ending = false;
+    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+    FILE* f = fopen(path, "r");
+    const char* at = f && fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;  // behind field 2, a name with any bytes
+    for (int field = 3; at && (at = strchr(at, ' ')); field++, at++) {
+        const unsigned long long value = strtoull(at, NULL, 10);
+        ending = ending || (field == 9 && value & 4) || (field == 31 && value & 1 << (SIGKILL - 1));
+    }
+    if (f) { fclose(f); }
+    return ending;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/socket.h>
 
 enum { MESSAGE_BYTES = 256, MESSAGE_PAYLOAD = 216 };
 

@@ -64,22 +64,6 @@ static inline bool out_unshare_lock(int* fd, const char* path, Error* e) {
     return ok;
 }
 
-/* Returns whether a process of this machine is ending or about to be killed, by Linux's /proc/PID/stat: field 9 has PF_EXITING,
- * or field 31 a SIGKILL. A large process keeps its files, and so its locks, for seconds after that. */
-static inline bool process_is_ending(long pid) {
-    char path[64], line[1024] = "";
-    bool ending = false;
-    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
-    FILE* f = fopen(path, "r");
-    const char* at = f && fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;  // behind field 2, a name with any bytes
-    for (int field = 3; at && (at = strchr(at, ' ')); field++, at++) {
-        const unsigned long long value = strtoull(at, NULL, 10);
-        ending = ending || (field == 9 && value & 4) || (field == 31 && value & 1 << (SIGKILL - 1));
-    }
-    if (f) { fclose(f); }
-    return ending;
-}
-
 /* Returns the process that holds the lock of the open file, as it wrote it there; 0: unknown. */
 static inline long out_owner(int fd) {
     char text[32] = "";
