@@ -729,6 +729,22 @@ for target in contested contested.gguf; do
     check "with nothing beside it" test -e $target -a ! -e $target.tmp
 done
 
+# --- small things that nothing else looks at -----------------------------------------------------------------------------------
+
+check "flags are printed in columns" sh -c "'$bin/train_llama3' --model d1 --train data.bin --dry-run | sed -n '/^Model and data/,/^Text/p' | grep -q '^Training  '"
+check "which begin alike" sh -c "! '$bin/train_llama3' --model d1 --train data.bin --dry-run | sed -n '/^Model and data/,/^Text/p' | grep -vE '^.{16} [a-z]'"
+train --model d1 --train data.bin --steps 1 --out tiny >/dev/null 2>&1 && cp -r tiny/step_00000001 odd_config
+sed -i 's/{/{"num_hidden_layer": 1,/' odd_config/config.json
+expect "a field that is one letter off is told" 0 'the field "num_hidden_layer" is unknown and ignored' \
+    "$bin/train_llama3" --model odd_config --generate a --tokens 1
+train --model tiny --lora 4 --train data.bin --steps 1 --out tuned >/dev/null 2>&1
+expect "another alpha than the adapters have is refused" 1 "--lora-alpha: is 1, but the adapters of" \
+    train --model tuned --lora-alpha 1 --train data.bin --steps 1 --out tuned2
+tr e '\000' <short.txt >zeros.txt && "$bin/tokenize" --bytes -o zeros.bin zeros.txt >/dev/null
+train --model d1 --train data.bin --val zeros.bin --val-batches 1 --steps 1 --out zeros >/dev/null 2>&1
+check "every byte is text for bits per byte, also 0" awk -F '[:,}]' '/"event":"val"/ { n += ($6 - $8 * log(2)) ^ 2 < 1e-10 }
+    END { exit n != 1 }' zeros/log.jsonl
+
 # --- the memory plan -----------------------------------------------------------------------------------------------------------
 
 # bounds NAME FLAGS...: the process stays below the plan, by at most 8 MiB or 5 %

@@ -30,6 +30,8 @@ check "as its checkpoint says" sh -c "grep owed cut/step_00000002/trainer_state.
 cp other.bin val.bin
 expect "a resumed run makes it, the answers and the sample" 0 "saved   cut/step_00000006" resume --out cut
 check "in their places" same_steps seen/log.jsonl cut/log.jsonl
+check "answers and samples, too" sh -c "grep -c '\"event\":\"\(task\|sample\)\"' seen/log.jsonl | grep -qx 6"
+check "the log says how it was resumed" grep -q '"event":"resume".*"argv":\["[^"]*train_llama3","--threads","3","--resume"' cut/log.jsonl
 check "owes nothing then" sh -c "! grep -q owed cut/step_*/trainer_state.json"
 check "saves the validation in that step's checkpoint" test "$(validation_of cut/step_00000002)" = "$(validation_of seen/step_00000002)"
 check "and ends as one that was not cut" same_checkpoint seen/step_00000006 cut/step_00000006

@@ -760,6 +760,13 @@ static void an_id_past_int32_is_refused(void) {
     CHECK(dataloader_open(&d, in_folder("a.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e), "%s", e.msg);
     CHECK(!dataloader_next(&d, x, y, &e) && strstr(e.msg, "token 3 is id 2147483648"), "%s", e.msg);
     dataloader_close(&d);
+    id--;  // the last that is none
+    f = fopen(in_folder("a.bin"), "r+b");
+    CHECK(f && fseek(f, TOKENFILE_HEADER_BYTES + 4 * 3, SEEK_SET) == 0 && fwrite(&id, 4, 1, f) == 1 && fclose(f) == 0, "write");
+    CHECK(dataloader_open(&d, in_folder("a.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e) &&
+              dataloader_next(&d, x, y, &e),
+          "%s", e.msg);
+    dataloader_close(&d);
 }
 
 /* Returns the error of a scan of all of the data, or "" if it finds none. */
