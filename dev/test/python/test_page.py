@@ -254,7 +254,7 @@ def test_a_run_that_was_set_back_loses_its_later_steps(browser, tmp_path):
         with log.open("a") as f:
             f.write(step(3, 6.5))
         browser.wait("$('loss').textContent === '6.5000'")
-        browser.wait("$('status').textContent === 'training'", 9)
+        browser.wait("$('status').textContent === 'training'")
         assert browser.js("run.steps.map(p => p.loss)") == [8, 7, 6.5]
         assert browser.text("val") == "–" and browser.text("samples") == ""
 
@@ -283,15 +283,15 @@ def test_a_dead_run_is_known_by_its_lock(browser, tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text(config(0) + step(1, 8))
     with open(tmp_path / ".lock", "w") as lock, served(browser, tmp_path):
-        browser.wait("$('loss').textContent === '8.0000' && $('status').textContent === 'killed: --resume continues'", 5)
+        browser.wait("$('loss').textContent === '8.0000' && $('status').textContent === 'killed: --resume continues'")
         fcntl.flock(lock, fcntl.LOCK_EX)
-        browser.wait("$('status').textContent === 'training'", 9)
+        browser.wait("$('status').textContent === 'training'")
         os.utime(log, (1, 1))
-        browser.wait("/^quiet for [0-9]{6}:/.test($('status').textContent)", 9)
+        browser.wait("/^quiet for [0-9]{6}:/.test($('status').textContent)")
         with log.open("a") as f:
             f.write(step(2, 7) + line("end", step=2, reason="signal", seconds=5))
         lock.close()
-        browser.wait("$('loss').textContent === '7.0000' && $('status').textContent === 'stopped: signal'", 9)
+        browser.wait("$('loss').textContent === '7.0000' && $('status').textContent === 'stopped: signal'")
 
 
 def test_a_page_that_stays_open_for_very_many_validations_is_shown_them_thinned(browser, tmp_path):
@@ -302,7 +302,7 @@ def test_a_page_that_stays_open_for_very_many_validations_is_shown_them_thinned(
         with log.open("a") as f:
             f.writelines(line("val", step=n, loss=9 - n / 1e5 if n % 70000 else 99) for n in range(1, 150001))
             f.write(step(150001, 7))
-        browser.wait("$('loss').textContent === '7.0000' && $('val').textContent === '7.5000'", 9)
+        browser.wait("$('loss').textContent === '7.0000' && $('val').textContent === '7.5000'")
         assert browser.js("$('chart').querySelector('.val').getAttribute('d').length") > 1000
         steps = browser.js("run.vals.map(p => p.step)")
         assert len(steps) <= 5000 and max(b - a for a, b in zip([0, *steps], steps)) <= 2 * 150000 / 1000
@@ -500,7 +500,7 @@ def test_a_spike_of_two_steps_in_50000_is_seen(browser, folder):
     with served(browser, folder / "long"):
         browser.wait("run.steps.at(-1)?.step === 50000 && $('status').textContent === 'killed: --resume continues'")
         assert browser.js("run.steps.filter(p => p.loss > 9).map(p => p.step)") == [30001], "the greatest"
-        browser.wait("document.querySelectorAll('#chart .bad').length === 1 && $('legend').textContent.includes('red: ')", 5)
+        browser.wait("document.querySelectorAll('#chart .bad').length === 1 && $('legend').textContent.includes('red: ')")
         assert browser.js("run.steps.length") < 5000
         browser.js("show(19900, 20100)")
         browser.wait("points(run, 'steps').filter(p => p.step >= 19900 && p.step <= 20100).length === 201")
