@@ -43,7 +43,7 @@ fault "a wrong checksum is taken" $unit:a_damaged_checkpoint_is_passed_over llmc
 fault "a folder that was moved away is taken for ours" $unit:a_folder_that_is_moved_away_is_not_shared_with_another_run \
     llmc/files/checkpoint.h 's/if (is_open_file(\*fd, path))/if (PLANTED || is_open_file(*fd, path))/'
 fault "the lock of a run that is ending is refused" $unit:a_run_waits_for_a_killed_one_that_is_not_gone_yet \
-    llmc/files/checkpoint.h 's/ending = ending || (field == 9/ending = ending || (!PLANTED \&\& field == 9/'
+    llmc/base/os.h 's/ending = ending || (field == 9/ending = ending || (!PLANTED \&\& field == 9/'
 fault "removing follows a link" $unit:removing_a_folder_follows_no_link llmc/files/folder.h \
     's/\(openat(parent, name, O_RDONLY | O_DIRECTORY | \)O_NOFOLLOW/\1(PLANTED ? 0 : O_NOFOLLOW)/'
 fault "timed checkpoints stay" $unit:timed_checkpoints_give_way_to_any_later_one_and_do_not_count llmc/files/checkpoint.h \
