@@ -4,12 +4,12 @@
  *   ./test_llama3cu [MODEL_DIR STATE_FILE]    both trainers  (this file compiled as C and as CUDA, and linked)
  *
  * A debug state, written by train_llama3.py, holds one batch and PyTorch's results for it: logits, loss, the gradient of every
- * parameter, and the losses and gradient norms of N AdamW steps on that batch. The batch's rows may hold documents. The
- * trainers' own train_step() and validation compute the same values: this file includes the trainers' sources, without main. It
+ * parameter, and the losses and gradient norms of N steps of AdamW or Muon on that batch. A state of Muon also holds the weights
+ * after these steps. The batch's rows may hold documents. The trainers' own train_step() and validation compute the same values: this file includes the trainers' sources, without main. It
  * prints a line per tensor; exits with 0 if all agree, else with 1. Without arguments, checks every pair committed under
  * dev/test/pairs.
  *
- * Tolerances (fp32): logits 1e-4 absolute; each gradient 1e-4 of its own largest element; every loss 1e-4; norms 1e-4 of
+ * Tolerances (fp32): logits 1e-4 absolute; weights 2e-6 absolute; each gradient 1e-4 of its own largest element; every loss 1e-4; norms 1e-4 of
  * max(norm, first norm). 16-bit: see check_gradient_16bit() and step_limit_16bit().
  */
 #define TESTING  // leaves the trainers' main out
@@ -22,7 +22,7 @@ typedef struct {
     const char* name;
     int bits;          // of the arithmetic: 32, or 16
     const char* kind;  // of 16 bits: "bf16", "fp16"; of BF16 with --fp8: "fp8", with --fp8-head: "fp8_head"
-    void* (*open)(const char* model_dir, int B, int T);                     // a model with the folder's weights
+    void* (*open)(const char* model_dir, int B, int T, int optimizer);      // a model with the folder's weights
     void (*divide)(void* model, int* starts);                               // rows hold documents from now on (attention.h)
     void (*logits)(void* model, const int* x, float* out);                  // (B, T, V)
     const float* (*decode)(void* model, const int* x, int count, int pos);  // generation: (V) after x; NULL: not tested here
@@ -30,6 +30,7 @@ typedef struct {
     double (*gradients)(void* model, const int* x, const int* y);           // from zero; returns the mean loss
     void (*gradient)(void* model, const char* name, float* out);            // one parameter's, after gradients()
     double (*step)(void* model, const int* x, const int* y, const float* hyper, double* norm);  // returns the loss
+    void (*weights)(void* model, const char* name, float* out);                                 // one parameter
     void (*close)(void* model);
 } TestedTrainer;
 enum { HYPER_LR, HYPER_BETA1, HYPER_BETA2, HYPER_EPS, HYPER_WEIGHT_DECAY, HYPER_GRAD_CLIP, NUM_HYPER };
@@ -50,7 +51,6 @@ extern const TestedTrainer tested_cpu;
 // ---------------------------------------------------------------------------------------------------------------------
 // shared by both halves of the test
 
-/* A model and its run. */
 typedef struct {
     Llama* model;
     TrainerState run;
@@ -83,6 +83,8 @@ static Recipe fixed_recipe(FixedBatch* batch, const int* starts, int B, const fl
     recipe.hyper.beta2 = hyper[HYPER_BETA2];
     recipe.hyper.eps = hyper[HYPER_EPS];
     recipe.hyper.weight_decay = hyper[HYPER_WEIGHT_DECAY];
+    recipe.hyper.muon_momentum = 0.95;
+    recipe.hyper.muon_lr_scale = 0.2;
     recipe.hyper.grad_clip = hyper[HYPER_GRAD_CLIP];
     recipe.hyper.tokens = (double)batch->count;
     recipe.hyper.loss_weight = 1.0 / recipe.hyper.tokens;
@@ -111,14 +113,25 @@ static void tested_load(const char* dir, const char* base, Llama* m, StateSlot w
     if (m->config.lora.rank > 0) { must(adapter_load(dir, &m->trained, NULL, trained, &e), &e); }
 }
 
+/* Copies the exact weights of a trained parameter to `out`. */
+static void tested_weights(void* tested, const char* name, float* out) {
+    Llama* m = ((Tested*)tested)->model;
+    const StateSlot slot = trainer_slot(m, SLOT_MASTER);
+    const Param* p = param_find(&m->trained, name);
+    Error e = NO_ERROR;
+    if (!p) { die("%s: is no parameter", name); }
+    must(slot.source(slot.ctx, p, 0, param_size(p), out, &e), &e);
+}
+
 #ifndef __CUDACC__
 // ---------------------------------------------------------------------------------------------------------------------
 // the CPU trainer
 
-static void* cpu_open(const char* dir, int B, int T) {
+static void* cpu_open(const char* dir, int B, int T, int optimizer) {
     ModelConfig config;
     char base[PATH_CAP];
     tested_config(dir, &config, base);
+    config.optimizer = optimizer;
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
     t->model = (Llama*)xmalloc(sizeof *t->model);
     const ModelUse use = {0, 1, B, T, true, false, T};
@@ -200,7 +213,8 @@ static void cpu_close(void* tested) {
 }
 
 const TestedTrainer tested_cpu = {"CPU fp32", 32,         NULL,          cpu_open,     cpu_divide, cpu_logits,
-                                  cpu_decode, cpu_losses, cpu_gradients, cpu_gradient, cpu_step,   cpu_close};
+                                  cpu_decode, cpu_losses, cpu_gradients, cpu_gradient, cpu_step,   tested_weights,
+                                  cpu_close};
 
 #endif
 
@@ -239,11 +253,12 @@ static const Variant variants[] = {
 static const Variant* variant = &variants[0];  // the one under test
 static bool variant_has(const Variant* v, const char* flag) { return strstr(v->flags, flag) != NULL; }
 
-static void* cuda_open(const char* dir, int B, int T) {
+static void* cuda_open(const char* dir, int B, int T, int optimizer) {
     ModelConfig config;
     char base[PATH_CAP], flags[256];
     int32_t none;
     tested_config(dir, &config, base);
+    config.optimizer = optimizer;
     snprintf(flags, sizeof flags, "--batch %d --seq %d --steps 1 %s", B, T, variant->flags);
     Program* p = program_of(&config, flags);
     p->data.train.starts = &none;  // rows may hold documents
@@ -331,8 +346,8 @@ static TestedTrainer tested_variant(int i) {
     const char* kind = variant_has(v, "--fp8-head") ? "fp8_head" : variant_has(v, "--fp8") ? "fp8" : IS_BF16 ? "bf16" : "fp16";
     snprintf(names[i], sizeof names[i], "GPU %s %s%s", PRECISION_NAME, v->flags,
              v->fp32_head ? ", fp32 gradient of the head" : "");
-    const TestedTrainer t = {names[i],    8 * (int)sizeof(floatX), kind,          cuda_open, cuda_divide, cuda_logits, NULL,
-                             cuda_losses, cuda_gradients,          cuda_gradient, cuda_step, cuda_close};
+    const TestedTrainer t = {names[i],    8 * (int)sizeof(floatX), kind,          cuda_open, cuda_divide,    cuda_logits, NULL,
+                             cuda_losses, cuda_gradients,          cuda_gradient, cuda_step, tested_weights, cuda_close};
     return t;
 }
 
@@ -549,6 +564,21 @@ static void check_gradients(State* s, const TestedTrainer* trainer, void* model,
     check_no_extra_gradients(s, table);
 }
 
+/* Checks the weights after the steps, in fp32, if the state holds them. */
+static void check_weights(State* s, const TestedTrainer* trainer, void* model, const ParamTable* table) {
+    for (int i = 0; i < table->count; i++) {
+        const Param* p = &table->items[i];
+        char key[96];
+        snprintf(key, sizeof key, "weight.%s", p->name);
+        if (s->bits == 16 || (i == 0 && !safetensors_find(&s->st, key))) { return; }
+        float *want = state_tensor(s, key, param_size(p)), *got = (float*)xmalloc(param_size(p) * sizeof(float));
+        trainer->weights(model, p->name, got);
+        check_close(s, key, got, want, param_size(p), 1.0, 2e-6);
+        free(want);
+        free(got);
+    }
+}
+
 /* Checks one pair on one trainer; returns the number of comparisons that failed. */
 static int check_pair(const TestedTrainer* trainer, const char* model_dir, const char* state_path) {
     Error e = NO_ERROR;
@@ -570,7 +600,10 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     printf("%s: %s, %s\n", trainer->name, model_dir, state_path);
 
     int32_t *x = state_tokens(&s, "x", N, V), *y = state_tokens(&s, "y", N, V);
-    void* model = trainer->open(model_dir, B, T);
+    const char* rule = safetensors_metadata(&s.st, "optimizer");
+    config.optimizer = optimizer_find(rule ? rule : "adamw");
+    if (config.optimizer < 0) { die("%s: __metadata__.optimizer is %s", state_path, rule); }
+    void* model = trainer->open(model_dir, B, T, config.optimizer);
     int32_t* starts = state_starts(&s, B, T);
     if (starts) { trainer->divide(model, starts); }
     ParamTable table = trained_table(&config);
@@ -609,6 +642,7 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
         check_step(&s, "losses", "loss", i + 1, loss, losses[i], 1e-4);
         check_step(&s, "grad_norms", "gradient norm", i + 1, norm, norms[i], 1e-4 * fmax(norms[i], norms[0]));
     }
+    check_weights(&s, trainer, model, &table);
     if (s.unjudged > 0) {
         printf(
             "  note: 16-bit steps from 2 on are not judged: the state lacks PyTorch's own errors, %s_error.losses and "

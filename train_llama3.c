@@ -34,7 +34,7 @@
 #include "llmc/matmul.h"        // defines: matmul_scratch
 #include "llmc/lora.h"          // defines: lora_at, lora_width, lora_most_width
 #include "llmc/crossentropy.h"  // defines: crossentropy_forward, crossentropy_fused
-#include "llmc/optim/optimizer.h"      // defines: HeldState, held_whole, optimizer_update, global_norm
+#include "llmc/optim/optimizer.h"      // defines: HeldState, held_whole, optimizer_update
 #ifndef TESTING                        // a test of the model leaves out the code that runs it
 #include "llmc/train/not_finite.h"     // defines: FiniteSearch, NamedTensor, TENSOR_TEXT, search_tensor, search_arena
 #include "llmc/base/os.h"              // defines: host_memory_available, host_memory_peak
@@ -235,7 +235,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], const ModelUse* use) {
         m->dt = take(a, N * lora_most_width(&c->lora));
         scratch = size_max(scratch, rmsnorm_backward_scratch(N, c->hidden_size));
         scratch = size_max(scratch, attention_backward_scratch(attention_shape(c, B, T)));
-        scratch = size_max(scratch, size_max(global_norm_scratch(m->trained.elements), optimizer_scratch(&m->trained)));
+        scratch = size_max(scratch, optimizer_scratch(&m->trained, sizeof(float)) + matmul_scratch());
     }
     m->scratch = take(&mem[MEM_WORKSPACE], ceil_div(scratch, sizeof(float)));
     if (m->cache_len > 0) {
@@ -412,7 +412,7 @@ static void llama_backward(Llama* m) {
 /* Updates all trained tensors; grad_scale multiplies every gradient, which may be overwritten. */
 static void llama_update(Llama* m, const Recipe* recipe, float grad_scale) {
     const OptimizerArenas arenas = {trained_params(m), m->grads, m->m, m->v};
-    const UpdateStep step = {&recipe->hyper, m->result.lr, grad_scale, (int64_t)recipe->run->updates, 0};
+    const UpdateStep step = {&recipe->hyper, m->result.lr, grad_scale, (int64_t)recipe->run->updates, NULL, 0};
     optimizer_update(&m->trained, &m->held, arenas, step, m->scratch);
 }
 

@@ -289,7 +289,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         scratch = size_max(scratch, embedding_backward_scratch_cuda(N, c->hidden_size));
         scratch = size_max(scratch, attention_backward_scratch_cuda(heads_shape(attention_shape(c, o->B, o->T), m->parts)));
         scratch = size_max(scratch, N * F * sizeof(floatX));  // the gradient of SwiGLU's output
-        scratch = size_max(scratch, optimizer_scratch(&m->trained));
+        scratch = size_max(scratch, optimizer_scratch(&m->trained, sizeof(floatX)));
         m->queue.scratch = take<char>(w, scratch);
         optimizer_lay_out(&m->optimizer, &m->trained, w);
         runner_lay_out(&m->runner, w, &mem[MEM_PINNED]);

@@ -304,6 +304,44 @@ def adamw(model, lr, betas, eps, weight_decay, params=None):
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
 
 
+class MuonAndAdamW:
+    """torch.optim.Muon on the matrices of the blocks, each as Hugging Face stores it, and adamw() on the other weights. `masters`
+    are those of the trained parameters. A scale other than PyTorch's multiplies Muon's rate, but not its decay."""
+
+    def __init__(self, model, lr, betas, eps, weight_decay, masters, momentum=0.95, scale=0.2):
+        self.model, self.of, self.factor = model, dict(zip(trained_parameters(model), masters)), scale / 0.2
+        self.matrices = self.pick(lambda p: self.of[p].detach())
+        joined = [part.weight for b in model.blocks for part in (b.qkv, b.o, b.gate_up, b.down)]
+        rest = [w for p, w in self.of.items() if all(p is not q for q in joined)]
+        self.muon = torch.optim.Muon(self.matrices, lr, weight_decay / self.factor, momentum, adjust_lr_fn="match_rms_adamw")
+        self.adamw = adamw(model, lr, betas, eps, weight_decay, rest)
+        self.param_groups = self.adamw.param_groups
+
+    def pick(self, of):
+        return [part for name, part in hf_tensors(self.model, of) if name.endswith("_proj.weight")]
+
+    def step(self):
+        for w, grad in zip(self.matrices, self.pick(lambda p: self.of[p].grad)):
+            w.grad = grad
+        self.muon.param_groups[0]["lr"] = self.param_groups[0]["lr"] * self.factor
+        self.muon.step()
+        self.adamw.step()
+
+    def zero_grad(self):
+        for w in (*self.matrices, *self.of.values()):
+            w.grad = None
+
+
+def optimizer(model, a, masters):
+    """Makes the optimizer of --optimizer. Muon trains no adapters."""
+    rule = a.lr, (a.beta1, a.beta2), a.eps, a.weight_decay, masters
+    if a.optimizer == "adamw" or model.lora:
+        return adamw(model, *rule)
+    if not hasattr(torch.optim, "Muon"):
+        die(f"--optimizer muon: needs PyTorch 2.9 or later, but this is {torch.__version__}")
+    return MuonAndAdamW(model, *rule, a.muon_momentum, a.muon_lr_scale)
+
+
 def schedule(a):
     """Returns the highest rate and the phases (from, to, first, last, shape), as in llmc/optim/schedule.h."""
     falls, most = a.schedule == "wsd" or a.decay > 0, max(a.steps - a.warmup, 0)
@@ -329,6 +367,8 @@ def warn_of_schedule(a):
              f"the last rate is {learning_rate(schedule(a), a.steps - 1):.2e}")
     if a.lr > 0.1:
         warn(f"--lr: is {a.lr:g}: AdamW seldom learns with more than 0.01")
+    if a.optimizer == "muon" and a.lora:
+        warn("--optimizer: muon trains no adapters: AdamW trains all of them")
 
 
 def learning_rate(schedule, step):
@@ -419,7 +459,7 @@ class Engine:
             else:
                 self.whole = torch.compile(model)
         self.masters = [p.detach().float() for p in self.params] if a.dtype == "master" else self.params
-        self.opt = adamw(model, a.lr, (a.beta1, a.beta2), a.eps, a.weight_decay, self.masters)
+        self.opt = optimizer(model, a, self.masters)
 
     def amp(self):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.a.dtype == "autocast")
@@ -679,8 +719,8 @@ def train(a):
 
 # the flags of llmc/run/cli/options.def that this trainer has
 SHARED = """model tokenizer train val documents out export-dtype steps batch seq total-batch lr warmup schedule final-lr-frac
-    decay decay-shape weight-decay beta1 beta2 eps grad-clip lora lora-alpha lora-on seed threads val-every val-batches
-    sample-every sample-tokens stop-after prompt temperature top-k top-p""".split()
+    decay decay-shape optimizer muon-momentum muon-lr-scale weight-decay beta1 beta2 eps grad-clip lora lora-alpha lora-on seed
+    threads val-every val-batches sample-every sample-tokens stop-after prompt temperature top-k top-p""".split()
 # value and help, where they differ from those in options.def
 CHANGED = {
     "tokenizer": ("PATH", "tokenizer.json or its folder, for samples and a preset's vocabulary"),

@@ -32,7 +32,7 @@ static inline void lora_forward_cuda(MatmulContext* ctx, floatX* y, const LoraMe
     const LoraPitch pitch = lora_pitch(l);
     const size_t C = (size_t)l->C, r = (size_t)l->r, R = (size_t)l->parts * r;
     matmul_product(ctx, output(m.t, pitch.t), {operand(x, pitch.x), AS_IS}, {operand(m.w + l->a, C), TRANSPOSED}, NULL,
-                   {N, R, C}, stream, l->scale);
+                   {N, R, C}, stream, {l->scale, 1.0f});
     for (int p = 0; p < l->parts; p++) {
         floatX* part = y + l->first[p];
         matmul_product(ctx, output(part, pitch.y), {operand(m.t + p * r, pitch.t), AS_IS},
@@ -47,7 +47,7 @@ static inline void lora_backward_input_cuda(MatmulContext* ctx, floatX* dx, cons
     const size_t C = (size_t)l->C, r = (size_t)l->r, R = (size_t)l->parts * r;
     for (int p = 0; p < l->parts; p++) {
         matmul_product(ctx, output(m.dt + p * r, pitch.t), {operand(dy + l->first[p], pitch.y), AS_IS},
-                       {operand(m.w + l->b[p], r), AS_IS}, NULL, {N, r, (size_t)l->width[p]}, stream, l->scale);
+                       {operand(m.w + l->b[p], r), AS_IS}, NULL, {N, r, (size_t)l->width[p]}, stream, {l->scale, 1.0f});
     }
     matmul_product(ctx, output(dx, pitch.x), {operand(m.dt, pitch.t), AS_IS}, {operand(m.w + l->a, C), AS_IS}, dx, {N, C, R},
                    stream);

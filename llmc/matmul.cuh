@@ -326,9 +326,14 @@ static inline MatmulPlan* matmul_plan(MatmulContext* c, const MatmulKey* key, co
     return p;
 }
 
-/* Computes D = scale op(A) op(B), plus C unless it is NULL. C has D's type and pitch, and may be D. */
+/* Factors of a product and of what is added to it. */
+typedef struct {
+    float product, added;
+} SumFactors;
+
+/* Computes D = f.product op(A) op(B), plus f.added C unless C is NULL. C has D's type and pitch, and may be D. */
 static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor b, const void* c, ProductShape shape,
-                                  cudaStream_t stream, float scale = 1.0f) {
+                                  cudaStream_t stream, SumFactors f = {1.0f, 1.0f}) {
     if (shape.M == 0 || shape.N == 0) { return; }
     MatmulKey key;
     int64_t* v = key.v;
@@ -354,9 +359,9 @@ static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor
     v[KEY_ALIGN_D] = alignment_of(d.data);
     MatmulPlan* p = matmul_plan(ctx, &key, a.o.scale, b.o.scale);
     matmul_set_scales(p, a.o.scale, b.o.scale);
-    const float beta = c ? 1.0f : 0.0f;
-    CUBLAS_CHECK(cublasLtMatmul(ctx->handle, p->product, &scale, b.o.data, p->a, a.o.data, p->b, &beta, c ? c : d.data, p->c,
-                                d.data, p->d, &p->algo, ctx->workspace, ctx->workspace_bytes, stream));
+    const float beta = c ? f.added : 0.0f;
+    CUBLAS_CHECK(cublasLtMatmul(ctx->handle, p->product, &f.product, b.o.data, p->a, a.o.data, p->b, &beta, c ? c : d.data,
+                                p->c, d.data, p->d, &p->algo, ctx->workspace, ctx->workspace_bytes, stream));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -385,11 +390,11 @@ static inline Output output_from(Output o, size_t col) {
 static inline void matmul_forward_cuda(MatmulContext* ctx, Output out, Operand x, Operand w, const void* residual, LayerShape s,
                                        cudaStream_t stream, float scale = 1.0f) {
     const size_t even = (size_t)matmul_even(s.OC, w), rest = (size_t)s.OC - even, C = (size_t)s.C;
-    matmul_product(ctx, out, {x, AS_IS}, {w, TRANSPOSED}, residual, {s.N, even, C}, stream, scale);
+    matmul_product(ctx, out, {x, AS_IS}, {w, TRANSPOSED}, residual, {s.N, even, C}, stream, {scale, 1.0f});
     if (rest == 0) { return; }
     const void* behind = residual ? (const char*)residual + even * matmul_type_bytes(out.type) : NULL;
     matmul_product(ctx, output_from(out, even), {x, AS_IS}, {operand_from(w, even, 0), TRANSPOSED}, behind, {s.N, rest, C},
-                   stream, scale);
+                   stream, {scale, 1.0f});
 }
 
 /* Writes dx (N, C) from dout (N, OC) and w (OC, C). */
@@ -421,7 +426,7 @@ static inline void matmul_backward_weight_transposed_cuda(MatmulContext* ctx, Ou
                                                           LayerShape s, bool accumulate, cudaStream_t stream,
                                                           float scale = 1.0f) {
     matmul_product(ctx, dw, {dout_t, AS_IS}, {x_t, TRANSPOSED}, accumulate ? dw.data : NULL, {(size_t)s.OC, (size_t)s.C, s.N},
-                   stream, scale);
+                   stream, {scale, 1.0f});
 }
 
 #endif

@@ -27,7 +27,7 @@ DOC = Path(__file__).resolve().parent
 ROOT = DOC.parents[1]
 LESSONS = "rmsnorm rope attention swiglu crossentropy bugs".split()
 FUNCTIONS = """rmsnorm_forward rmsnorm_backward rope_forward rope_backward attention_forward_plain attention_backward_plain
-swiglu_forward swiglu_backward crossentropy_fused""".split()
+swiglu_forward swiglu_backward crossentropy_fused muon_orthogonalize""".split()
 
 
 class Shape(ctypes.Structure):
@@ -42,7 +42,7 @@ class Oracle:
     """The functions of llmc/*.h, built as a library."""
 
     def __init__(self):
-        code = "".join(f'#include "llmc/{name}.h"\n' for name in LESSONS if name != "bugs")
+        code = "".join(f'#include "llmc/{name}.h"\n' for name in [*LESSONS[:-1], "optim/muon"])
         code += "const void* const functions[] = {" + ", ".join(FUNCTIONS) + "};\n"
         (ROOT / "build").mkdir(exist_ok=True)
         source, library = ROOT / "build/lessons.c", ROOT / "build/lessons.so"

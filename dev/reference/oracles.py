@@ -4,7 +4,9 @@ A debug state is one safetensors file that another implementation must reproduce
 judged by PyTorch's own errors in 16 bits, which the file's metadata holds.
 
     python3 -m dev.reference.oracles dev/test/pairs      writes those that are committed"""
+import contextlib
 import copy
+import inspect
 import math
 import os
 import sys
@@ -17,8 +19,8 @@ from dev.reference.folders import save_tensors
 from dev.reference.fp8 import fits_fp8, use_fp8
 from dev.reference.log import die
 from dev.reference.rand import philox, rand_normal_
-from train_llama3 import (LORA_ON, adamw, adapters, add_lora, hf_tensors, init_weights, load_model, make_model, save_adapters,
-                          save_model, trained_parameters, trained_tensors)
+from train_llama3 import (LORA_ON, MuonAndAdamW, adamw, adapters, add_lora, hf_tensors, init_weights, load_model, make_model,
+                          save_adapters, save_model, trained_parameters, trained_tensors)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # weights and tokens
@@ -133,6 +135,20 @@ def errors_16bit(model, new_optimizer, dtype, loss_scale, batch, want, clip, kin
 # debug states
 
 
+@contextlib.contextmanager
+def exact_muon():
+    """Lets torch.optim.Muon compute in double, with its own code, what it computes in bfloat16."""
+    muon = sys.modules.get("torch.optim._muon")
+    if muon is None:  # PyTorch before 2.9
+        yield
+        return
+    name, own = "_zeropower_via_newtonschulz", muon._zeropower_via_newtonschulz
+    scope = vars(muon)
+    exec(inspect.getsource(own).replace("torch.bfloat16", "torch.float64"), scope)
+    yield
+    scope[name] = own
+
+
 def errors_of_kinds(model, new_optimizer, batch, want, clip):
     """Returns the metadata of write_state() about PyTorch's own errors in every 16-bit kind that the model allows."""
     meta, kinds = {}, TYPES_16BIT
@@ -151,11 +167,12 @@ def errors_of_kinds(model, new_optimizer, batch, want, clip):
 
 
 def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip=1.0,
-                device_16bit=None, documents=None):
+                device_16bit=None, documents=None, rule="adamw"):
     """Writes the debug state of this fp32 model's weights on one random batch:
       x, y I32 (B, T); with `documents`, a list of lengths for each row, starts I32 (B, T), see document_mask();
       logits F32 (B, T, V); loss F32 (); grad.<name> F32 of the loss by each tensor;
-      losses, grad_norms F32 (steps): loss and global gradient norm before clipping at each of `steps` AdamW steps.
+      losses, grad_norms F32 (steps): loss and global gradient norm before clipping at each of `steps` steps of the optimizer
+      `rule`; with "muon" weight.<name> F32, the weights after these steps.
     Metadata holds the hyper-parameters as strings, and PyTorch's own errors in BF16 and FP16, the yardstick of 16-bit builds:
       bf16_error.<name>, fp16_error.<name>          the relative L2 error of a tensor's gradient: see gradient_errors_16bit();
                                                     <name> "logits": of the logits
@@ -180,10 +197,14 @@ def write_state(model, path, B, T, steps, seed=1337, lr=1e-3, betas=(0.9, 0.95),
     model.zero_grad()
 
     def new_optimizer(m):
-        return adamw(m, lr, betas, eps, weight_decay)
+        return (MuonAndAdamW if rule == "muon" else adamw)(m, lr, betas, eps, weight_decay, trained_parameters(m))
     master = copy.deepcopy(model)
-    want = adamw_steps(master, new_optimizer(master), torch.float32, 1.0, batch, steps, clip)
+    with exact_muon():
+        want = adamw_steps(master, new_optimizer(master), torch.float32, 1.0, batch, steps, clip)
     out |= dict(losses=want[0], grad_norms=want[1])
+    if rule != "adamw":
+        meta["optimizer"] = rule
+        out |= {"weight." + name: w.detach().clone() for name, w in trained_tensors(master)}
     *batch, model = (t.to(device_16bit or device) for t in (*batch, copy.deepcopy(model)))
     model.set_context(T, batch[0].device)
     meta |= errors_of_kinds(model, new_optimizer, batch, want, clip)
@@ -206,6 +227,7 @@ PAIRS = {
                     head_dim=16, rms_norm_eps=1e-3, rope_theta=100.0, rope_type="llama3", factor=32.0,
                     original_max_position_embeddings=8, tie_word_embeddings=True), batch=2, seq=32, spelling="both"),
     "mha_odd": dict(
+        rule="muon",
         config=dict(vocab_size=97, hidden_size=40, intermediate_size=120, num_attention_heads=2, num_key_value_heads=2,
                     head_dim=10, rms_norm_eps=1e-4, rope_theta=500.0, rope_type="llama3", factor=8.0,
                     low_freq_factor=0.5, high_freq_factor=3.0, original_max_position_embeddings=12),
@@ -255,7 +277,8 @@ def write_pair_state(model, name, path):
     """Writes the state of ten steps at the default rate, with a weight decay large enough to show."""
     torch.set_num_threads(1)  # such small models are slower on several threads
     p = (PAIRS | LORA_PAIRS)[name]
-    return write_state(model, path, p["batch"], p["seq"], 10, PAIR_SEEDS[name], weight_decay=2.0, documents=p.get("documents"))
+    return write_state(model, path, p["batch"], p["seq"], 10, PAIR_SEEDS[name], weight_decay=2.0, documents=p.get("documents"),
+                       rule=p.get("rule", "adamw"))
 
 
 def write_pairs(out):

@@ -7,6 +7,7 @@
 
 #include "llmc/dist/buckets.h"        // defines: Deal, deal_matrices, shard_owner, shard_left
 #include "llmc/optim/adamw.cuh"       // defines: adamw_factors, adamw_update_cuda
+#include "llmc/optim/muon.cuh"        // defines: muon_prepare_cuda, muon_update_cuda, muon_orthogonalize_cuda
 #include "llmc/gpu/exchange.cuh"      // defines: Exchange, exchange_matrices
 #include "llmc/gpu/gradients.cuh"     // defines: Gradients, Gradient, gradient_of, is_head
 #include "llmc/gpu/layers.cuh"        // defines: Queue
@@ -14,14 +15,9 @@
 #include "llmc/optim/optimizer.cuh"   // defines: OptimizerStretch, OptimizerTensors, MatrixPart, RuleKernels
 #include "llmc/optim/step_state.cuh"  // defines: StepState, NormSums, norm_sums, norm_square_cuda, step_decide_cuda
 #include "llmc/train/step.h"          // defines: Recipe
-#ifdef TEST_RULES
-#include TEST_KERNELS
-#else
-#define TEST_KERNELS_ROWS
-#endif
 
 // The kernels of optimizer_rules, row by row. AdamW has no stages.
-static const RuleKernels rule_kernels[] = {{NULL, NULL, NULL}, TEST_KERNELS_ROWS};
+static const RuleKernels rule_kernels[] = {{NULL, NULL, NULL}, {muon_prepare_cuda, muon_update_cuda, muon_orthogonalize_cuda}};
 
 typedef struct {
     OptimizerStretch* stretches;  // (trained tensors) on the device; the model lays them out
@@ -46,7 +42,7 @@ static inline void optimizer_lay_out(Optimizer* o, const ParamTable* trained, Ar
         if (rule_of(trained, p->kind)->prepare) { most = size_max(most, param_size(p)); }
     }
     o->stretches = take<OptimizerStretch>(a, trained->count);
-    o->matrix = take<float>(a, most);
+    o->matrix = take<float>(a, round_up(most, 128));  // two matrices in 16 bits begin at multiples of 256 bytes
 }
 
 /* Lists the stretches of the trained tensors, with their weight decay and the gradients that are extra, in fp32. With several
@@ -128,6 +124,8 @@ static MatrixPart matrix_part(const WeightArena* a, const Gradients* g, const Pa
     MatrixPart part;
     part.first = at - p->offset;
     part.count = count;
+    part.rows = p->rows;
+    part.cols = p->cols;
     part.tensor = (uint32_t)(p - g->trained.items);
     part.seed = seed;
     part.params = trained_at(a, at);
@@ -166,7 +164,7 @@ static void matrices_update(const Optimizer* o, const Queue* q, const WeightAren
     };
     const auto whole = [&](const Param* p) {
         Op op(q, "whole matrices", 0, 0);
-        kernels->matrix(o->matrix, p->rows, p->cols, q->scratch, state, q->stream);
+        kernels->matrix(q->matmul, o->matrix, p->rows, p->cols, q->scratch, q->stream);
     };
     for (int i = 0; i < d->count; i++) {
         by_elements(kernels->prepare, d->items[i].param);

@@ -5,6 +5,7 @@
 #define LLMC_OPTIMIZER_CUH
 
 #include "llmc/cuda/cuda_common.cuh"  // defines: floatX
+#include "llmc/matmul.cuh"            // defines: MatmulContext
 #include "llmc/optim/optimizer.h"     // defines: MasterKind
 #include "llmc/optim/step_state.cuh"  // defines: StepState
 
@@ -38,9 +39,10 @@ struct OptimizerTensors {
 
 enum { OPTIMIZER_VECTOR = 8 };  // elements; ranges to update begin and end at multiples of this
 
-/* Elements [first, first + count) of a matrix, for a rule that takes it whole. Each pointer points to element `first`. */
+/* Elements [first, first + count) of a matrix (rows, cols), for a rule that takes it whole. Each pointer points to element
+ * `first`. */
 typedef struct {
-    size_t first, count;
+    size_t first, count, rows, cols;
     uint32_t tensor;  // ordinal, for the random bits
     uint64_t seed;    // of the random bits
     floatX* params;
@@ -53,11 +55,11 @@ typedef struct {
     float* x;  // what `prepare` writes, instead of over the gradient, `matrix` replaces, and `update` applies; may be `grads`
 } MatrixPart;
 
-/* The stages of a rule of whole matrices (optimizer.h). They do nothing unless state->verdict is UPDATE_APPLIED. */
+/* The stages of a rule of whole matrices (optimizer.h). Those by element do nothing unless state->verdict is UPDATE_APPLIED. */
 typedef struct {
     void (*prepare)(const MatrixPart* part, const StepState* state, const Hyperparameters* h, cudaStream_t stream);
     void (*update)(const MatrixPart* part, const StepState* state, const Hyperparameters* h, cudaStream_t stream);
-    void (*matrix)(float* x, size_t rows, size_t cols, void* scratch, const StepState* state, cudaStream_t stream);
+    void (*matrix)(MatmulContext* matmul, float* x, size_t rows, size_t cols, void* scratch, cudaStream_t stream);
 } RuleKernels;
 
 #endif

@@ -1,4 +1,4 @@
-/* optimizer.h -- the table of optimizers, the global norm of the gradients, where a rank's part of the optimizer's state lies,
+/* optimizer.h -- the table of optimizers, where a rank's part of the optimizer's state lies,
  * and one update on the CPU. The CUDA trainer's twins are optimizer.cuh and gpu/update.cuh.
  *
  * A rule is a row of `optimizer_rules` and a pair of files beside adamw.h and adamw.cuh. A run has one rule. The tensors that
@@ -15,6 +15,7 @@
 
 #include "llmc/config.h"        // defines: ParamTable, ArenaRanges, param_specs, param_size
 #include "llmc/optim/adamw.h"   // defines: AdamW, adamw_update
+#include "llmc/optim/muon.h"    // defines: muon_prepare, muon_orthogonalize, muon_rate, muon_update, muon_scratch
 #include "llmc/optim/recipe.h"  // defines: Hyperparameters
 
 /* The form of the master weights beside 16-bit ones: fp32; the lower 16 bits; none, with stochastic rounding. */
@@ -46,7 +47,8 @@ typedef struct {
     double lr;
     float grad_scale;     // multiplies every gradient
     int64_t updates;      // of the run, counted from 1
-    double weight_decay;  // of the tensor: matrices alone decay
+    const Param* param;   // the tensor
+    double weight_decay;  // of it: matrices alone decay
 } UpdateStep;
 
 typedef struct {
@@ -57,7 +59,7 @@ typedef struct {
     void (*prepare)(OptimizerArenas a, size_t n, const UpdateStep* step);  // NULL: its unit is an element
     void (*update)(OptimizerArenas a, size_t n, const UpdateStep* step);
     void (*matrix)(float* x, size_t rows, size_t cols, void* scratch);  // x (rows, cols)
-    size_t (*scratch)(size_t rows, size_t cols);                        // bytes; also on the GPU
+    size_t (*scratch)(size_t rows, size_t cols, size_t width);          // bytes, for elements of `width` bytes; also on the GPU
 } OptimizerRule;
 
 static inline void adamw_rule(OptimizerArenas a, size_t n, const UpdateStep* step) {
@@ -66,16 +68,21 @@ static inline void adamw_rule(OptimizerArenas a, size_t n, const UpdateStep* ste
     adamw_update(a.params, a.grads, a.m, a.v, n, &rule);
 }
 
-#ifdef TEST_RULES  // a file of the tests, which adds a row and chooses it
-#include TEST_RULES
-#else
-#define TEST_ROWS
-#define RULE_OF_RUN 0
-#endif
+/* Muon trains the matrices of blocks: neither embedding nor head, and no adapters. */
+static inline bool muon_takes(ParamKind kind) { return param_specs[kind].matrix && param_specs[kind].place == PLACE_BLOCK; }
+static inline size_t muon_bytes(size_t rows, size_t cols, size_t width) { return muon_scratch(rows, cols, width).end; }
+static inline void muon_prepare_rule(OptimizerArenas a, size_t n, const UpdateStep* step) {
+    muon_prepare(a.grads, a.m, n, step->hyper->muon_momentum, step->grad_scale);
+}
+static inline void muon_update_rule(OptimizerArenas a, size_t n, const UpdateStep* step) {
+    const double rate = muon_rate(step->lr, step->hyper->muon_lr_scale, step->param->rows, step->param->cols);
+    muon_update(a.params, a.grads, n, 1.0 - step->lr * step->weight_decay, rate);
+}
 
-static const OptimizerRule optimizer_rules[] = {{"adamw", NULL, 1 << SLOT_MASTER | 1 << SLOT_M | 1 << SLOT_V, NULL, adamw_rule,
-                                                 NULL, NULL},  // updates what another rule does not take
-                                                TEST_ROWS};
+// the words of --optimizer, in this order
+static const OptimizerRule optimizer_rules[] = {
+    {"adamw", NULL, 1 << SLOT_MASTER | 1 << SLOT_M | 1 << SLOT_V, NULL, adamw_rule, NULL, NULL},  // of what no other takes
+    {"muon", muon_takes, 1 << SLOT_MASTER | 1 << SLOT_M, muon_prepare_rule, muon_update_rule, muon_orthogonalize, muon_bytes}};
 
 /* Returns the row of a word; -1 if there is none. */
 static inline int optimizer_find(const char* word) {
@@ -166,42 +173,15 @@ static inline size_t held_place(const HeldState* list, SlotKind slot, size_t at)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// the norm, and the update
+// the update
 
-enum { NORM_CHUNK = 16384 };  // elements of one partial sum: fixed, so that the norm is the same for any thread count
-
-/* Returns the bytes of scratch that global_norm() needs. */
-static inline size_t global_norm_scratch(size_t n) { return ceil_div(n, NORM_CHUNK) * sizeof(double); }
-
-/* Returns sqrt(sum of g^2) over g (n), summed in double. */
-static inline double global_norm(const float* g, size_t n, void* scratch) {
-    enum { LANES = 32 };  // running sums: enough for several vectors of doubles
-    const size_t chunks = ceil_div(n, NORM_CHUNK);
-    double* partial = (double*)scratch;
-#pragma omp parallel for schedule(static)
-    for (size_t k = 0; k < chunks; k++) {
-        const float* gc = g + k * NORM_CHUNK;
-        const size_t count = size_min(n - k * NORM_CHUNK, NORM_CHUNK);
-        double lane[LANES] = {0};
-        size_t i = 0;
-        for (; i + LANES <= count; i += LANES) {
-            for (size_t j = 0; j < LANES; j++) { lane[j] += (double)gc[i + j] * (double)gc[i + j]; }
-        }
-        for (; i < count; i++) { lane[i % LANES] += (double)gc[i] * (double)gc[i]; }
-        for (int j = 1; j < LANES; j++) { lane[0] += lane[j]; }
-        partial[k] = lane[0];
-    }
-    double sum = 0;
-    for (size_t k = 0; k < chunks; k++) { sum += partial[k]; }
-    return sqrt(sum);
-}
-
-/* Returns the bytes of scratch that the rules of whole matrices need. */
-static inline size_t optimizer_scratch(const ParamTable* t) {
-    size_t most = 0;
+/* Returns the bytes of scratch that the rules of whole matrices need, for elements of `width` bytes; the CPU's products need
+ * theirs, too. At least those of global_norm(). */
+static inline size_t optimizer_scratch(const ParamTable* t, size_t width) {
+    size_t most = global_norm_scratch(t->elements);
     for (int i = 0; i < t->count; i++) {
         const OptimizerRule* rule = rule_of(t, t->items[i].kind);
-        if (rule->scratch) { most = size_max(most, rule->scratch(t->items[i].rows, t->items[i].cols)); }
+        if (rule->scratch) { most = size_max(most, rule->scratch(t->items[i].rows, t->items[i].cols, width)); }
     }
     return most;
 }
@@ -213,6 +193,13 @@ static inline OptimizerArenas optimizer_at(OptimizerArenas a, const HeldState* h
     return there;
 }
 
+/* Returns the numbers of an update for a tensor. */
+static inline UpdateStep step_of(UpdateStep step, const Param* p) {
+    step.param = p;
+    step.weight_decay = param_specs[p->kind].matrix ? step.hyper->weight_decay : 0.0;
+    return step;
+}
+
 /* Updates all tensors of a table, whose state is held whole. Weight decay acts on matrices only. Overwrites gradients. */
 static inline void optimizer_update(const ParamTable* t, const HeldState* held, OptimizerArenas a, UpdateStep step,
                                     void* scratch) {
@@ -220,7 +207,7 @@ static inline void optimizer_update(const ParamTable* t, const HeldState* held, 
         const Param* p = &t->items[i];
         const OptimizerRule* rule = rule_of(t, p->kind);
         const OptimizerArenas own = optimizer_at(a, held, p->offset);
-        step.weight_decay = param_specs[p->kind].matrix ? step.hyper->weight_decay : 0.0;
+        step = step_of(step, p);
         if (rule->prepare) {
             rule->prepare(own, param_size(p), &step);
             rule->matrix(own.grads, p->rows, p->cols, scratch);

@@ -57,6 +57,37 @@ LLMC_HOST_DEVICE static inline double outlier_update(Outlier* o, double x) {
 LLMC_HOST_DEVICE static inline bool outlier_skip(double z, double threshold) { return threshold > 0.0 && z > threshold; }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// the norm of the gradients
+
+enum { NORM_CHUNK = 16384 };  // elements of one partial sum: fixed, so that the norm is the same for any thread count
+
+/* Returns the bytes of scratch that global_norm() needs. */
+static inline size_t global_norm_scratch(size_t n) { return ceil_div(n, NORM_CHUNK) * sizeof(double); }
+
+/* Returns sqrt(sum of g^2) over g (n), summed in double. */
+static inline double global_norm(const float* g, size_t n, void* scratch) {
+    enum { LANES = 32 };  // running sums: enough for several vectors of doubles
+    const size_t chunks = ceil_div(n, NORM_CHUNK);
+    double* partial = (double*)scratch;
+#pragma omp parallel for schedule(static)
+    for (size_t k = 0; k < chunks; k++) {
+        const float* gc = g + k * NORM_CHUNK;
+        const size_t count = size_min(n - k * NORM_CHUNK, NORM_CHUNK);
+        double lane[LANES] = {0};
+        size_t i = 0;
+        for (; i + LANES <= count; i += LANES) {
+            for (size_t j = 0; j < LANES; j++) { lane[j] += (double)gc[i + j] * (double)gc[i + j]; }
+        }
+        for (; i < count; i++) { lane[i % LANES] += (double)gc[i] * (double)gc[i]; }
+        for (int j = 1; j < LANES; j++) { lane[0] += lane[j]; }
+        partial[k] = lane[0];
+    }
+    double sum = 0;
+    for (size_t k = 0; k < chunks; k++) { sum += partial[k]; }
+    return sqrt(sum);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // the decision
 
 typedef enum { UPDATE_APPLIED, UPDATE_NOT_FINITE, UPDATE_OUTLIER_LOSS, UPDATE_OUTLIER_NORM } UpdateVerdict;
@@ -64,6 +95,7 @@ typedef enum { UPDATE_APPLIED, UPDATE_NOT_FINITE, UPDATE_OUTLIER_LOSS, UPDATE_OU
 /* Constant during a run. */
 typedef struct {
     double beta1, beta2, eps, weight_decay;
+    double muon_momentum, muon_lr_scale;
     double grad_clip;                 // largest gradient norm; 0: no clipping
     double skip_loss_z, skip_norm_z;  // skip steps with a higher z-score; 0: never
     double tokens;                    // tokens of a step, over all ranks

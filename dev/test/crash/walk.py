@@ -21,8 +21,8 @@ TALES = ["--tokenizer", os.path.join(lab.ROOT, "dev/data/tinytales")]
 VALUES = {
     "documents": "auto cross pack mask", "export-dtype": "auto f32 bf16 f16", "lr": "1e-4 1e-3 1e-2 1", "warmup": "0 1 2 4",
     "schedule": "cosine linear constant wsd", "final-lr-frac": "0 0.1 1", "decay": "1 2 4",
-    "decay-shape": "linear cosine 1-sqrt", "weight-decay": "0 0.1 10", "beta1": "0 0.9",
-    "beta2": "0 0.95 0.999", "eps": "1e-30 1e-8 1e-3", "grad-clip": "0 1 1e-20", "skip-loss-z": "0 0.1 3",
+    "decay-shape": "linear cosine 1-sqrt", "optimizer": "adamw muon", "muon-momentum": "0 0.95", "muon-lr-scale": "0.1 0.2",
+    "weight-decay": "0 0.1 10", "beta1": "0 0.9", "beta2": "0 0.95 0.999", "eps": "1e-30 1e-8 1e-3", "grad-clip": "0 1 1e-20", "skip-loss-z": "0 0.1 3",
     "skip-norm-z": "0 0.1 3", "lora-alpha": "0 3", "lora-on": "qkvo ffn all", "seed": "0 7 4294967303 9000000000000000000",
     "val-every": "0 1 2 3", "val-batches": "1 2 20", "eval-every": "0 1 2", "sample-every": "0 1 2 3",
     "sample-tokens": "0 1 6", "checkpoint-every": "0 1 2 3", "checkpoint-minutes": "0 1e-4 10", "keep": "0 1 2",

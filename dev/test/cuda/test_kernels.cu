@@ -17,6 +17,7 @@
 #include "kernels/joined.cuh"
 #include "kernels/lora.cuh"
 #include "kernels/matmul.cuh"
+#include "kernels/muon.cuh"
 #include "kernels/rmsnorm.cuh"
 #include "kernels/rope.cuh"
 #include "kernels/step.cuh"
@@ -59,6 +60,8 @@ static const struct {
     ENTRY(a_skipped_step_changes_nothing),
     ENTRY(quotients_and_roots_are_rounded),
     ENTRY(adamw_rounds_each_operation),
+    ENTRY(muon_agrees_in_all_forms),
+    ENTRY(newton_schulz_is_no_worse_than_pytorch_s),
 #ifdef PRECISION_BF16
     ENTRY(small_steps_survive_on_average),
 #endif

@@ -486,6 +486,10 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int d) {
     snprintf(text, (size_t)size, "0000:%02x:00.0", d + 1);
     return cudaSuccess;
 }
+cudaError_t cudaDriverGetVersion(int* version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "emulated card, sm_%d", capability());

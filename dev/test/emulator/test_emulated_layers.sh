@@ -32,7 +32,8 @@ kernels() {
             emulated "$variant" test_kernels_cu "$test"
         done
     done
-    for test in crossentropy_plans_agree crossentropy_shows_what_is_not_finite swiglu_agrees_in_place_and_apart loss_scale_halves_and_doubles; do
+    for test in crossentropy_plans_agree crossentropy_shows_what_is_not_finite swiglu_agrees_in_place_and_apart loss_scale_halves_and_doubles \
+        muon_agrees_in_all_forms newton_schulz_is_no_worse_than_pytorch_s; do
         emulated FP16_75 test_kernels_cu $test
     done
 }

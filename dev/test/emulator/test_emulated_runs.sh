@@ -198,31 +198,27 @@ branches() {
         cu BF16 "tail$1" --resume && same_bits "plan$1" "tail$1"
 }
 
-# With an optimizer that takes whole matrices (dev/test/sgd_matrix.h): a matrix that was cut, or joined with another, would show.
-whole_on_one() (
-    export SGD_MATRIX=1
-    cu FP32 whole && "$bin/build/ranks_trainer" $flags --out "$tmp/cpu_whole" &&
-        close_losses 1e-5 "$tmp/whole/log.jsonl" "$tmp/cpu_whole/log.jsonl" && repeats whole16
-)
+# Muon takes whole matrices: a matrix that was cut, or joined with another, would show.
+muon="--optimizer muon"
+masters_are_alike() { # masters in fp32 and in halves have the same bits
+    for kind in fp32 split; do cu BF16 "muon_$kind" $muon --master $kind --total-batch 128 || return 1; done
+    cmp "$tmp/muon_fp32/$(step $steps)/model.safetensors" "$tmp/muon_split/$(step $steps)/model.safetensors"
+}
 
-whole_on_several() (
-    export SGD_MATRIX=1
-    cu FP32 whole_one --total-batch 384 || return 1
+whole_on_several() {
+    cu FP32 whole_one --total-batch 384 $muon || return 1
     for n in 2 3; do
-        cu FP32 whole_$n --total-batch 384 --gpus $n --zero $n && close_steps 1e-6 1e-4 "$tmp/whole_one" "$tmp/whole_$n" $steps || return 1
+        cu FP32 whole_$n $muon --total-batch 384 --gpus $n --zero $n && close_steps 1e-6 1e-4 "$tmp/whole_one" "$tmp/whole_$n" $steps || return 1
     done
-    zeros_repeat whole_zeros "1 2 3" && { [ "${FULL:-0}" = 0 ] || repeats whole_two --gpus 2; }
-)
+    zeros_repeat whole_zeros "1 2 3" $muon && { [ "${FULL:-0}" = 0 ] || repeats whole_two --gpus 2 $muon; }
+}
 
 whole_moves() {
-    export SGD_MATRIX=1
-    cu FP32 whole_moved --total-batch 384 --stop-after $quarter &&
+    cu FP32 whole_moved $muon --total-batch 384 --stop-after $quarter &&
         cu FP32 whole_moved --resume --gpus 3 --stop-after $((half + quarter)) && cu FP32 whole_moved --resume &&
-        close_steps 1e-6 1e-4 "$tmp/whole_one" "$tmp/whole_moved" $steps
-    moved=$?
-    unset SGD_MATRIX
-    [ $moved -eq 0 ] && ! cu FP32 whole_moved --resume --gpus 2 --steps 20 2>"$tmp/errors" &&
-        grep "its state is of the optimizer sgd_matrix, but this run's is adamw" "$tmp/errors"
+        close_steps 1e-6 1e-4 "$tmp/whole_one" "$tmp/whole_moved" $steps || return 1
+    ! cu FP32 whole_moved --resume --gpus 2 --steps 20 --optimizer adamw 2>"$tmp/errors" &&
+        grep "its state is of the optimizer muon, but this run's is adamw" "$tmp/errors"
 }
 
 # A plan file with other choices than the heuristic's, and with a field that older versions wrote, gives other bits. The
@@ -291,7 +287,10 @@ one_card() {
     in_full "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
     check "no master weights, and fp32 and split ones: a run goes on as another" masters_change
     check "no master weights: saved in any dtype, the same bits; the CPU trainer goes on" weights_are_saved_as
-    check "whole matrices: the CPU trainer's losses; the same bits in any order ..." whole_on_one
+    check "Muon: the CPU trainer's losses" like_the_cpu muon $muon
+    check "Muon: the same bits in any order, without a graph, recomputed, resumed" repeats muon16 $muon --total-batch 128
+    check "Muon, no master weights, --fp8: the same bits in any order ..." repeats muon_none $muon $none --fp8
+    check "Muon: master weights in fp32 and split have the same bits" masters_are_alike
     check "as many blocks recompute as --recompute says" blocks_are_counted
     check "what is not finite is named in its block, whatever recomputes" ruined_block_is_named
     check "some blocks recompute, and others after a resume: the same bits, two micro-batches" by_blocks blocks --total-batch 128
@@ -317,8 +316,8 @@ two_cards() {
     in_full "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
     check "a run goes on on one, four and two cards" goes_on_elsewhere
     check "one, two and one card: a run that branches off to decay has the bits of one that planned it" branches two "--gpus 2"
-    check "two and three cards, whole matrices: the losses of one; ZeRO 1, 2 and 3, and any order: the same bits" whole_on_several
-    check "one, three and one card, whole matrices: the losses of one; AdamW refuses its state" whole_moves
+    check "two and three cards, Muon: the losses of one; ZeRO 1, 2 and 3, and any order: the same bits" whole_on_several
+    check "one, three and one card, Muon: the losses of one; AdamW refuses its state" whole_moves
 }
 
 shared_rows() {

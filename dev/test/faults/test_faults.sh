@@ -106,6 +106,18 @@ fault "weight decay inside the gradient (Adam for AdamW)" llmc/optim/optimizer.h
 fault "no bias correction of the first moment" llmc/optim/adamw.h 's/correction1 = .*/correction1 = 1.0;/'
 fault "no bias correction of the second moment" llmc/optim/adamw.h 's/correction2 = .*/correction2 = 1.0;/'
 fault "beta1 for beta2" llmc/optim/optimizer.h 's/h->beta1, h->beta2/h->beta1, h->beta1/'
+joined='int w = i, last = i; while (w \&\& t->items[w].joined) { w--; } while (last + 1 < t->count \&\& t->items[last + 1].joined) { last++; }'
+joined="$joined size_t rows = 0; for (int k = w; k <= last; k++) { rows += t->items[k].rows; if (k > i) {"
+joined="$joined rule->prepare(optimizer_at(a, held, t->items[k].offset), param_size(\&t->items[k]), \&step); } }"
+fault "Muon: no Newton-Schulz runs" llmc/optim/optimizer.h 's/^ *rule->matrix(.*//'
+fault "Muon: AdamW trains all" llmc/optim/optimizer.h 's/param_specs\[kind\]\.place == PLACE_BLOCK; }/false; }/'
+fault "Muon: q, k and v are one matrix, and gate and up" llmc/optim/optimizer.h \
+    "s/rule->prepare(own,.*/if (!p->joined) { & }/; s/rule->matrix(own\.grads, p->rows, .*/$joined if (!p->joined) { rule->matrix(own.grads, rows, p->cols, scratch); }/"
+fault "Muon: the scale of the smaller side" llmc/optim/muon.h 's/(double)size_max(rows, cols)/(double)size_min(rows, cols)/'
+fault "Muon: the scale of half the rows" llmc/optim/optimizer.h 's/lr_scale, step->param->rows,/lr_scale, step->param->rows \/ 2,/'
+fault "Muon: the moment is lost between steps" llmc/optim/muon.h 's/m\[i\] += rest \* (gi - m\[i\]);/m[i] = rest * gi;/'
+fault "Muon: no look ahead (Nesterov's)" llmc/optim/muon.h 's/g\[i\] = m\[i\] + .*/g[i] = m[i];/'
+fault "Muon: decay at the scaled rate" llmc/optim/optimizer.h 's/1\.0 - step->lr \* step->weight_decay, rate/1.0 - rate * step->weight_decay, rate/'
 fault "no clipping" llmc/optim/recipe.h 's/max_norm > 0 && norm > max_norm/0/'
 fault "gradients kept from step to step" train_llama3.c '/^static void llama_zero_gradients/,/^}/ s/memset(/if (m->m[0] == 0) &/'
 fault "adapters without alpha / r" llmc/config.h 's/l->alpha \/ l->rank/1/'

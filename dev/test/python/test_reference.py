@@ -601,9 +601,10 @@ def c_run(folder, *flags, code=0):
 
 
 @built
-@pytest.mark.parametrize("start", ["preset", "folder"])
+@pytest.mark.parametrize("start", ["preset", "folder", "muon"])
 def test_the_c_trainer_prints_the_same_losses(tokens, start):
-    """Trains 20 steps with the same flags and seed, from a preset and from a folder that transformers wrote."""
+    """Trains 20 steps with the same flags and seed, from a preset and from a folder that transformers wrote. PyTorch computes
+    Muon's matrices in bfloat16."""
     model = "d2"
     if start == "folder":
         transformers = pytest.importorskip("transformers")
@@ -613,7 +614,7 @@ def test_the_c_trainer_prints_the_same_losses(tokens, start):
             num_key_value_heads=2, tie_word_embeddings=True)).save_pretrained(model)
     flags = ["--model", model, "--train", "t*.bin", "--val", "t1.bin", "--val-every", "7", "--batch", "2", "--seq", "16",
              "--steps", "20", "--total-batch", "64", "--warmup", "3", "--schedule", "wsd", "--decay", "7", "--lr", "1e-3",
-             "--sample-tokens", "0"]
+             "--sample-tokens", "0", "--optimizer", "muon" if start == "muon" else "adamw"]
     subprocess.run([TRAINER, *flags, "--out", "c"], cwd=tokens, check=True, stdout=subprocess.DEVNULL)
     r = run(tokens, *flags, "--out", "python")
     assert r.returncode == 0, r.stdout
@@ -624,7 +625,7 @@ def test_the_c_trainer_prints_the_same_losses(tokens, start):
                        if e["event"] in ("step", "val")])
         members.append({e["event"]: list(e) for e in lines})
     assert len(events[0]) == 23 and [e[:2] for e in events[0]] == [e[:2] for e in events[1]]
-    assert np.abs(np.array([e[2:4] for e in events[0]]) - np.array([e[2:4] for e in events[1]])).max() <= 1e-4
+    assert np.abs(np.array([e[2:4] for e in events[0]]) - np.array([e[2:4] for e in events[1]])).max() <= (2e-3 if start == "muon" else 1e-4)
     assert [e[4] for e in events[0]] == pytest.approx([e[4] for e in events[1]], rel=1e-12)
     assert members[0].pop("checkpoint") and members[0] == members[1] | dict(config=members[1]["config"][:-2])
     # read the checkpoint of C here and with transformers

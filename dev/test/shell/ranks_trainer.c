@@ -26,8 +26,7 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 #define rope_backward shared_rope_backward
 #define attention_forward shared_attention_forward
 #define attention_backward shared_attention_backward
-#define TEST_RULES "dev/test/sgd_matrix.h"  // an optimizer that takes whole matrices, with SGD_MATRIX set
-#define main train_llama3_main              // this file uses its loop, but has its own main
+#define main train_llama3_main  // this file uses its loop, but has its own main
 #include "train_llama3.c"
 #undef main
 #undef rope_forward
@@ -196,7 +195,7 @@ static void update_own(Llama* m, const Recipe* recipe, UpdateStep step, bool pre
             const OptimizerRule* rule = rule_of(&m->trained, p->kind);
             size_t first = 0;
             const size_t n = state_part(p, shard, &first);
-            step.weight_decay = param_specs[p->kind].matrix ? step.hyper->weight_decay : 0.0;
+            step = step_of(step, p);
             if (n == 0 || (prepare && !rule->prepare)) { continue; }
             (prepare ? rule->prepare : rule->update)(optimizer_at(arenas, &m->held, p->offset + first), n, &step);
         }
@@ -216,7 +215,7 @@ static void share_own(const Recipe* recipe, float* to, float* from, size_t eleme
 
 /* Updates this rank's shards and takes the others' weights. Before that, owners of matrices take and return them. */
 static void update_shards(Llama* m, const Recipe* recipe, float grad_scale) {
-    const UpdateStep step = {&recipe->hyper, m->result.lr, grad_scale, (int64_t)recipe->run->updates, 0};
+    const UpdateStep step = {&recipe->hyper, m->result.lr, grad_scale, (int64_t)recipe->run->updates, NULL, 0};
     const size_t elements = m->trained.elements;
     Deal deal = deal_matrices(&m->trained);
     update_own(m, recipe, step, true);

@@ -147,26 +147,28 @@ expect "a row" 1 "--seq-parallel: is 2, wanted a divisor of the 21 tokens of a r
 expect "the heads" 1 "--seq-parallel: is 4, wanted a divisor of the 2 key heads" shared 4 4 --out refused
 check "leave nothing behind" test ! -e refused
 
-# --- an optimizer that takes whole matrices (sgd_matrix.h) ----------------------------------------------------------------------
+# --- Muon takes whole matrices ------------------------------------------------------------------------------------------------
 
-export SGD_MATRIX=1
-"$trainer" $flags --model d2 --out whole1 >/dev/null 2>&1
+muon="--model d2 --optimizer muon"
+"$trainer" $flags $muon --out whole1 >/dev/null 2>&1
 for n in 2 3; do
-    expect "$n ranks, whole matrices" 0 "saved   whole$n/step_00000020" ranks $n --model d2 --out whole$n
+    expect "$n ranks, whole matrices" 0 "saved   whole$n/step_00000020" ranks $n $muon --out whole$n
     check "$n ranks, whole matrices: losses within 1e-4" close_to 1e-4 loss whole1/log.jsonl whole$n/log.jsonl
 done
-ranks 3 --model d2 --out whole_again >/dev/null 2>&1
+ranks 3 $muon --out whole_again >/dev/null 2>&1
 check "twice the same bits" same_checkpoint whole3/step_00000020 whole_again/step_00000020
-"$trainer" $flags --model d2 --out whole_chain --stop-after 7 >/dev/null 2>&1
-expect "one rank goes on as 3" 0 "saved   whole_chain/step_00000014" ranks 3 --model d2 --out whole_chain --resume --stop-after 14
+ranks 3 $muon --out whole_parts --stop-after 7 >/dev/null 2>&1
+expect "stopped and resumed" 0 "saved   whole_parts/step_00000020" ranks 3 --out whole_parts --resume
+check "with the same bits" same_checkpoint whole3/step_00000020 whole_parts/step_00000020
+"$trainer" $flags $muon --out whole_chain --stop-after 7 >/dev/null 2>&1
+expect "one rank goes on as 3" 0 "saved   whole_chain/step_00000014" ranks 3 $muon --out whole_chain --resume --stop-after 14
 check "m of a matrix lies on several ranks, v on none" \
     test "$(cat whole_chain/step_00000014/state_rank* | tr ',' '\n' | grep -ac '"m.model.layers.0.mlp.up_proj.weight@')$(
         cat whole_chain/step_00000014/state_rank* | grep -ac '"v.model.layers.0.mlp')" = 20
-expect "and as one" 0 "saved   whole_chain/step_00000020" "$trainer" $flags --model d2 --out whole_chain --resume
+expect "and as one" 0 "saved   whole_chain/step_00000020" "$trainer" $flags $muon --out whole_chain --resume
 check "with losses within 1e-4" close_to 1e-4 loss whole1/log.jsonl whole_chain/log.jsonl
-unset SGD_MATRIX
-expect "AdamW does not take its state" 1 "its state is of the optimizer sgd_matrix, but this run's is adamw" \
-    "$bin/train_llama3" --resume --out whole_chain --steps 30
+expect "AdamW does not take its state" 1 "its state is of the optimizer muon, but this run's is adamw" \
+    "$bin/train_llama3" --resume --out whole_chain --steps 30 --optimizer adamw
 
 # --- what one process does alone ---------------------------------------------------------------------------------------------
 

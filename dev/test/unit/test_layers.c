@@ -965,6 +965,73 @@ static void adamw_takes_pytorchs_steps(void) {
     }
 }
 
+/* Replaces x (rows, cols) by what Newton and Schulz's five steps make of it, by the formula of muon.h. */
+static void orthogonalize_in_double(double* x, size_t rows, size_t cols) {
+    const size_t n = rows * cols, m = size_min(rows, cols), k = size_max(rows, cols), row = rows > cols ? 1 : k,
+                 col = rows > cols ? m : 1;  // X (m, k) is x, or its transpose
+    double *a = doubles(m * m), *c = doubles(m * m), *moved = doubles(n);
+    const double norm = fmax(sqrt(dot(x, x, n)), 1e-7);
+    for (size_t i = 0; i < n; i++) { x[i] /= norm; }
+    for (int step = 0; step < 5; step++) {
+        for (size_t i = 0; i < m * m; i++) {
+            a[i] = 0;
+            for (size_t q = 0; q < k; q++) { a[i] += x[i / m * row + q * col] * x[i % m * row + q * col]; }
+        }
+        for (size_t i = 0; i < m * m; i++) {
+            c[i] = -4.775 * a[i];
+            for (size_t q = 0; q < m; q++) { c[i] += 2.0315 * a[i / m * m + q] * a[q * m + i % m]; }
+        }
+        for (size_t i = 0; i < n; i++) {
+            const size_t r = i / k, q = i % k;
+            moved[r * row + q * col] = 3.4445 * x[r * row + q * col];
+            for (size_t j = 0; j < m; j++) { moved[r * row + q * col] += c[r * m + j] * x[j * row + q * col]; }
+        }
+        memcpy(x, moved, n * sizeof *x);
+    }
+    free(a), free(c), free(moved);
+}
+
+/* Two steps on matrices whose gradient has full rank, rank 1, or is zero. */
+static void muon_takes_pytorchs_steps(void) {
+    static const size_t shapes[][2] = {{24, 70}, {97, 40}, {64, 64}, {1, 9}, {5, 1}};
+    for (size_t s = 0; s < 3 * sizeof shapes / sizeof *shapes; s++) {
+        const size_t rows = shapes[s / 3][0], cols = shapes[s / 3][1], n = rows * cols, kind = s % 3;
+        float *p0 = normals(n, 1, 1), *g = normals(n, 1, 2), *first = NULL;
+        for (size_t i = 0; i < n && kind > 0; i++) { g[i] = kind == 1 ? g[i % cols] * (float)(1 + i / cols) : 0; }
+        for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
+            use_threads(t);
+            void* scratch = xmalloc(muon_scratch(rows, cols, sizeof(float)).end + matmul_scratch());
+            float *p = copied(p0, n), *m = (float*)xcalloc(n, sizeof(float));
+            double *wp = widened(p0, n), *wm = doubles(n), *x = doubles(n);
+            for (int step = 1; step <= 2; step++) {
+                float* u = copied(g, n);
+                muon_prepare(u, m, n, 0.95, 0.5f);
+                muon_orthogonalize(u, rows, cols, scratch);
+                muon_update(p, u, n, 1 - 0.05 * 0.1, muon_rate(0.05, 0.2, rows, cols));
+                for (size_t i = 0; i < n; i++) {
+                    wm[i] += 0.05 * (0.5 * (double)g[i] - wm[i]);
+                    x[i] = 0.05 * 0.5 * (double)g[i] + 0.95 * wm[i];
+                }
+                orthogonalize_in_double(x, rows, cols);
+                for (size_t i = 0; i < n; i++) {
+                    wp[i] += -0.05 * 0.1 * wp[i] - 0.05 * 0.2 * sqrt((double)(rows > cols ? rows : cols)) * x[i];
+                }
+                double off = 0;
+                for (size_t i = 0; i < n; i++) { off += ((double)u[i] - x[i]) * ((double)u[i] - x[i]); }
+                CHECK(off <= 2e-4 * 2e-4 * dot(x, x, n), "shape %zu x %zu: X is off by %g", rows, cols,
+                      sqrt(off / dot(x, x, n)));
+                free(u);
+            }
+            check_close("p", p, NULL, wp, n, 1e-5);
+            check_close("m", m, NULL, wm, n, 1e-6);
+            if (first) { check_same_bits("p", first, p, n, t); }
+            free(first), free(m), free(wp), free(wm), free(x), free(scratch);
+            first = p;
+        }
+        free(first), free(p0), free(g);
+    }
+}
+
 static void global_norm_is_the_same_for_any_thread_count(void) {
     static const size_t sizes[] = {1, 5, 16384, 16385, 100003};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
@@ -1102,6 +1169,7 @@ int main(void) {
     RUN(crossentropy_of_nan_is_nan);
     RUN(lora_and_its_gradients_are_the_plain_loops);
     RUN(adamw_takes_pytorchs_steps);
+    RUN(muon_takes_pytorchs_steps);
     RUN(global_norm_is_the_same_for_any_thread_count);
     return test_summary();
 }

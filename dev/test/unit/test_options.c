@@ -1,7 +1,7 @@
 /* test_options.c -- tests the flag table: exactly the flags of --help parse, and values are read whole and within their range.
  * Wrong usage exits with 2 and names the flag. Options survive a round trip through JSON. */
-#include "llmc/optim/optimizer.h"
 #include "llmc/run/cli/options.h"
+#include "llmc/optim/optimizer.h"
 #include "llmc/optim/schedule.h"
 #include "dev/test/test.h"
 #include <sys/wait.h>
@@ -119,6 +119,10 @@ static void defaults_lie_in_their_ranges_and_choices_follow_their_enums(void) {
     char word[OPTION_TEXT];
     choice_word(option_specs[OPT_schedule].value, SCHEDULE_WSD, word, sizeof word);
     CHECK(strcmp(word, "wsd") == 0, "schedule %s", word);
+    for (int i = 0; i < (int)(sizeof optimizer_rules / sizeof *optimizer_rules); i++) {
+        choice_word(option_specs[OPT_optimizer].value, i, word, sizeof word);
+        CHECK(strcmp(word, optimizer_rules[i].word) == 0, "optimizer %s", word);
+    }
     choice_word(option_specs[OPT_export_dtype].value, EXPORT_F16, word, sizeof word);
     CHECK(strcmp(word, "f16") == 0, "export %s", word);
     choice_word(option_specs[OPT_master].value, MASTER_SPLIT, word, sizeof word);

@@ -17,7 +17,6 @@ static ssize_t test_pread(int fd, void* out, size_t bytes, off_t offset) {
 
 static size_t bucket_most = (size_t)64 << 20;  // a small limit cuts small models' buckets
 #define BUCKET_MOST bucket_most
-#define TEST_RULES "dev/test/sgd_matrix.h"
 
 #include "llmc/optim/optimizer.h"
 #include "llmc/base/threads.h"

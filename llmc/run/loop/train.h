@@ -24,6 +24,8 @@ static inline Recipe training_recipe(bool scales_loss, const Options* o, Mix* da
     p.hyper.beta2 = o->beta2;
     p.hyper.eps = o->eps;
     p.hyper.weight_decay = o->weight_decay;
+    p.hyper.muon_momentum = o->muon_momentum;
+    p.hyper.muon_lr_scale = o->muon_lr_scale;
     p.hyper.grad_clip = o->grad_clip;
     p.hyper.skip_loss_z = o->skip_loss_z;
     p.hyper.skip_norm_z = o->skip_norm_z;
@@ -49,6 +51,7 @@ static inline void training_print_start(const Training* t) {
     printf("machine %s\n", t->process->machine);
     print_model(stdout, start_name(t->start, o), &m->config, &m->table, t->trainer->precision);
     if (m->config.lora.rank > 0) { print_lora(stdout, &m->config.lora, m->trained.num_params, m->table.num_params); }
+    if (m->config.optimizer && m->config.lora.rank == 0) { print_optimizer(stdout, &m->trained); }
     if (d->has_train) {
         const int files = mix_num_files(&d->mix);
         print_names(stdout, "data    %s: %s tokens in %d file%s\n", o->train,

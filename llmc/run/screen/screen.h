@@ -8,6 +8,7 @@
 #include "llmc/base/utils.h"
 #include "llmc/base/text.h"         // defines: text_count, text_plural, text_bytes, text_clock, print_names
 #include "llmc/config.h"            // defines: ModelConfig, ParamTable
+#include "llmc/optim/optimizer.h"   // defines: rule_of, optimizer_rules
 #include "llmc/files/logger.h"      // defines: Logger, logger_begin, logger_end, log_sources, log_quantised
 #include "llmc/train/mfu.h"         // defines: flops_per_token, mfu_text
 #include "llmc/files/dataloader.h"  // defines: DataLoader
@@ -37,6 +38,19 @@ static inline void print_lora(FILE* f, const LoraConfig* l, uint64_t trained, ui
     }
     fprintf(f, ": %s parameters are trained, %.2f %% of the model\n", text_count(trained, count, sizeof count),
             100.0 * (double)trained / (double)(trained + frozen));
+}
+
+/* Prints which weights the rule of --optimizer trains. */
+static inline void print_optimizer(FILE* f, const ParamTable* t) {
+    int matrices = 0;
+    uint64_t elements = 0;
+    for (int i = 0; i < t->count; i++) {
+        if (rule_of(t, t->items[i].kind) == &optimizer_rules[0]) { continue; }
+        matrices++;
+        elements += param_size(&t->items[i]);
+    }
+    fprintf(f, "%-7s %d matrices, %.1f %% of the weights; AdamW trains the others\n", optimizer_rules[t->optimizer].word,
+            matrices, 100.0 * (double)elements / (double)t->num_params);
 }
 
 typedef struct {

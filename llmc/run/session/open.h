@@ -593,6 +593,7 @@ static inline void program_plan(Program* p) {
                  (long long)steps, o->warmup, learning_rate(&run->state.schedule, steps - 1));
         }
         if (o->lr > 0.1) { warn("--lr: is %g: AdamW seldom learns with more than 0.01", o->lr); }
+        if (o->optimizer && o->lora) { warn("--optimizer: muon trains no adapters: AdamW trains all of them"); }
         warn_of_no_data(o, &p->data);
     }
     lengthen_context(&p->spec.config, o, start_name(&p->start, o), p->process.rank);
@@ -654,7 +655,7 @@ static inline void program_open(Program* p, int argc, char** argv, OptionScope t
     if (job_trains(process->job)) { data_learn_chat(data, config, chosen, !p->start.dir[0], rank == 0); }
     check_data(data, config->vocab_size);
     data_open_tasks(data, chosen, process, config->max_positions);
-    config->optimizer = RULE_OF_RUN;
+    config->optimizer = chosen->optimizer;
     check_optimizer(&p->start, &p->run.state, config);
     spec_lay_out(&p->spec, process);
     if (job_trains(process->job)) { program_plan(p); }

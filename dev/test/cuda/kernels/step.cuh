@@ -5,7 +5,7 @@
 
 #include "llmc/gpu/exchange.cuh"
 #include "llmc/gpu/debug.cuh"
-#include "llmc/optim/optimizer.h"  // defines: global_norm, global_norm_scratch
+#include "llmc/optim/recipe.h"  // defines: global_norm, global_norm_scratch
 #include "llmc/optim/step_state.cuh"
 #include "dev/test/exchange.h"
 #include "kernel_test.cuh"

@@ -1,0 +1,198 @@
+/* muon.cuh -- tests of Muon: its stages by element against muon.h, and Newton-Schulz against double. */
+#ifndef TEST_KERNELS_MUON_CUH
+#define TEST_KERNELS_MUON_CUH
+
+#include "llmc/optim/muon.cuh"
+#include "llmc/optim/muon.h"
+#include "adamw.cuh"
+#include "matmul.cuh"
+
+typedef std::vector<double> Doubles;
+
+/* Returns a (M, K) b (K, N) in double; b_t: b is (N, K). */
+static Doubles product(const Doubles& a, const Doubles& b, size_t M, size_t N, size_t K, bool b_t) {
+    Doubles c(M * N);
+    for (size_t i = 0; i < M; i++) {
+        for (size_t k = 0; k < K; k++) {
+            for (size_t j = 0; j < N; j++) { c[i * N + j] += a[i * K + k] * (b_t ? b[j * K + k] : b[k * N + j]); }
+        }
+    }
+    return c;
+}
+
+static Doubles transpose(const Doubles& x, size_t rows, size_t cols) {
+    Doubles t(x.size());
+    for (size_t i = 0; i < x.size(); i++) { t[i % cols * rows + i / cols] = x[i]; }
+    return t;
+}
+
+/* Returns X of u (rows, cols) in double. */
+static Doubles exact_orthogonal(const Floats& u, size_t rows, size_t cols) {
+    const size_t m = std::min(rows, cols), k = std::max(rows, cols);
+    Doubles x(u.begin(), u.end());
+    double square = 0;
+    for (double e : x) { square += e * e; }
+    for (double& e : x) { e /= std::max(sqrt(square), 1e-7); }
+    if (rows > cols) { x = transpose(x, rows, cols); }
+    for (int step = 0; step < MUON_STEPS; step++) {
+        const Doubles a = product(x, x, m, m, k, true);
+        Doubles c = product(a, a, m, m, m, false);
+        for (size_t i = 0; i < c.size(); i++) { c[i] = MUON_B * a[i] + MUON_C * c[i]; }
+        const Doubles moved = product(c, x, m, k, m, false);
+        for (size_t i = 0; i < x.size(); i++) { x[i] = MUON_A * x[i] + moved[i]; }
+    }
+    return rows > cols ? transpose(x, m, k) : x;
+}
+
+/* Returns X of u (rows, cols) by this card's products, rounded wherever PyTorch rounds. */
+static Floats pytorch_s_orthogonal(const Floats& u, size_t rows, size_t cols) {
+    const size_t m = std::min(rows, cols), k = std::max(rows, cols);
+    MatmulContext* ctx = matmul_context();
+    Floats first = u;
+    double square = 0;
+    for (float& e : first) { e = to_float(from_float<floatX>(e)), square += (double)e * e; }
+    const float norm = to_float(from_float<floatX>(std::max((float)sqrt(square), MUON_EPS)));
+    for (float& e : first) { e /= norm; }
+    if (rows > cols) {
+        const Doubles t = transpose(Doubles(first.begin(), first.end()), rows, cols);
+        first.assign(t.begin(), t.end());
+    }
+    floatX *from = upload_rows<floatX>(first, 1, m * k, m * k), *to = device_alloc<floatX>(m * k);
+    floatX *a = device_alloc<floatX>(m * m), *c = device_alloc<floatX>(m * m);
+    for (int step = 0; step < MUON_STEPS; step++) {
+        const Operand X = operand(from, k), A = operand(a, m);
+        matmul_product(ctx, output(a, m), {X, AS_IS}, {X, TRANSPOSED}, NULL, {m, m, k}, 0);
+        matmul_product(ctx, output(c, m), {A, AS_IS}, {A, AS_IS}, a, {m, m, m}, 0, {(float)MUON_C, (float)MUON_B});
+        matmul_product(ctx, output(to, k), {operand(c, m), AS_IS}, {X, AS_IS}, from, {m, k, m}, 0, {1.0f, (float)MUON_A});
+        std::swap(from, to);
+    }
+    const Floats got = download_rows(from, 1, m * k, m * k);
+    matmul_destroy(ctx);
+    const Doubles t = transpose(Doubles(got.begin(), got.end()), m, k);
+    return rows > cols ? Floats(t.begin(), t.end()) : got;
+}
+
+/* Returns X of u (rows, cols) on the card. */
+static Floats orthogonal(const Floats& u, size_t rows, size_t cols) {
+    const size_t n = u.size(), bytes = muon_scratch(rows, cols, sizeof(floatX)).end;
+    MatmulContext* ctx = matmul_context();
+    Floats padded_u = u;
+    padded_u.resize(round_up(n, 128));
+    float* x = upload(padded_u);
+    char* scratch = device_alloc<char>(bytes);
+    muon_orthogonalize_cuda(ctx, x, rows, cols, scratch, 0);
+    const Floats got = download(x, n);
+    matmul_destroy(ctx);
+    return got;
+}
+
+static double distance(const Floats& a, const Doubles& b) {
+    double off = 0, size = 0;
+    for (size_t i = 0; i < b.size(); i++) { off += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i]; }
+    return sqrt(off / size);
+}
+
+/* Returns a matrix with singular values from 1 to 1e-3: sums of products of columns and rows that are nearly orthogonal. */
+static Floats spread_matrix(size_t rows, size_t cols) {
+    const size_t k = 24;
+    const Floats a = random_values<float>(rows * k, 1), b = random_values<float>(k * cols, 1);
+    Floats x(rows * cols);
+    for (size_t i = 0; i < x.size(); i++) {
+        for (size_t j = 0; j < k; j++) {
+            x[i] += (float)pow(1e-3, (double)j / k) * a[i / cols * k + j] * b[j * cols + i % cols];
+        }
+    }
+    return x;
+}
+
+/* In 16 bits an error is chance, so the mean of some draws must be at most PyTorch's, on this card. */
+static void newton_schulz_is_no_worse_than_pytorch_s() {
+    enum { DRAWS = 12 };
+    static const struct {
+        const char* name;
+        size_t rows, cols;
+        int rank;  // 0: all
+    } shapes[] = {{"wide", 48, 136, 0}, {"tall", 120, 40, 0},  {"square", 72, 72, 0},
+                  {"odd", 45, 77, 0},   {"rank 1", 40, 56, 1}, {"spread", 64, 96, 24}};
+    for (const auto& s : shapes) {
+        double ours = 0, theirs = 0;
+        for (int draw = 0; draw < DRAWS; draw++) {
+            Floats u = s.rank == 24 ? spread_matrix(s.rows, s.cols) : random_values<float>(s.rows * s.cols, 3);
+            for (size_t i = 0; i < u.size() && s.rank == 1; i++) { u[i] = u[i % s.cols] * (float)(1 + i / s.cols); }
+            const Doubles exact = exact_orthogonal(u, s.rows, s.cols);
+            const Floats got = twice(s.name, [&] { return orthogonal(u, s.rows, s.cols); });
+            ours += distance(got, exact) / DRAWS;
+            theirs += distance(pytorch_s_orthogonal(u, s.rows, s.cols), exact) / DRAWS;
+        }
+        printf("  %-8s off by %.3g, PyTorch's order of roundings by %.3g\n", s.name, ours, theirs);
+        const double limit = sizeof(floatX) == 4 ? 2e-4 : theirs;
+        CHECK(ours <= limit, "%s: Newton-Schulz is off by %.3g, wanted at most %.3g", s.name, ours, limit);
+    }
+    for (float x : orthogonal(Floats(40 * 24), 40, 24)) { CHECK(x == 0, "a matrix of zeros became %g", (double)x); }
+}
+
+/* The stages by element, in parts that begin anywhere, against muon.h. */
+static void muon_agrees_in_all_forms() {
+    const size_t n = 1000, cut = 301;
+    Hyperparameters h = test_hyper();
+    h.muon_momentum = 0.9;
+    h.muon_lr_scale = 0.2;
+    StepState state;
+    memset(&state, 0, sizeof state);
+    state.grad_scale = 0.5f;
+    state.lr = 0.02;
+    state.decay = (float)(1 - 0.02 * 0.1);
+    const Floats start = random_values<float>(n, 1), m0 = random_values<float>(n, 1), grad = random_values<floatX>(n, 1);
+    for (MasterKind kind : adamw_kinds) {
+        for (int bf16 = 0; bf16 <= (IS_BF16 ? 1 : 0); bf16++) {
+            for (int verdict = UPDATE_APPLIED; verdict <= UPDATE_NOT_FINITE; verdict++) {
+                state.verdict = (UpdateVerdict)verdict;
+                const StepState* on_card = upload(std::vector<StepState>{state});
+                MatrixPart whole;
+                memset(&whole, 0, sizeof whole);
+                whole.rows = 40, whole.cols = 25;
+                whole.params = upload_rows<floatX>(start, 1, n, n);
+                whole.master_kind = kind;
+                whole.master = kind == MASTER_NONE ? NULL : device_alloc<char>(n * (kind == MASTER_SPLIT ? 2 : 4));
+                master_set_cuda(whole.params, whole.master, kind, upload(start), n, 0);
+                const Floats old = [&] {
+                    float* x = device_alloc<float>(n);
+                    master_get_cuda(x, whole.params, whole.master, kind, n, 0);
+                    return download(x, n);
+                }();
+                whole.bf16_moments = bf16;
+                whole.m = bf16 ? (void*)upload_rows<__nv_bfloat16>(m0, 1, n, n) : (void*)upload(m0);
+                whole.grads = upload_rows<floatX>(grad, 1, n, n);
+                whole.x = device_alloc<float>(n);
+                for (size_t at : {(size_t)0, cut}) {
+                    MatrixPart part = whole;
+                    part.first = at;
+                    part.count = at ? n - cut : cut;
+                    part.params += at, part.x += at;
+                    part.grads = (const floatX*)whole.grads + at;
+                    part.m = (char*)whole.m + at * (bf16 ? 2 : 4);
+                    part.master = (char*)whole.master + at * (kind == MASTER_SPLIT ? 2 : 4);
+                    muon_prepare_cuda(&part, on_card, &h, 0);
+                    muon_update_cuda(&part, on_card, &h, 0);
+                }
+                float* moved = device_alloc<float>(n);
+                master_get_cuda(moved, whole.params, whole.master, kind, n, 0);
+                const Floats got = download(moved, n);
+                if (verdict != UPDATE_APPLIED) {
+                    CHECK(memcmp(got.data(), old.data(), n * sizeof(float)) == 0, "a skipped step moves weights");
+                    continue;
+                }
+                Floats p = old, u = grad, m = m0;
+                for (float& e : m) { e = bf16 ? to_float(from_float<__nv_bfloat16>(e)) : e; }
+                muon_prepare(u.data(), m.data(), n, h.muon_momentum, state.grad_scale);
+                muon_update(p.data(), u.data(), n, state.decay, muon_rate(state.lr, h.muon_lr_scale, 40, 25));
+                compare("u", download(whole.x, n), u, 1e-6f, 1e-6f);
+                compare("m", bf16 ? download_rows((__nv_bfloat16*)whole.m, 1, n, n) : download((float*)whole.m, n), m,
+                        bf16 ? 1.0f / 128 : 1e-6f, 1e-6f);
+                compare("p", got, p, rounds_weights(kind) ? 1.0f / 128 : 1e-6f, 1e-6f);
+            }
+        }
+    }
+}
+
+#endif
