@@ -5,8 +5,7 @@
  * A run has an id, drawn at random when it begins. Resuming keeps it. A run that is set back to an earlier step, or continues
  * in another folder, is a new one: "parent_run" and "parent_step" say where it branched off. A resumed run compares the
  * fingerprints of data, tokenizer and build, and ROW_ORDER, and so finds what has changed. "bf16_weights" says that the run has
- * no master weights: a checkpoint's weights in BF16 are then the exact ones. Files of format 1 are read, too: such a run has no
- * id, and the fingerprints are unknown.
+ * no master weights: a checkpoint's weights in BF16 are then the exact ones.
  *
  * The training loop keeps a TrainerState up to date.
  */
@@ -29,7 +28,7 @@
 enum {
     TRAINER_STATE_FORMAT = 2,
     CHECKPOINT_MAX_RANKS = 100000,
-    ROW_ORDER = 2,       // the order of rows that dataloader.h describes; format 1 had order 1
+    ROW_ORDER = 2,       // the order of rows that dataloader.h describes
     ROW_ORDER_LEFT = 3,  // of data with answers that do not fit in a row; older builds trained them without their questions
 };
 
@@ -44,15 +43,6 @@ typedef struct {
     double loss, best;         // their losses
     uint64_t since_best;       // validations after that one
 } Validations;
-
-/* How a run was shortened, in files of older versions, which have no phases. It passed through the rest of its schedule in the
- * steps that it had left. */
-typedef struct {
-    int64_t step;   // the first step (from 0) that it concerns
-    double place;   // the step of the whole schedule whose rate that step has
-    int64_t from;   // steps of the whole schedule
-    int64_t steps;  // steps of the run; 0: it was not shortened
-} Shortened;
 
 typedef struct {
     uint64_t step;            // steps done
@@ -78,8 +68,7 @@ typedef struct {
     uint64_t scale_good;      // finite steps since the loss scale last changed
     Outlier loss, grad_norm;  // the last values, to score the next one
     Validations val;          // none in files without the member
-    Schedule schedule;        // of the run; its peak rate is in the options. Count 0: a file of an older version
-    Shortened shortened;      // read from such a file; none in files without the member
+    Schedule schedule;        // of the run; its peak rate is in the options
     bool bf16_weights;        // the exact weights, which the optimizer updates, are bfloat16: there are no master weights
     bool f32_weights;         // the weights are in F32, whatever --export-dtype says: one would be infinite there
     uint64_t base;            // with LoRA, the checksum of the base's weights (model_sum()); 0: none, or unknown
@@ -97,21 +86,21 @@ static inline void trainer_state_free(TrainerState* s) {
     s->saved_options = NULL;
 }
 
-// The integers and texts of the file: one table each for the writer and the reader. `since`: the first format with the member.
+// The integers and texts of the file: one table each for the writer and the reader.
 // clang-format off
-static const struct { const char* name; size_t offset; int since; } trainer_state_integers[] = {
-    {"step", offsetof(TrainerState, step), 1},
-    {"seed", offsetof(TrainerState, seed), 1},
-    {"data_row", offsetof(TrainerState, data_row), 1},
-    {"row_order", offsetof(TrainerState, row_order), 2},
-    {"tokens", offsetof(TrainerState, tokens), 1},
-    {"updates", offsetof(TrainerState, updates), 1},
-    {"data_fingerprint", offsetof(TrainerState, data), 2},
-    {"tokenizer_fingerprint", offsetof(TrainerState, fingerprint), 1},
-    {"parent_step", offsetof(TrainerState, parent_step), 2},
-    {"loss_scale_good_steps", offsetof(TrainerState, scale_good), 1},
+static const struct { const char* name; size_t offset; } trainer_state_integers[] = {
+    {"step", offsetof(TrainerState, step)},
+    {"seed", offsetof(TrainerState, seed)},
+    {"data_row", offsetof(TrainerState, data_row)},
+    {"row_order", offsetof(TrainerState, row_order)},
+    {"tokens", offsetof(TrainerState, tokens)},
+    {"updates", offsetof(TrainerState, updates)},
+    {"data_fingerprint", offsetof(TrainerState, data)},
+    {"tokenizer_fingerprint", offsetof(TrainerState, fingerprint)},
+    {"parent_step", offsetof(TrainerState, parent_step)},
+    {"loss_scale_good_steps", offsetof(TrainerState, scale_good)},
 };
-static const struct { const char* name; size_t offset, cap; } trainer_state_texts[] = {  // since format 2
+static const struct { const char* name; size_t offset, cap; } trainer_state_texts[] = {
     {"build", offsetof(TrainerState, build), sizeof((TrainerState*)0)->build},
     {"run", offsetof(TrainerState, run), sizeof(RunId)},
     {"parent_run", offsetof(TrainerState, parent_run), sizeof(RunId)},
@@ -207,7 +196,7 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     outlier_write(f, &s->grad_norm);
     fputs(",\n  \"validation\": ", f);
     validations_write(f, s);
-    if (s->schedule.count) { schedule_write(f, &s->schedule); }
+    schedule_write(f, &s->schedule);
     if (s->bf16_weights) { fputs(",\n  \"bf16_weights\": true", f); }
     if (s->f32_weights) { fputs(",\n  \"f32_weights\": true", f); }
     if (s->bad_steps) { fprintf(f, ",\n  \"bad_steps\": %" PRIu64, s->bad_steps); }
@@ -266,11 +255,10 @@ static inline bool validations_read(const Json* j, Validations* v, Error* e) {
                   json_u64(j, n, "since_best", &v->since_best, e));
 }
 
-/* Reads the member "schedule", which older files lack. */
 static inline bool schedule_read(const Json* j, Schedule* s, Error* e) {
     const JsonNode* n = json_get(j, json_root(j), "schedule");
     const JsonNode* phases = json_get(j, n, "phases");
-    if (!n) { return true; }
+    if (!n) { return json_wanted(j, json_root(j), "schedule", e, "an object"); }
     if (!json_int(j, n, "steps", 0, INT32_MAX, &s->steps, e)) { return false; }
     if (!phases || phases->type != JSON_ARRAY || json_length(phases) < 1 || json_length(phases) > MOST_PHASES) {
         return json_wanted(j, n, "phases", e, "an array of 1 to %d phases", MOST_PHASES);
@@ -288,15 +276,6 @@ static inline bool schedule_read(const Json* j, Schedule* s, Error* e) {
         }
     }
     return true;
-}
-
-/* Reads the member "shortened", which only a shortened run of an older version has. */
-static inline bool shortened_read(const Json* j, Shortened* s, Error* e) {
-    const JsonNode* n = json_get(j, json_root(j), "shortened");
-    return !n || (json_int(j, n, "step", 1, INT32_MAX, &s->step, e) &&
-                  json_int(j, n, "steps", s->step + 1, INT32_MAX, &s->steps, e) &&
-                  json_int(j, n, "from", s->steps, INT32_MAX, &s->from, e) &&
-                  json_double(j, n, "place", (double)s->step, (double)s->from, &s->place, e));
 }
 
 /* Takes the loss of a validation. Returns whether it is the lowest so far; a loss that is not finite never is. */
@@ -341,7 +320,7 @@ static inline bool trainer_state_files(TrainerState* s, Error* e) {
     return true;
 }
 
-/* Reads the fields that format 2 added: the texts, and a flag. */
+/* Reads the texts, and a flag. */
 static inline bool trainer_state_texts_read(TrainerState* s, Error* e) {
     const Json* j = &s->json;
     const JsonNode* root = json_root(j);
@@ -360,21 +339,17 @@ static inline bool trainer_state_parse(TrainerState* s, Error* e) {
     const Json* j = &s->json;
     const JsonNode* root = json_root(j);
     int64_t number = 0;
-    if (!json_int(j, root, "format", 1, TRAINER_STATE_FORMAT, &number, e)) { return false; }
-    const int format = (int)number;
-    s->row_order = 1;
+    if (!json_int(j, root, "format", TRAINER_STATE_FORMAT, TRAINER_STATE_FORMAT, &number, e)) { return false; }
     for (int i = 0; i < NUM_TRAINER_STATE_INTEGERS; i++) {
         uint64_t value = 0;
-        if (format < trainer_state_integers[i].since) { continue; }
         if (!json_u64(j, root, trainer_state_integers[i].name, &value, e)) { return false; }
         memcpy((char*)s + trainer_state_integers[i].offset, &value, sizeof value);
     }
-    if (format >= 2 && !trainer_state_texts_read(s, e)) { return false; }
-    if (!json_int(j, root, "world_size", 1, CHECKPOINT_MAX_RANKS, &number, e) ||
+    if (!trainer_state_texts_read(s, e) || !json_int(j, root, "world_size", 1, CHECKPOINT_MAX_RANKS, &number, e) ||
         !json_double(j, root, "loss_scale", 1e-30, 1e30, &s->loss_scale, e) || !outlier_read(j, "loss_window", &s->loss, e) ||
         !outlier_read(j, "grad_norm_window", &s->grad_norm, e) || !validations_read(j, &s->val, e) ||
-        !schedule_read(j, &s->schedule, e) || !shortened_read(j, &s->shortened, e) || !trainer_state_files(s, e) ||
-        !json_u64_or(j, root, "base_crc32c", &s->base, e) || !json_bool_or(j, root, "bf16_weights", &s->bf16_weights, e) ||
+        !schedule_read(j, &s->schedule, e) || !trainer_state_files(s, e) || !json_u64_or(j, root, "base_crc32c", &s->base, e) ||
+        !json_bool_or(j, root, "bf16_weights", &s->bf16_weights, e) ||
         !json_bool_or(j, root, "f32_weights", &s->f32_weights, e) || !json_u64_or(j, root, "bad_steps", &s->bad_steps, e) ||
         !json_u64_or(j, root, "owed", &s->owed, e) || !json_u64_or(j, root, "padding", &s->padding, e)) {
         return false;

@@ -101,18 +101,17 @@ static inline Schedule schedule_make(ScheduleName name, int64_t steps, int64_t w
 }
 
 /* Ends the run after `steps` steps. The phases after step `now` are pressed together into the steps that are left. The phase
- * that `now` is in leads on from the rate that it has there. `place`: the step of the old schedule whose rate step `now` gets;
- * it is `now`, but for a run that an older version shortened. */
-static inline void schedule_shorten(Schedule* s, double place, int64_t now, int64_t steps) {
+ * that `now` is in leads on from the rate that it has there. */
+static inline void schedule_shorten(Schedule* s, int64_t now, int64_t steps) {
     const Schedule old = *s;
-    const double share = (double)(steps - now) / ((double)old.steps - place);
+    const double share = (double)(steps - now) / (double)(old.steps - now);
     s->steps = steps;
     for (int i = 0; i < old.count; i++) {
         const Phase p = old.phases[i];
-        const bool begun = (double)p.from <= place;
-        if (begun && i + 1 < old.count && (double)old.phases[i + 1].from <= place) { continue; }
-        schedule_add(s, begun ? now : now + llround(share * ((double)p.from - place)),
-                     now + llround(share * ((double)p.to - place)), begun ? schedule_rate(&old, place, 1) : p.first, p.last,
+        const bool begun = p.from <= now;
+        if (begun && i + 1 < old.count && old.phases[i + 1].from <= now) { continue; }
+        schedule_add(s, begun ? now : now + llround(share * (double)(p.from - now)),
+                     now + llround(share * (double)(p.to - now)), begun ? schedule_rate(&old, (double)now, 1) : p.first, p.last,
                      p.shape);
     }
 }

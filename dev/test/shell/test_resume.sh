@@ -173,10 +173,10 @@ if python3 -c '' 2>/dev/null; then
     rm -rf edited && cp -r whole edited && rm -r edited/step_*[4-6]
     state 's/"build": "[^"]*"/"build": "another"/' edited/step_00000003
     expect "another build is told" 0 "was (another): it may round elsewhere" resume --out edited --stop-after 3
-    state 's/"build": "[^"]*"/"build": ""/; s/"format": 2/"format": 1/' edited/step_00000003
-    expect "so is a checkpoint of format 1" 0 "in edited/step_00000003 it was 1: rows of this epoch may come twice" \
+    state 's/"row_order": 2/"row_order": 1/' edited/step_00000003
+    expect "so is another order of rows" 0 "in edited/step_00000003 it was 1: rows of this epoch may come twice" \
         resume --out edited --stop-after 3
-    state 's/"format": 1/"format": 3/' edited/step_00000003
+    state 's/"format": 2/"format": 3/' edited/step_00000003
     expect "a later format is passed over" 0 "trainer_state.json: format is 3" resume --out edited --stop-after 2
     check "and the checkpoint before it taken" resumed_from 2
     rm -rf ruined && cp -r whole ruined

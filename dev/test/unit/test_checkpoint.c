@@ -117,7 +117,7 @@ static TrainerState small_state(uint64_t step, int world_size) {
     s.loss_scale = 65536.0;
     s.scale_good = 17;
     s.schedule = schedule_make(SCHEDULE_WSD, 90, 2, 1, 1.0 / 3, 0, SHAPE_ROOT);
-    schedule_shorten(&s.schedule, 3, 3, 50);
+    schedule_shorten(&s.schedule, 3, 50);
     for (int i = 0; i < 200; i++) { outlier_update(&s.loss, 1.0 / (i + 3)); }
     for (int i = 0; i < 5; i++) { outlier_update(&s.grad_norm, 1e-300 / (i + 3)); }
     s.options = "{\"lr\": 0.001, \"out\": \"x\"}";
@@ -310,9 +310,7 @@ static void later_formats_are_refused_and_the_first_is_read_without_what_it_lack
         {"\"first\": 0.0,", "\"first\": -0.1,", "first"},
         {"\"last\": 1.0,", "\"last\": 1.1,", "last"},
         {"\"rise\"", "\"fall\"", "shape"},
-        {"\"schedule\"", "\"shortened\": {\"step\": 3, \"place\": 93, \"from\": 90, \"steps\": 50},\n  \"schedule\"", "place"},
-        {"\"schedule\"", "\"shortened\": {\"step\": 3, \"place\": 2, \"from\": 90, \"steps\": 50},\n  \"schedule\"", "place"},
-        {"\"schedule\"", "\"shortened\": {\"step\": 3, \"place\": 3, \"from\": 90, \"steps\": 3},\n  \"schedule\"", "steps"},
+        {"\"schedule\"", "\"other\"", "schedule"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         memset(&e, 0, sizeof e);
@@ -320,10 +318,6 @@ static void later_formats_are_refused_and_the_first_is_read_without_what_it_lack
               e.msg);
         trainer_state_free(&s);
     }
-    memset(&e, 0, sizeof e);
-    CHECK(read_changed(text, "\"format\": 2", "\"format\": 1", &s, &e), "%s", e.msg);
-    CHECK(s.step == 9 && s.row_order == 1 && s.data == 0 && !s.build[0] && !s.run[0] && !s.parent_run[0], "format 1");
-    trainer_state_free(&s);
     free(text);
 }
 

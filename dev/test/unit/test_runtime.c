@@ -591,8 +591,8 @@ static void a_shortened_schedule_goes_on_from_its_rate_to_the_last(void) {
         double before = 0, steepest = 0;
         for (int64_t step = 0; step < s.steps; step++) {
             const Schedule old = s;
-            if (step == 15) { schedule_shorten(&s, 15, step, 700); }  // in the warm-up, too
-            if (step == 300) { schedule_shorten(&s, 300, step, 500); }
+            if (step == 15) { schedule_shorten(&s, step, 700); }  // in the warm-up, too
+            if (step == 300) { schedule_shorten(&s, step, 500); }
             for (int64_t past = 0; past < step; past++) { CHECK(learning_rate(&s, past) == learning_rate(&old, past), "past"); }
             const double lr = learning_rate(&s, step), jump = lr - learning_rate(&old, step);
             CHECK(step == 15 ? jump >= 0 && jump < 0.1 : jump == 0, "a jump of %g at step %lld", jump, (long long)step);
@@ -606,28 +606,8 @@ static void a_shortened_schedule_goes_on_from_its_rate_to_the_last(void) {
         CHECK(fabs(before - last[name]) <= 0.007, "schedule %d ends at %g", name, before);
     }
     Schedule wsd = schedule_make(SCHEDULE_WSD, 1000, 20, 1, 0, 0, SHAPE_ROOT);
-    schedule_shorten(&wsd, 300, 300, 650);
+    schedule_shorten(&wsd, 300, 650);
     CHECK(learning_rate(&wsd, 550) == 1 && near(learning_rate(&wsd, 600), 1 - sqrt(0.5)), "what is left keeps its shares");
-}
-
-/* An older version kept the schedule and gave each step the rate of a place in it. */
-static void an_older_shortened_run_goes_on_from_its_rate(void) {
-    const struct {
-        double place;
-        int64_t step, steps;
-    } older = {350, 300, 500};  // of 1,000 steps, shortened twice
-    for (int name = SCHEDULE_COSINE; name <= SCHEDULE_WSD; name++) {
-        Schedule s = schedule_make((ScheduleName)name, 1000, 20, 1, 0.1, 0, SHAPE_ROOT);
-        const Schedule whole = s;
-        const double pace = (1000 - older.place) / (double)(older.steps - older.step), place = older.place + 40 * pace;
-        schedule_shorten(&s, place, 340, older.steps);
-        CHECK(s.steps == 500 && near(learning_rate(&s, 340), schedule_rate(&whole, place, 1)), "schedule %d jumps", name);
-        for (int64_t step = 340; step < 500 && name != SCHEDULE_COSINE; step++) {
-            const double was = schedule_rate(&whole, older.place + (double)(step - older.step) * pace, 1);
-            CHECK(fabs(learning_rate(&s, step) - was) < 0.05, "%g was %g", learning_rate(&s, step), was);
-        }
-        CHECK(near(learning_rate(&s, 500), name == SCHEDULE_CONSTANT ? 1 : 0.1), "schedule %d ends elsewhere", name);
-    }
 }
 
 static void minutes_become_a_round_number_of_steps(void) {
@@ -1292,7 +1272,6 @@ int main(int argc, char** argv) {
     RUN(minutes_become_a_round_number_of_steps);
     RUN(a_run_whose_steps_become_slower_ends_in_its_minutes);
     RUN(a_shortened_schedule_goes_on_from_its_rate_to_the_last);
-    RUN(an_older_shortened_run_goes_on_from_its_rate);
     RUN(what_does_not_fit_is_refused_with_flags_that_fit);
     RUN(recompute_auto_takes_as_few_blocks_as_fit);
     RUN(a_hint_is_measured_with_all_its_flags);

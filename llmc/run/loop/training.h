@@ -127,7 +127,7 @@ static inline void training_shorten(Training* t, int64_t steps) {
     printf("plan    %s steps instead of %s: a step takes %.1f ms now, at step %lld",
            text_count((uint64_t)steps, now, sizeof now), text_count((uint64_t)schedule->steps, before, sizeof before), ms,
            (long long)t->queued);
-    schedule_shorten(schedule, (double)t->queued, t->queued, steps);
+    schedule_shorten(schedule, t->queued, steps);
     printf("; the rate goes from %.3g to %.3g by then\n", learning_rate(schedule, t->queued), learning_rate(schedule, steps));
     fflush(stdout);
     t->lines.steps = steps;

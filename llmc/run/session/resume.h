@@ -53,8 +53,6 @@ static inline void resume_identify(TrainerState* state, const Start* start, cons
         memcpy(state->run, log.run, sizeof log.run);
         memcpy(state->parent_run, log.parent_run, sizeof log.parent_run);
         state->parent_step = log.parent_step;
-    } else if (!state->run[0]) {  // a checkpoint of format 1
-        run_id_draw(state->run);
     }
 }
 
@@ -108,21 +106,6 @@ static inline void run_resume(Run* run, Start* start, Options* chosen, const Pro
     choose_saved(chosen, state, start->dir, process_share(p, o).groups);
 }
 
-/* Returns the schedule of the checkpoint that the run resumes. One of an older version has no phases: they follow from its
- * options, `was`, and from how it was shortened. `steps`: of one epoch, for a run whose steps the data decides. */
-static inline Schedule saved_schedule(const TrainerState* state, const Options* was, int64_t steps) {
-    const Shortened* older = &state->shortened;
-    Schedule saved = state->schedule;
-    if (saved.count == 0) { saved = plan_schedule(was, older->steps ? older->from : was->steps < 0 ? steps : was->steps); }
-    if (older->steps) {
-        const double pace = ((double)older->from - older->place) / (double)(older->steps - older->step);
-        const int64_t now = (int64_t)state->step;
-        schedule_shorten(&saved, older->place + (double)(now - older->step) * pace, now, older->steps);
-    }
-    saved.lr = was->lr;
-    return saved;
-}
-
 /* Returns whether the run branches off to decay: it goes into another folder with --decay, and no flag says where it ends. */
 static inline bool resume_decays(const Start* start, const Options* o) {
     return start->resumed && o->given[OPT_decay] && o->decay > 0 && !o->given[OPT_steps] && !resumes_in_place(start, o->out);
@@ -140,7 +123,7 @@ static inline void run_settle_schedule(Run* run, const Options* o, const Start* 
         return;
     }
     Options was = saved_options(&run->state, o->trainer);
-    *schedule = saved_schedule(&run->state, &was, steps);
+    schedule->lr = was.lr;
     run->lr_before = learning_rate(schedule, now);
     const bool end = o->given[OPT_steps] || o->steps < 0, decays = o->decay != was.decay || o->decay_shape != was.decay_shape;
     if (resume_decays(start, o)) {
