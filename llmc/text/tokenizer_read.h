@@ -113,53 +113,28 @@ static inline void tiktoken_merges(Tokenizer* t, int num_ranks) {
     free(end);
 }
 
-/* The lines of a tokenizer.model. */
-typedef struct {
-    int64_t count;     // lines that are not empty
-    char* bytes;       // of their tokens, concatenated
-    size_t* at;        // (count + 1) where each starts in `bytes`
-    int64_t* line_of;  // (count) the line of each rank
-} TiktokenLines;
-
-/* Reads every line of the text, which must have each rank from 0 on once. */
-static inline bool tiktoken_read_lines(TiktokenLines* r, const char* text, size_t len, const char* path, Error* e) {
+/* Reads the lines of a tokenizer.model into tokens, whose ranks count from 0, and adds Llama 3.1's special tokens. */
+static inline bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
     const char *s = text, *end = text + len;
-    int64_t lines = 0;
-    for (const char* p = text; p < end; p++) { lines += *p != '\n' && (p == text || p[-1] == '\n'); }
-    r->bytes = (char*)xmalloc(len);
-    r->at = (size_t*)xcalloc((size_t)lines + 1, sizeof(size_t));
-    r->line_of = (int64_t*)xmalloc((size_t)lines * sizeof(int64_t));
-    for (int64_t i = 0; i < lines; i++) { r->line_of[i] = -1; }
+    int num_ranks = 0, id = 0;
+    for (const char* p = text; p < end; p++) { num_ranks += *p != '\n' && (p == text || p[-1] == '\n'); }
+    tokenizer_allocate(t, num_ranks + 256, len + 256 * 40);
     for (size_t line = 1; s < end; line++) {
+        char* out = t->bytes + t->at[id];
+        size_t n = 0;
+        int64_t rank = 0;
         if (*s == '\n') {
             s++;
             continue;
         }
-        const size_t at = r->at[r->count];
-        size_t n = 0;
-        int64_t rank = 0;
-        if (!tiktoken_line(&s, end, r->bytes + at, &n, &rank, line, path, e)) { return false; }
-        if (rank >= lines || r->line_of[rank] >= 0) {
-            return fail(e, "%s:%zu: rank is %lld, wanted each of 0 to the number of lines - 1 once", path, line,
-                        (long long)rank);
+        if (!tiktoken_line(&s, end, out, &n, &rank, line, path, e)) { return false; }
+        if (rank != id) {
+            return fail(e, "%s:%zu: rank is %lld, wanted %d: ranks count from 0", path, line, (long long)rank, id);
         }
-        r->line_of[rank] = r->count++;
-        r->at[r->count] = at + n;
-    }
-    return true;  // no two of the lines have one rank, so each rank has a line
-}
-
-/* Makes the tokens in the order of their ranks, followed by Llama 3.1's special tokens. */
-static inline bool tiktoken_tokens(Tokenizer* t, const TiktokenLines* r, const char* path, Error* e) {
-    const int num_ranks = (int)r->count;
-    tokenizer_allocate(t, num_ranks + 256, r->at[num_ranks] + 256 * 40);
-    for (int id = 0; id < num_ranks; id++) {
-        const size_t from = r->at[r->line_of[id]], n = r->at[r->line_of[id] + 1] - from;
-        memcpy(t->bytes + t->at[id], r->bytes + from, n);
-        t->at[id + 1] = t->at[id] + (uint32_t)n;
-        const int32_t twin = token_table_find(&t->pieces, t->bytes + t->at[id], n);
+        const int32_t twin = token_table_find(&t->pieces, out, n);
         if (twin >= 0) { return fail(e, "%s: ranks %d and %d are the same bytes", path, twin, id); }
-        token_table_add(&t->pieces, id, n);
+        t->at[id + 1] = t->at[id] + (uint32_t)n;
+        token_table_add(&t->pieces, id++, n);
     }
     for (int b = 0; b < 256; b++) {
         const char byte = (char)b;
@@ -168,29 +143,16 @@ static inline bool tiktoken_tokens(Tokenizer* t, const TiktokenLines* r, const c
             return fail(e, "%s: has no token for the single byte 0x%02x, wanted all 256 bytes", path, b);
         }
     }
-    for (int k = 0; k < 256; k++) {
-        const int id = num_ranks + k;
+    for (int k = 0; k < 256; k++, id++) {
         llama3_special(t->bytes + t->at[id], k);
         t->at[id + 1] = t->at[id] + (uint32_t)strlen(t->bytes + t->at[id]);
         t->flags[id] = TOKEN_ADDED | TOKEN_SPECIAL;
     }
+    t->split = SPLIT_LLAMA3;
+    t->max_digits = 3;
+    tiktoken_merges(t, num_ranks);
+    tokenizer_index(t);
     return true;
-}
-
-static inline bool tokenizer_parse_tiktoken(Tokenizer* t, const char* text, size_t len, const char* path, Error* e) {
-    TiktokenLines r;
-    memset(&r, 0, sizeof r);
-    const bool ok = tiktoken_read_lines(&r, text, len, path, e) && tiktoken_tokens(t, &r, path, e);
-    if (ok) {
-        t->split = SPLIT_LLAMA3;
-        t->max_digits = 3;
-        tiktoken_merges(t, (int)r.count);
-        tokenizer_index(t);
-    }
-    free(r.bytes);
-    free(r.at);
-    free(r.line_of);
-    return ok;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
