@@ -113,33 +113,16 @@ static inline int state_compare(const void* a, const void* b) {
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-static inline int state_compare_names(const void* a, const void* b) {
-    return strcmp((*(const Param* const*)a)->name, (*(const Param* const*)b)->name);
-}
-
-/* Lists the parameters by name, for state_find(): the files of many ranks hold many parts. The caller frees the list. */
-static inline const Param** state_names(const ParamTable* t) {
-    const Param** names = (const Param**)xmalloc((size_t)t->count * sizeof(Param*));
-    for (int i = 0; i < t->count; i++) { names[i] = &t->items[i]; }
-    qsort(names, (size_t)t->count, sizeof(Param*), state_compare_names);
-    return names;
-}
-
 /* Returns the index of the parameter with this name of `len` bytes; -1 if there is none. */
-static inline int state_find(const ParamTable* t, const Param* const* names, const char* name, size_t len) {
-    Param key;
-    const Param* wanted = &key;
-    if (len >= sizeof key.name) { return -1; }
-    memcpy(key.name, name, len);
-    key.name[len] = 0;
-    const Param* const* found =
-        (const Param* const*)bsearch(&wanted, names, (size_t)t->count, sizeof(Param*), state_compare_names);
-    return found ? (int)(*found - t->items) : -1;
+static inline int state_find(const ParamTable* t, const char* name, size_t len) {
+    int i = 0;
+    while (i < t->count && !(strncmp(t->items[i].name, name, len) == 0 && t->items[i].name[len] == 0)) { i++; }
+    return i < t->count ? i : -1;
 }
 
 /* Parses a tensor's name, "SLOT.PARAMETER" or "SLOT.PARAMETER@FIRST", and checks its dtype and size. */
-static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor, const ParamTable* t,
-                               const Param* const* names, const StateSlot* slots, int num_slots, StatePart* part, Error* e) {
+static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor, const ParamTable* t, const StateSlot* slots,
+                               int num_slots, StatePart* part, Error* e) {
     const char* dot = strchr(tensor->name, '.');
     const char* at = strrchr(tensor->name, '@');
     const size_t slot_len = dot ? (size_t)(dot - tensor->name) : 0;
@@ -157,7 +140,7 @@ static inline bool state_parse(const SafeTensors* file, const SafeTensor* tensor
                     file->path, shown);
     }
     const size_t len = at ? (size_t)(at - dot - 1) : strlen(dot + 1);
-    part->param = state_find(t, names, dot + 1, len);
+    part->param = state_find(t, dot + 1, len);
     if (part->param < 0) { return fail(e, "%s: tensor \"%s\" belongs to no parameter of this model", file->path, shown); }
     if (at) {
         char* end = NULL;
@@ -239,7 +222,6 @@ static inline TensorPieces state_pieces(const StatePart* parts, size_t count, co
 static inline bool state_load(const char* dir, int world_size, const ParamTable* t, const ArenaRanges* own,
                               const StateSlot* slots, int num_slots, Error* e) {
     SafeTensors* files = (SafeTensors*)xcalloc((size_t)world_size, sizeof(SafeTensors));
-    const Param** names = state_names(t);
     StatePart* parts = NULL;
     size_t count = 0;
     bool ok = true;
@@ -251,7 +233,7 @@ static inline bool state_load(const char* dir, int world_size, const ParamTable*
         if (!ok) { break; }
         parts = (StatePart*)xrealloc(parts, (count + st->count) * sizeof(StatePart));
         for (size_t i = 0; ok && i < st->count; i++) {
-            ok = state_parse(st, &st->tensors[i], t, names, slots, num_slots, &parts[count++], e);
+            ok = state_parse(st, &st->tensors[i], t, slots, num_slots, &parts[count++], e);
         }
     }
     if (ok && count > 0) { qsort(parts, count, sizeof(StatePart), state_compare); }
@@ -263,7 +245,6 @@ static inline bool state_load(const char* dir, int world_size, const ParamTable*
     } else {
         ok = false;
     }
-    free(names);
     free(parts);
     for (int rank = 0; rank < world_size; rank++) { safetensors_close(&files[rank]); }
     free(files);
