@@ -430,11 +430,11 @@ static inline void config_write_value(FILE* f, const ModelConfig* c, const Confi
     }
 }
 
-/* Writes the llama3 parameters of rope_scaling or rope_parameters, without braces. Floats keep their decimal point, which
- * transformers 5 wants; the original length is an integer there. */
-static inline void config_write_llama3(FILE* f, const ModelConfig* c) {
-    fputs("\"rope_type\": \"llama3\"", f);
-    for (int i = 0; i < NUM_ROPE_NUMBERS; i++) {
+/* Writes the parameters of RoPE's type, without braces. Floats keep their decimal point, which transformers 5 wants; the original
+ * length is an integer there. */
+static inline void config_write_rope(FILE* f, const ModelConfig* c) {
+    fprintf(f, "\"rope_type\": \"%s\"", c->rope_llama3 ? "llama3" : "default");
+    for (int i = 0; c->rope_llama3 && i < NUM_ROPE_NUMBERS; i++) {
         const double value = *(const double*)((const char*)c + rope_members[i]);
         fprintf(f, ", \"%s\": ", rope_names[i]);
         if (i == ROPE_ORIGINAL && value == floor(value)) {
@@ -443,20 +443,6 @@ static inline void config_write_llama3(FILE* f, const ModelConfig* c) {
             json_write_double(f, value);
         }
     }
-}
-
-/* Writes bos_token_id and eos_token_id, each followed by a comma. */
-static inline void config_write_ids(FILE* f, const ModelConfig* c) {
-    if (c->bos_id >= 0) {
-        fprintf(f, "  \"bos_token_id\": %d,\n", c->bos_id);
-    } else {
-        fputs("  \"bos_token_id\": null,\n", f);
-    }
-    fputs("  \"eos_token_id\": ", f);
-    if (c->num_eos == 0) { fputs("null", f); }
-    if (c->num_eos > 1) { fputs("[", f); }
-    for (int i = 0; i < c->num_eos; i++) { fprintf(f, "%s%d", i ? ", " : "", c->eos_ids[i]); }
-    fputs(c->num_eos > 1 ? "],\n" : ",\n", f);
 }
 
 /* Writes the members of `source` that the text so far does not have: what we do not know stays as it is. */
@@ -489,20 +475,20 @@ static inline bool config_write(const ModelConfig* c, const char* path, SafeDtyp
         config_write_value(f, c, &config_fields[i], source);
         fputs(",\n", f);
     }
-    config_write_ids(f, c);
+    fputs("  \"bos_token_id\": ", f);
+    json_write_ids(f, &c->bos_id, c->bos_id >= 0);
+    fputs(",\n  \"eos_token_id\": ", f);
+    json_write_ids(f, c->eos_ids, c->num_eos);
+    fputs(",\n", f);
     fputs("  \"rope_theta\": ", f);
     json_write_double(f, c->rope_theta);
     fputs(c->rope_llama3 ? ",\n  \"rope_scaling\": {" : ",\n  \"rope_scaling\": null", f);
-    if (c->rope_llama3) { config_write_llama3(f, c); }
+    if (c->rope_llama3) { config_write_rope(f, c); }
     fputs(c->rope_llama3 ? "}" : "", f);
     fputs(",\n  \"rope_parameters\": {\"rope_theta\": ", f);
     json_write_double(f, c->rope_theta);
     fputs(", ", f);
-    if (c->rope_llama3) {
-        config_write_llama3(f, c);
-    } else {
-        fputs("\"rope_type\": \"default\"", f);
-    }
+    config_write_rope(f, c);
     fprintf(f, "},\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n", torch_dtype, torch_dtype);
     xclose_memory(f, &text);
     f = create_output(path, e);

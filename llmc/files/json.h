@@ -215,22 +215,13 @@ static inline bool json_duplicate(JsonParser* s, const JsonNode* n) {
                      show_text(shown, sizeof shown, s->j->text + n->key, n->key_len));
 }
 
-/* Checks that no two members of an object share a key: pairwise in a small object, with an open-addressed hash table in a
- * large one. */
+/* Checks that no two members of an object share a key, with an open-addressed hash table. */
 static inline bool json_check_keys(JsonParser* s, uint32_t object) {
     const Json* j = s->j;
     const JsonNode* nodes = j->nodes;
     const size_t count = nodes[object].length;
     if (count < 2) { return true; }
-    if (count <= 16) {
-        for (uint32_t a = object + 1; a; a = nodes[a].next) {
-            for (uint32_t b = nodes[a].next; b; b = nodes[b].next) {
-                if (json_same_key(j, &nodes[a], &nodes[b])) { return json_duplicate(s, &nodes[b]); }
-            }
-        }
-        return true;
-    }
-    size_t slots = 64;
+    size_t slots = 4;
     while (slots < count * 2) { slots *= 2; }
     uint32_t* table = (uint32_t*)calloc(slots, sizeof(uint32_t));  // node index; 0: empty (node 0, the root, is no member)
     if (!table) { return json_fail(s, s->p, "out of memory for an object of %zu members", count); }
@@ -708,6 +699,13 @@ static inline void json_write_float(FILE* f, float value) {
         if (strtof(text, NULL) == value) { break; }
     }
     json_write_double(f, strtod(text, NULL));
+}
+
+/* Writes token ids as the files of a model spell them: null, an id, or a list. */
+static inline void json_write_ids(FILE* f, const int* ids, int count) {
+    fputs(count == 0 ? "null" : count > 1 ? "[" : "", f);
+    for (int i = 0; i < count; i++) { fprintf(f, "%s%d", i ? ", " : "", ids[i]); }
+    fputs(count > 1 ? "]" : "", f);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

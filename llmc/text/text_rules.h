@@ -15,6 +15,7 @@
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11; defines: read_file, path_join, file_exists
 
+#include "llmc/base/text.h"       // defines: text_starts, show_text
 #include "llmc/config.h"          // defines: ModelConfig, MAX_EOS
 #include "llmc/files/folder.h"    // defines: folder_of, folder_has
 #include "llmc/files/json.h"      // defines: json_parse, json_get, json_string, json_find_member, json_set_member
@@ -219,37 +220,28 @@ static inline bool text_rules_find_template(TextRules* r, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // generation_config.json
 
-/* Members that change the text of `transformers`, and that we do not compute: a warning names them. */
-static const struct {
-    const char* name;
-    double off;    // the number that changes nothing, besides null, false and an empty list
-    bool drawing;  // it counts only where tokens are drawn
-} generation_unsupported[] = {
-    {"min_p", 0, true},
-    {"top_h", 0, true},
-    {"typical_p", 1, true},
-    {"epsilon_cutoff", 0, true},
-    {"eta_cutoff", 0, true},
-    {"num_beams", 1, false},
-    {"penalty_alpha", 0, false},
-    {"dola_layers", 0, false},
-    {"guidance_scale", 1, false},
-    {"no_repeat_ngram_size", 0, false},
-    {"exponential_decay_length_penalty", 0, false},
-    {"min_length", 0, false},
-    {"min_new_tokens", 0, false},
-    {"bad_words_ids", 0, false},
-    {"force_words_ids", 0, false},
-    {"constraints", 0, false},
-    {"suppress_tokens", 0, false},
-    {"begin_suppress_tokens", 0, false},
-    {"forced_bos_token_id", -1, false},
-    {"forced_eos_token_id", -1, false},
-    {"sequence_bias", 0, false},
-    {"stop_strings", 0, false},
-    {"token_healing", 0, false},
-    {"watermarking_config", 0, false},
-};
+/* Members that change the text of `transformers`, and that we do not compute: a warning names them, unless they are off. Those of
+ * the first list count only where tokens are drawn. */
+static const char* const generation_drawing[] = {"min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"};
+static const char* const generation_unsupported[] = {"num_beams",
+                                                     "penalty_alpha",
+                                                     "dola_layers",
+                                                     "guidance_scale",
+                                                     "no_repeat_ngram_size",
+                                                     "min_length",
+                                                     "min_new_tokens",
+                                                     "bad_words_ids",
+                                                     "force_words_ids",
+                                                     "constraints",
+                                                     "suppress_tokens",
+                                                     "sequence_bias",
+                                                     "stop_strings",
+                                                     "token_healing",
+                                                     "begin_suppress_tokens",
+                                                     "forced_bos_token_id",
+                                                     "forced_eos_token_id",
+                                                     "watermarking_config",
+                                                     "exponential_decay_length_penalty"};
 
 /* Reads a number from min on, up to max. Any other value is left out with a warning: it ends no job. */
 static inline void generation_number(const Json* j, const char* key, double min, double max, double* out, bool says) {
@@ -277,13 +269,14 @@ static inline void generation_read_sampling(Sampling* s, const Json* j, bool say
 /* Names the members that have no effect here. */
 static inline void generation_warn(const Sampling* s, const Json* j) {
     char names[512] = "";
-    for (size_t i = 0; i < sizeof generation_unsupported / sizeof *generation_unsupported; i++) {
-        const char* name = generation_unsupported[i].name;
-        const JsonNode* n = json_get(j, json_root(j), name);
-        double number = 0;
-        const bool counts = n && json_node_double(j, n, &number);
-        const bool off = counts ? number == generation_unsupported[i].off : json_is_off(j, json_root(j), name);
-        if (off || (generation_unsupported[i].drawing && !s->draws)) { continue; }
+    enum { DRAWING = sizeof generation_drawing / sizeof *generation_drawing };
+    for (size_t i = s->draws ? 0 : DRAWING; i < DRAWING + sizeof generation_unsupported / sizeof *generation_unsupported; i++) {
+        const char* name = i < DRAWING ? generation_drawing[i] : generation_unsupported[i - DRAWING];
+        const bool one =
+            strcmp(name, "typical_p") == 0 || strcmp(name, "num_beams") == 0 || strcmp(name, "guidance_scale") == 0;
+        double number = 0, off = one ? 1 : text_starts(name, "forced_") ? -1 : 0;
+        const bool is_number = json_node_double(j, json_get(j, json_root(j), name), &number);
+        if (is_number ? number == off : json_is_off(j, json_root(j), name)) { continue; }
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", names[0] ? ", " : "", name);
     }
     if (s->repetition_penalty != 1) {  // no flag turns it off, so it is said
@@ -323,13 +316,6 @@ static inline void text_rules_read_generation(TextRules* r, const char* dir, boo
     json_free(&j);
 }
 
-/* Writes ids as eos_token_id spells them: null, an id, or a list. */
-static inline void text_rules_write_ids(FILE* f, const int32_t* ids, int count) {
-    fputs(count == 0 ? "null" : count > 1 ? "[" : "", f);
-    for (int i = 0; i < count; i++) { fprintf(f, "%s%d", i ? ", " : "", ids[i]); }
-    fputs(count > 1 ? "]" : "", f);
-}
-
 /* Writes generation_config.json: the text that was read, unless training has added an end token; otherwise a new one, with the
  * ids of *c and the sampling if it is stated. Writes none in the place of one that could not be read. */
 static inline bool text_rules_save_generation(const TextRules* r, const ModelConfig* c, const char* dir, Error* e) {
@@ -343,7 +329,7 @@ static inline bool text_rules_save_generation(const TextRules* r, const ModelCon
     const bool added = r->num_ids > 0 && r->end_of_turn >= 0 && !text_rules_has(r->ids, r->num_ids, r->end_of_turn);
     if (added) { ids[count++] = r->end_of_turn; }
     FILE* f = xopen_memory(&eos, &size);
-    text_rules_write_ids(f, ids, count);
+    json_write_ids(f, ids, count);
     xclose_memory(f, &eos);
     if (r->generation) {
         text = xstrdup(r->generation);
@@ -351,7 +337,7 @@ static inline bool text_rules_save_generation(const TextRules* r, const ModelCon
     } else {
         f = xopen_memory(&text, &size);
         fputs("{\n  \"bos_token_id\": ", f);
-        text_rules_write_ids(f, &c->bos_id, c->bos_id >= 0);
+        json_write_ids(f, &c->bos_id, c->bos_id >= 0);
         fprintf(f, ",\n  \"eos_token_id\": %s", eos);
         if (s->stated) {
             fprintf(f, ",\n  \"do_sample\": %s,\n  \"temperature\": ", s->draws ? "true" : "false");
