@@ -77,17 +77,18 @@ typedef struct DataLoader {
     int rank, num_ranks;  // this process among those that share the stream
     uint64_t seed;
     bool shuffle;
-    int token_bytes;          // 2 or 4, in all shards
-    int vocab_size;           // vocabulary of the tokenizer that made the data; 0: unknown
-    uint64_t fingerprint;     // of that tokenizer; 0: unknown
-    bool masked;              // the shards have a mask
-    Documents documents;      // never auto
-    bool indexed;             // rows come from the shards' indexes, not from the multiples of T alone
-    RowCounts counts;         // of all shards, if indexed
-    uint64_t num_tokens;      // of all shards
-    uint64_t rows_per_epoch;  // of all shards
-    uint64_t row;             // the next row for rank 0; see above
-    ReadRow read_row;         // where its rows come from (mix.h); NULL: from the shards
+    int token_bytes;                            // 2 or 4, in all shards
+    int vocab_size;                             // vocabulary of the tokenizer that made the data; 0: unknown
+    uint64_t fingerprint;                       // of that tokenizer; 0: unknown
+    const char *vocab_from, *fingerprint_from;  // paths of the first files that give them
+    bool masked;                                // the shards have a mask
+    Documents documents;                        // never auto
+    bool indexed;                               // rows come from the shards' indexes, not from the multiples of T alone
+    RowCounts counts;                           // of all shards, if indexed
+    uint64_t num_tokens;                        // of all shards
+    uint64_t rows_per_epoch;                    // of all shards
+    uint64_t row;                               // the next row for rank 0; see above
+    ReadRow read_row;                           // where its rows come from (mix.h); NULL: from the shards
     void* read_ctx;
     int32_t* starts;  // (B, T) of the last batch, if its documents do not attend to each other; otherwise NULL
 
@@ -331,9 +332,23 @@ static void dataloader_set_apart(DataLoader* d, const DataLoader* apart) {
     }
 }
 
-/* Checks shard i by itself and against the shards before it. *vocab_from and *print_from are the first shards that give a
- * vocabulary size and a fingerprint; -1: none yet. */
-static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* print_from, Error* e) {
+/* Takes over the vocabulary and the tokenizer of a file (0: unknown), unless a file before it had others. */
+static bool dataloader_join(DataLoader* d, int vocab_size, uint64_t fingerprint, const char* path, Error* e) {
+    if (vocab_size && d->vocab_size && vocab_size != d->vocab_size) {
+        return fail(e, "%s: vocabulary is %d tokens, but in %s it is %d: wanted all alike", path, vocab_size, d->vocab_from,
+                    d->vocab_size);
+    }
+    if (fingerprint && d->fingerprint && fingerprint != d->fingerprint) {
+        return fail(e, "%s: was made with another tokenizer (fingerprint %016llx) than %s (%016llx): wanted all alike", path,
+                    (unsigned long long)fingerprint, d->fingerprint_from, (unsigned long long)d->fingerprint);
+    }
+    if (vocab_size && !d->vocab_size) { d->vocab_size = vocab_size, d->vocab_from = path; }
+    if (fingerprint && !d->fingerprint) { d->fingerprint = fingerprint, d->fingerprint_from = path; }
+    return true;
+}
+
+/* Checks shard i by itself and against the shards before it. */
+static bool dataloader_check_shard(DataLoader* d, int i, Error* e) {
     DataShard* s = &d->shards[i];
     TokenReader file;
     if (!tokenfile_open(&file, s->path, e)) { return false; }
@@ -344,33 +359,16 @@ static bool dataloader_check_shard(DataLoader* d, int i, int* vocab_from, int* p
         return fail(e, "%s: has uint%d tokens, but %s has uint%d: wanted all shards alike", s->path, 8 * h.token_bytes, first,
                     8 * d->token_bytes);
     }
-    d->token_bytes = h.token_bytes;
     if (i > 0 && h.masked != d->masked) {
         return fail(e, "%s: has %s mask, but %s has %s: wanted all shards alike", s->path, h.masked ? "a" : "no", first,
                     h.masked ? "none" : "one");
     }
+    d->token_bytes = h.token_bytes;
     d->masked = h.masked;
-    if (h.vocab_size && *vocab_from >= 0 && h.vocab_size != d->vocab_size) {
-        return fail(e, "%s: vocabulary is %d tokens, but in %s it is %d: wanted all shards alike", s->path, h.vocab_size,
-                    d->shards[*vocab_from].path, d->vocab_size);
-    }
-    if (h.vocab_size && *vocab_from < 0) {
-        d->vocab_size = h.vocab_size;
-        *vocab_from = i;
-    }
-    if (h.fingerprint && *print_from >= 0 && h.fingerprint != d->fingerprint) {
-        return fail(e, "%s: was made with another tokenizer (fingerprint %016llx) than %s (%016llx): wanted all shards alike",
-                    s->path, (unsigned long long)h.fingerprint, d->shards[*print_from].path,
-                    (unsigned long long)d->fingerprint);
-    }
-    if (h.fingerprint && *print_from < 0) {
-        d->fingerprint = h.fingerprint;
-        *print_from = i;
-    }
     s->header = h;
     s->num_tokens = h.num_tokens;
     d->num_tokens += s->num_tokens;
-    return true;
+    return dataloader_join(d, h.vocab_size, h.fingerprint, s->path, e);
 }
 
 /* Counts the rows of shard i, or makes its index. */
@@ -470,9 +468,7 @@ static inline bool dataloader_open(DataLoader* d, const char* pattern, BatchShar
     d->file_shard = -1;
     bool ok = dataloader_find_shards(d, pattern, e);
     if (ok) { dataloader_set_apart(d, rule->apart); }
-    for (int i = 0, vocab_from = -1, print_from = -1; ok && i < d->num_shards; i++) {
-        ok = dataloader_check_shard(d, i, &vocab_from, &print_from, e);
-    }
+    for (int i = 0; ok && i < d->num_shards; i++) { ok = dataloader_check_shard(d, i, e); }
     ok = ok && dataloader_choose_rule(d, pattern, rule, e);
     for (int i = 0; ok && i < d->num_shards; i++) { ok = dataloader_find_rows(d, i, rule, e); }
     const uint64_t batch = (uint64_t)share.B * (uint64_t)share.num_ranks;

@@ -247,19 +247,7 @@ static bool mix_read_row(void* mix, uint64_t row, int32_t* out, Error* e) {
  * come from one tokenizer. */
 static bool mix_add_source(Mix* m, const DataLoader* d, Error* e) {
     DataLoader* all = m->stream;
-    const char* path = d->shards[0].path;
-    if (d->vocab_size && all->vocab_size && d->vocab_size != all->vocab_size) {
-        return fail(e, "%s: vocabulary is %d tokens, but in the sources before it is %d: wanted all alike", path, d->vocab_size,
-                    all->vocab_size);
-    }
-    if (d->fingerprint && all->fingerprint && d->fingerprint != all->fingerprint) {
-        return fail(e,
-                    "%s: was made with another tokenizer (fingerprint %016llx) than the sources before it (%016llx): "
-                    "wanted all alike",
-                    path, (unsigned long long)d->fingerprint, (unsigned long long)all->fingerprint);
-    }
-    if (d->vocab_size) { all->vocab_size = d->vocab_size; }
-    if (d->fingerprint) { all->fingerprint = d->fingerprint; }
+    if (!dataloader_join(all, d->vocab_size, d->fingerprint, d->shards[0].path, e)) { return false; }
     if (d->token_bytes > all->token_bytes) { all->token_bytes = d->token_bytes; }
     if (d->documents == DOCUMENTS_MASK) { all->documents = DOCUMENTS_MASK; }
     all->masked = all->masked || d->masked;

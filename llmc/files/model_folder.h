@@ -382,30 +382,18 @@ static inline bool model_load(const char* dir, const ModelConfig* c, const Param
 /* Writes parameters [first, last) of the table as one file. */
 static inline bool model_save_shard(const char* dir, const char* name, const ParamTable* t, int first, int last,
                                     const StateSlot* weights, FileSums* sums, Error* e) {
-    char path[PATH_CAP];
-    if (!path_join(path, dir, name, e)) { return false; }
-    SafeTensor* tensors = (SafeTensor*)xcalloc((size_t)(last - first), sizeof(SafeTensor));
-    for (int i = first; i < last; i++) {
-        const Param* p = &t->items[i];
-        SafeTensor* s = &tensors[i - first];
-        s->name = p->name;
-        s->dtype = weights->dtype;
-        if (param_specs[p->kind].matrix) { s->shape[s->ndim++] = p->rows; }
-        s->shape[s->ndim++] = p->cols;
+    const size_t count = (size_t)(last - first);
+    SafeTensor* tensors = (SafeTensor*)xmalloc(count * sizeof(SafeTensor));
+    TensorSpan* spans = (TensorSpan*)xmalloc(count * sizeof(TensorSpan));
+    for (size_t i = 0; i < count; i++) {
+        const Param* p = &t->items[(size_t)first + i];
+        const TensorSpan whole = {weights, p, 0, param_size(p)};
+        spans[i] = whole;
+        tensors[i] = tensor_of(p, p->name, weights->dtype);
     }
-    SafeWriter w;
-    bool ok = safewriter_open(&w, path, tensors, (size_t)(last - first), e);
+    const bool ok = tensors_save(dir, name, tensors, spans, count, sums, e);
     free(tensors);
-    if (!ok) { return false; }
-    float* buffer = (float*)xmalloc(MODEL_PIECE * sizeof(float));
-    for (int i = first; ok && i < last; i++) {
-        const Param* p = &t->items[i];
-        ok = tensor_write(&w, weights, p, 0, param_size(p), buffer, e);
-    }
-    free(buffer);
-    ok = ok && safewriter_finish(&w, e);
-    if (!ok) { safewriter_abort(&w); }
-    if (ok) { file_sums_add(sums, name, w.written, crc_end(&w.crc)); }
+    free(spans);
     return ok;
 }
 

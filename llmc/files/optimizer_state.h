@@ -29,68 +29,48 @@ static inline size_t state_part(const Param* p, ArenaRange range, size_t* first)
 
 static inline void state_file_name(char* out /* 64 */, int rank) { snprintf(out, 64, "state_rank%05d.safetensors", rank); }
 
-/* Elements [first, first + n) of a parameter, as a tensor of a rank's file. */
-typedef struct {
-    int slot;
-    const Param* param;
-    size_t first, n;
-    char name[112];
-} StateSpan;
+typedef char StateName[112];
 
 /* Lists the tensors of a rank's file: for every slot, every part of a parameter in the ranges, in the order of the arena.
  * Returns how many: at most num_slots * (parameters + ranges). */
 static inline size_t state_list(const ParamTable* t, const ArenaRanges* own, const StateSlot* slots, int num_slots,
-                                SafeTensor* tensors, StateSpan* spans) {
+                                SafeTensor* tensors, TensorSpan* spans, StateName* names) {
     size_t count = 0;
     for (int s = 0; s < num_slots; s++) {
         for (int i = 0; i < t->count; i++) {
             const Param* p = &t->items[i];
             const size_t end = slot_kept(t, p, slots[s].name) ? p->offset + param_size(p) : 0;
-            for (size_t r = arena_range_at(own, p->offset); r < own->count && own->items[r].first < end; r++) {
+            for (size_t r = arena_range_at(own, p->offset); r < own->count && own->items[r].first < end; r++, count++) {
+                TensorSpan span = {&slots[s], p, 0, 0};
                 SafeTensor* tensor = &tensors[count];
-                StateSpan* span = &spans[count++];
-                span->slot = s;
-                span->param = p;
-                span->n = state_part(p, own->items[r], &span->first);
-                const bool whole = span->n == param_size(p);
-                snprintf(span->name, sizeof span->name, "%s.%s", slots[s].name, p->name);
-                if (!whole) { snprintf(span->name, sizeof span->name, "%s.%s@%zu", slots[s].name, p->name, span->first); }
-                tensor->name = span->name;
-                tensor->dtype = slots[s].dtype;
-                if (whole && param_specs[p->kind].matrix) { tensor->shape[tensor->ndim++] = p->rows; }
-                tensor->shape[tensor->ndim++] = whole ? p->cols : span->n;
+                span.n = state_part(p, own->items[r], &span.first);
+                spans[count] = span;
+                *tensor = tensor_of(p, names[count], slots[s].dtype);
+                snprintf(names[count], sizeof(StateName), "%s.%s", slots[s].name, p->name);
+                if (span.n == param_size(p)) { continue; }
+                snprintf(names[count], sizeof(StateName), "%s.%s@%zu", slots[s].name, p->name, span.first);
+                tensor->ndim = 1;
+                tensor->shape[0] = span.n;
             }
         }
     }
     return count;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// writing
-
 /* Writes the state that a rank owns into dir/state_rankRRRRR.safetensors and flushes it. */
 static inline bool state_save(const char* dir, int rank, const ParamTable* t, const ArenaRanges* own, const StateSlot* slots,
                               int num_slots, FileSums* sums, Error* e) {
-    char name[64], path[PATH_CAP];
-    state_file_name(name, rank);
-    if (!path_join(path, dir, name, e)) { return false; }
+    char name[64];
     const size_t most = (size_t)num_slots * ((size_t)t->count + own->count);
-    SafeTensor* tensors = (SafeTensor*)xcalloc(most, sizeof(SafeTensor));
-    StateSpan* spans = (StateSpan*)xcalloc(most, sizeof(StateSpan));
-    const size_t count = state_list(t, own, slots, num_slots, tensors, spans);
-    SafeWriter w;
-    bool ok = safewriter_open(&w, path, tensors, count, e);
-    float* buffer = (float*)xmalloc(MODEL_PIECE * sizeof(float));
-    for (size_t i = 0; ok && i < count; i++) {
-        const StateSlot* slot = &slots[spans[i].slot];
-        ok = tensor_write(&w, slot, spans[i].param, spans[i].first, spans[i].n, buffer, e);
-    }
-    free(buffer);
+    SafeTensor* tensors = (SafeTensor*)xmalloc(most * sizeof(SafeTensor));
+    TensorSpan* spans = (TensorSpan*)xmalloc(most * sizeof(TensorSpan));
+    StateName* names = (StateName*)xmalloc(most * sizeof(StateName));
+    const size_t count = state_list(t, own, slots, num_slots, tensors, spans, names);
+    state_file_name(name, rank);
+    const bool ok = tensors_save(dir, name, tensors, spans, count, sums, e);
     free(tensors);
     free(spans);
-    ok = ok && safewriter_finish(&w, e);
-    if (!ok) { safewriter_abort(&w); }
-    if (ok) { file_sums_add(sums, name, w.written, crc_end(&w.crc)); }
+    free(names);
     return ok;
 }
 

@@ -15,6 +15,7 @@
 #include "llmc/base/float16.h"
 #include "llmc/base/progress.h"  // defines: Progress, progress_add
 #include "llmc/config.h"
+#include "llmc/files/file_sums.h"  // defines: FileSums, file_sums_add
 #include "llmc/files/safetensors.h"
 #include "llmc/base/text.h"
 
@@ -251,6 +252,42 @@ static inline bool tensor_write(SafeWriter* w, const StateSlot* slot, const Para
         }
     }
     return true;
+}
+
+/* Elements [first, first + n) of a parameter, which are a tensor of a file. */
+typedef struct {
+    const StateSlot* slot;
+    const Param* param;
+    size_t first, n;
+} TensorSpan;
+
+/* Describes a tensor that holds a whole parameter. */
+static inline SafeTensor tensor_of(const Param* p, const char* name, SafeDtype dtype) {
+    SafeTensor s;
+    memset(&s, 0, sizeof s);
+    s.name = name;
+    s.dtype = dtype;
+    if (param_specs[p->kind].matrix) { s.shape[s.ndim++] = p->rows; }
+    s.shape[s.ndim++] = p->cols;
+    return s;
+}
+
+/* Writes a file of `count` tensors into dir and flushes it. Appends its size and checksum to `sums` (or NULL). */
+static inline bool tensors_save(const char* dir, const char* name, const SafeTensor* tensors, const TensorSpan* spans,
+                                size_t count, FileSums* sums, Error* e) {
+    char path[PATH_CAP];
+    SafeWriter w;
+    if (!path_join(path, dir, name, e) || !safewriter_open(&w, path, tensors, count, e)) { return false; }
+    float* buffer = (float*)xmalloc(MODEL_PIECE * sizeof(float));
+    bool ok = true;
+    for (size_t i = 0; ok && i < count; i++) {
+        ok = tensor_write(&w, spans[i].slot, spans[i].param, spans[i].first, spans[i].n, buffer, e);
+    }
+    free(buffer);
+    ok = ok && safewriter_finish(&w, e);
+    if (!ok) { safewriter_abort(&w); }
+    if (ok) { file_sums_add(sums, name, w.written, crc_end(&w.crc)); }
+    return ok;
 }
 
 #endif

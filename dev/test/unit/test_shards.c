@@ -1011,14 +1011,16 @@ static void save_header(const char* dir, const Rank* r, const StateSlot* slots) 
     SafeWriter w;
     const size_t most = 3 * ((size_t)r->table.count + r->own.count);
     SafeTensor* tensors = (SafeTensor*)xcalloc(most, sizeof(SafeTensor));
-    StateSpan* spans = (StateSpan*)xcalloc(most, sizeof(StateSpan));
-    const size_t count = state_list(&r->table, &r->own, slots, 3, tensors, spans);
+    TensorSpan* spans = (TensorSpan*)xcalloc(most, sizeof(TensorSpan));
+    StateName* names = (StateName*)xcalloc(most, sizeof(StateName));
+    const size_t count = state_list(&r->table, &r->own, slots, 3, tensors, spans, names);
     state_file_name(name, r->rank);
     must(count <= most && safewriter_open(&w, test_path(dir, name), tensors, count, &e), &e);
     if (fflush(w.f) != 0 || ftruncate(fileno(w.f), (off_t)w.total) != 0) { die("%s: %s", name, strerror(errno)); }
     fclose(w.f);
     free(tensors);
     free(spans);
+    free(names);
 }
 
 static void the_state_of_70b_on_64_ranks_opens_quickly(void) {
