@@ -44,6 +44,7 @@ static void make_checkpoints(void) {
         s.step = step;
         s.world_size = 1;
         s.loss_scale = 1;
+        s.schedule = schedule_make(SCHEDULE_CONSTANT, STEPS, 0, 1, 1, 0, SHAPE_ROOT);
         must(checkpoint_begin(&k, whole, step, &e) && checkpoint_model(&k, &config, NULL, &table, slots[0], &e) &&
                  checkpoint_state(&k, 0, &table, &owned, slots, 2, &e) && checkpoint_commit(&k, &s, &e),
              &e);

@@ -265,6 +265,7 @@ static void make_program(Program* p, int rank, int ranks, uint64_t step) {
     if (!config_preset(&p->spec.config, "d2", 40)) { die("no preset"); }
     p->run.state.step = step;
     p->run.state.loss_scale = 1;
+    p->run.state.schedule = schedule_make(SCHEDULE_CONSTANT, 10, 0, 1, 1, 0, SHAPE_ROOT);
     strcpy(p->run.state.run, "00000000000000aa");
     spec_lay_out(&p->spec, &p->process);
 }
