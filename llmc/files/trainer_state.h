@@ -68,7 +68,7 @@ typedef struct {
     uint64_t scale_good;      // finite steps since the loss scale last changed
     Outlier loss, grad_norm;  // the last values, to score the next one
     Validations val;          // none in files without the member
-    Schedule schedule;        // of the run; its peak rate is in the options
+    Schedule schedule;        // of the run; its peak rate is in the options. Count 0: a file of an older version
     bool bf16_weights;        // the exact weights, which the optimizer updates, are bfloat16: there are no master weights
     bool f32_weights;         // the weights are in F32, whatever --export-dtype says: one would be infinite there
     uint64_t base;            // with LoRA, the checksum of the base's weights (model_sum()); 0: none, or unknown
@@ -196,7 +196,7 @@ static inline bool trainer_state_write(const TrainerState* s, const FileSums* fi
     outlier_write(f, &s->grad_norm);
     fputs(",\n  \"validation\": ", f);
     validations_write(f, s);
-    schedule_write(f, &s->schedule);
+    if (s->schedule.count) { schedule_write(f, &s->schedule); }
     if (s->bf16_weights) { fputs(",\n  \"bf16_weights\": true", f); }
     if (s->f32_weights) { fputs(",\n  \"f32_weights\": true", f); }
     if (s->bad_steps) { fprintf(f, ",\n  \"bad_steps\": %" PRIu64, s->bad_steps); }
@@ -258,7 +258,7 @@ static inline bool validations_read(const Json* j, Validations* v, Error* e) {
 static inline bool schedule_read(const Json* j, Schedule* s, Error* e) {
     const JsonNode* n = json_get(j, json_root(j), "schedule");
     const JsonNode* phases = json_get(j, n, "phases");
-    if (!n) { return json_wanted(j, json_root(j), "schedule", e, "an object"); }
+    if (!n) { return true; }  // a file of an older version
     if (!json_int(j, n, "steps", 0, INT32_MAX, &s->steps, e)) { return false; }
     if (!phases || phases->type != JSON_ARRAY || json_length(phases) < 1 || json_length(phases) > MOST_PHASES) {
         return json_wanted(j, n, "phases", e, "an array of 1 to %d phases", MOST_PHASES);

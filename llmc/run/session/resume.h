@@ -123,6 +123,7 @@ static inline void run_settle_schedule(Run* run, const Options* o, const Start* 
         return;
     }
     Options was = saved_options(&run->state, o->trainer);
+    if (schedule->count == 0) { *schedule = plan_schedule(&was, was.steps < 0 ? steps : was.steps); }
     schedule->lr = was.lr;
     run->lr_before = learning_rate(schedule, now);
     const bool end = o->given[OPT_steps] || o->steps < 0, decays = o->decay != was.decay || o->decay_shape != was.decay_shape;
