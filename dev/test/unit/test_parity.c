@@ -145,7 +145,7 @@ static double add_gradients(double* sum, void* tested, const int32_t* x, const i
 }
 
 static void rows_have_the_loss_and_the_gradients_of_each_document_alone(void) {
-    Tested* packed = (Tested*)cpu_open("dev/test/pairs/documents", ROWS, LENGTH);
+    Tested* packed = (Tested*)cpu_open("dev/test/pairs/documents", ROWS, LENGTH, 0);
     const ParamTable* t = &packed->model->trained;
     int32_t *starts = random_starts(ROWS, LENGTH, LONGEST), x[ROWS * LENGTH + 1];
     double *got = (double*)xcalloc(t->elements, sizeof *got), *want = (double*)xcalloc(t->elements, sizeof *want);
@@ -158,7 +158,7 @@ static void rows_have_the_loss_and_the_gradients_of_each_document_alone(void) {
     int documents = 0;
     for (int n = 0, end; n < ROWS * LENGTH; n = end, documents++) {
         for (end = n + 1; end % LENGTH > 0 && starts[end] == starts[n]; end++) {}
-        void* alone = cpu_open("dev/test/pairs/documents", 1, end - n);
+        void* alone = cpu_open("dev/test/pairs/documents", 1, end - n, 0);
         loss_alone += add_gradients(want, alone, x + n, x + n + 1);
         cpu_close(alone);
     }

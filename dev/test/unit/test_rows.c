@@ -26,7 +26,7 @@ typedef struct {
 
 static void write_text(const char* name, const Text* t, int width) {
     const TokenFileHeader h = {width, 1000, t->n, 77, false, 0, t->masked, 0, t->marked};
-    unsigned char* data = (unsigned char*)xcalloc((size_t)tokenfile_bytes(&h), 1);
+    unsigned char* data = (unsigned char*)xcalloc((size_t)tokenfile_bytes(&h) + 1, 1);  // + 1: gcc 12 warns of absent marks
     for (uint64_t i = 0; i < t->n; i++) {
         memcpy(data + TOKENFILE_HEADER_BYTES + i * (uint64_t)width, &t->ids[i], (size_t)width);  // little-endian
         if (t->masked) { data[tokenfile_mask_at(&h) + i / 8] |= (unsigned char)(t->bits[i] << i % 8); }
