@@ -18,7 +18,7 @@ typedef struct {
     } socket;
     bool is_local;      // only this machine reaches it
     char names[2][64];  // with the port; an IPv6 address in brackets, as in a URL
-    char wanted[128];   // what a request with another name is told
+    char wanted[128];   // the answer to a request with another name
 } Address;
 
 /* Reads an address; false: it is none, or it stands for all addresses of a machine and so names none. */
@@ -108,8 +108,8 @@ typedef struct {
     const char *method, *url, *host, *origin, *site /* Sec-Fetch-Site */, *authorization, *type;
 } Request;
 
-/* Returns the status with which a request is refused before its body is read, and why; 0: it is not. The page and /health tell
- * nothing of a run and need no key; other sites may link to the page. `key`: NULL: none. `methods` of this url: "POST", or
+/* Returns the status with which a request is refused before its body is read, and why; 0: it is not. The page and /health say
+ * nothing about a run and need no key; other sites may link to the page. `key`: NULL: none. `methods` of this url: "POST", or
  * "GET, HEAD"; NULL: there is no such url. */
 static inline unsigned request_judge(const Address* a, const char* key, const Request* r, const char* methods,
                                      const char** why) {

@@ -1,5 +1,5 @@
-/* run_log.h -- sends a run's log (llmc/files/logger.h) to a client as server-sent events, as it grows and is cut; and tells how
- * a run stands.
+/* run_log.h -- sends a run's log (llmc/files/logger.h) to a client as server-sent events, as it grows and is cut, and says in
+ * which state a run is.
  *
  * An event's id is the place where its line ends in the log, and a checksum of the bytes before that place. So a client
  * continues after the last id that it got. It begins anew where the log no longer has these bytes. The server keeps nothing.
@@ -57,7 +57,7 @@ static inline uint64_t log_id(int fd, uint64_t end) {
     return pread(fd, tail, n, (off_t)(end - n)) == (ssize_t)n ? log_id_of(end, tail, n) : NO_ID;
 }
 
-/* Returns the number behind a name such as "\"loss\":" in a line of n bytes that a NUL or a newline follows; NaN: none. */
+/* Returns the number after a name such as "\"loss\":" in a line of n bytes that a NUL or a newline follows; NaN: none. */
 static inline double log_number(const char* line, size_t n, const char* name) {
     const char* at = (const char*)memmem(line, n, name, strlen(name));
     if (at) { at += strlen(name), at += *at == ' '; }

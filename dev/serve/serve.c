@@ -366,7 +366,7 @@ static const char usage[] =
     "  --trainer FILE   ./train_llama3, which answers questions\n"
     "  --version, --help";
 
-/* Reads the command line, and opens the server's address and folder. Returns whether the program goes on. */
+/* Reads the command line, and opens the server's address and folder. Returns whether the program continues. */
 static bool server_init(Server* s, char** argv) {
     static const char* const flags[] = {"--port", "--host", "--key-file", "--trainer"};
     const char *port = "8080", *host = "127.0.0.1", *key_file = NULL;

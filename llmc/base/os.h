@@ -1,8 +1,8 @@
-/* os.h -- the operating system: what Linux and macOS do in different ways, or only one of them does, and what they tell about
+/* os.h -- the operating system: what Linux and macOS do in different ways, or only one of them does, and what they say about
  * memory and processor. This is the only file that asks which system it is compiled for (dev/test/lint.sh checks that).
  *
  * The rest of the program keeps to POSIX.1-2008, mmap(), flock() and what both have: CLOCK_MONOTONIC, O_NOFOLLOW, pselect().
- * What macOS lacks is done without it where one way serves both: poll() with a pipe in place of sem_timedwait(), fcntl() in
+ * Where one way serves both, no call is used that macOS lacks: poll() with a pipe in place of sem_timedwait(), fcntl() in
  * place of accept4() and pipe2(). A child might inherit a descriptor between the two calls, but no process of ours that has
  * threads starts programs.
  */
@@ -101,7 +101,7 @@ static inline void os_end_with_parent(void) {
 }
 
 /* Takes one of the blocked signals `set`, and waits for it for at most `seconds` (macOS: 10 ms). *all: the kernel sent it to the
- * whole group of processes, as Ctrl-C; macOS does not tell. Returns the signal, or -1. */
+ * whole group of processes, as Ctrl-C does; macOS does not say so. Returns the signal, or -1. */
 static inline int os_take_signal(const sigset_t* set, double seconds, bool* all) {
     *all = false;
 #ifdef __APPLE__

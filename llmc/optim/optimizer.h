@@ -176,7 +176,7 @@ static inline size_t held_place(const HeldState* list, SlotKind slot, size_t at)
 // the update
 
 /* Returns the bytes of scratch that the rules of whole matrices need, for elements of `width` bytes; the CPU's products need
- * theirs, too. At least those of global_norm(). */
+ * theirs, too. It is enough for global_norm(). */
 static inline size_t optimizer_scratch(const ParamTable* t, size_t width) {
     size_t most = global_norm_scratch(t->elements);
     for (int i = 0; i < t->count; i++) {
