@@ -100,7 +100,7 @@ static inline void os_end_with_parent(void) {
 #endif
 }
 
-/* Takes one of the blocked signals `set`, and waits for it for at most `seconds` (macOS: 10 ms). *all: the kernel sent it to the
+/* Takes one of the blocked signals `set`, and waits at most `seconds` (macOS: 10 ms). *all: the kernel sent it to the
  * whole group of processes, as Ctrl-C does; macOS does not say so. Returns the signal, or -1. */
 static inline int os_take_signal(const sigset_t* set, double seconds, bool* all) {
     *all = false;
