@@ -501,7 +501,7 @@ def test_committed_pairs_show_small_faults(pair):
 
 def test_pairs_are_small():
     size = sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(PAIRS) for f in files)
-    assert size <= 4 << 19
+    assert size <= 9 << 18  # of these, 175 KB are all weights after ten steps of Muon
 
 
 # ----------------------------------------------------------------------------------------------------------------------
