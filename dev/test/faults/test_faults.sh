@@ -69,7 +69,7 @@ unchanged() {
 unchanged
 
 # a sed expression too long for its line
-l2='s/step\.weight_decay = .*/step.weight_decay = 0.0;'
+l2='s/step = step_of(step, p);/& step.weight_decay = 0.0;'
 l2="$l2 for (size_t k = 0; k < param_size(p); k++) { own.grads[k] += (float)step.hyper->weight_decay * own.params[k]; }/"
 
 fault "eps of 1e-6 for the model's own" train_llama3.c 's/m->config\.rms_eps/1e-6f/'

@@ -737,9 +737,9 @@ train --model d1 --train data.bin --steps 1 --out tiny >/dev/null 2>&1 && cp -r 
 sed -i 's/{/{"num_hidden_layer": 1,/' odd_config/config.json
 expect "a field that is one letter off is told" 0 'the field "num_hidden_layer" is unknown and ignored' \
     "$bin/train_llama3" --model odd_config --generate a --tokens 1
-train --model tiny --lora 4 --train data.bin --steps 1 --out tuned >/dev/null 2>&1
+train --model tiny --lora 4 --train data.bin --steps 1 --out adapted >/dev/null 2>&1
 expect "another alpha than the adapters have is refused" 1 "--lora-alpha: is 1, but the adapters of" \
-    train --model tuned --lora-alpha 1 --train data.bin --steps 1 --out tuned2
+    train --model adapted --lora-alpha 1 --train data.bin --steps 1 --out adapted2
 tr e '\000' <short.txt >zeros.txt && "$bin/tokenize" --bytes -o zeros.bin zeros.txt >/dev/null
 train --model d1 --train data.bin --val zeros.bin --val-batches 1 --steps 1 --out zeros >/dev/null 2>&1
 check "every byte is text for bits per byte, also 0" awk -F '[:,}]' '/"event":"val"/ { n += ($6 - $8 * log(2)) ^ 2 < 1e-10 }
