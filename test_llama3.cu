@@ -4,13 +4,13 @@
  *   ./test_llama3cu [MODEL_DIR STATE_FILE]    both trainers  (this file compiled as C and as CUDA, and linked)
  *
  * A debug state, written by train_llama3.py, holds one batch and PyTorch's results for it: logits, loss, the gradient of every
- * parameter, and the losses and gradient norms of N steps of AdamW or Muon on that batch. A state of Muon also holds the weights
- * after these steps. The batch's rows may hold documents. The trainers' own train_step() and validation compute the same values: this file includes the trainers' sources, without main. It
- * prints a line per tensor; exits with 0 if all agree, else with 1. Without arguments, checks every pair committed under
- * dev/test/pairs.
+ * parameter, and the losses and gradient norms of N steps of AdamW or Muon on that batch. Muon's state also holds weights
+ * after these steps. Rows may hold documents. The trainers' own train_step() and validation compute the same values:
+ * this file includes the trainers' sources, without main. It prints a line per tensor; exits with 0 if all agree, else with 1.
+ * Without arguments, checks every pair committed under dev/test/pairs.
  *
- * Tolerances (fp32): logits 1e-4 absolute; weights 2e-6 absolute; each gradient 1e-4 of its own largest element; every loss 1e-4; norms 1e-4 of
- * max(norm, first norm). 16-bit: see check_gradient_16bit() and step_limit_16bit().
+ * Tolerances (fp32): logits 1e-4 absolute; weights 2e-6 absolute; each gradient 1e-4 of its own largest element; every loss
+ * 1e-4; norms 1e-4 of max(norm, first norm). 16-bit: see check_gradient_16bit() and step_limit_16bit().
  */
 #define TESTING  // leaves the trainers' main out
 

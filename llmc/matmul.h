@@ -134,8 +134,8 @@ static inline MatmulSum sum_from(MatmulSum s, size_t i, size_t j) {
 }
 
 #ifdef __aarch64__
-/* Adds one step of k to acc (rows, NR): b's two vectors times a number of A for each row. For row i that is lane `lane` of x[i],
- * or with -1 the i-th number of x. The barrier keeps gcc from loading the next steps' b first: registers would not suffice. */
+/* Adds one step of k to acc (rows, NR): b's two vectors times a number of A for each row. For row i that is lane `lane` of
+ * x[i], or with -1 the i-th number of x. The barrier keeps gcc from loading the next steps' b first: registers are too few. */
 LLMC_INLINE void matmul_lane(int rows, const vf* x, int lane, const float* b, vf acc[][2]) {
     __asm__ volatile("" ::: "memory");
     const vf b0 = vf_load(b), b1 = vf_load(b + SIMD);

@@ -72,8 +72,8 @@ static inline void threads_start(void) {
 // has the figures), unless the user has chosen.
 //
 // libgomp reads its variable in its constructor, before any constructor of the program and before main(). The functions in
-// .preinit_array run before all constructors (Linux). The environment has no room for one more entry then, so the variable stands in
-// the place of PATH until the constructors of the libraries are done: none of them looks for programs. A static program, an
+// .preinit_array run before all constructors (Linux). The environment has no room for one more entry, so the variable stands
+// in the place of PATH until the constructors of the libraries are done: none of them looks for programs. A static program, an
 // environment without PATH, and a C library without .preinit_array (musl) keep the default. libomp reads its variables in the
 // first parallel region.
 

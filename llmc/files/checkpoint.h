@@ -73,7 +73,7 @@ static inline long out_owner(int fd) {
 enum { LOCK_WAIT_SECONDS = 60 };  // for an owner that is ending
 
 /* Makes the folder and locks it for this process. *fd holds the lock until out_unlock() or until the process ends in any
- * way. Fails while another process holds the lock; waits for one that is ending, as a supervisor restarts a killed run at once. */
+ * way. Fails while another process holds the lock; waits for one that is ending: a supervisor restarts a killed run at once. */
 static inline bool out_lock(int* fd, const char* out, Error* e) {
     char path[PATH_CAP], text[32] = "";
     bool busy = false;

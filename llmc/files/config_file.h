@@ -430,8 +430,8 @@ static inline void config_write_value(FILE* f, const ModelConfig* c, const Confi
     }
 }
 
-/* Writes the parameters of RoPE's type, without braces. Floats keep their decimal point, which transformers 5 wants; the original
- * length is an integer there. */
+/* Writes the parameters of RoPE's type, without braces. Floats keep their decimal point, which transformers 5 wants; the
+ * original length is an integer there. */
 static inline void config_write_rope(FILE* f, const ModelConfig* c) {
     fprintf(f, "\"rope_type\": \"%s\"", c->rope_llama3 ? "llama3" : "default");
     for (int i = 0; c->rope_llama3 && i < NUM_ROPE_NUMBERS; i++) {

@@ -2,14 +2,14 @@
  *
  * Newton-Schulz runs in the dtype of the weights, with sums in fp32. BF16 builds round where PyTorch does (A, C and each new X
  * once a product), but for the ends: PyTorch rounds the first X before and after it divides, and also the last X, which is fp32
- * here. FP16 builds have 3 more bits, and also run on cards without bfloat16. FP32 builds round nothing to 16 bits. The products
+ * here. FP16 builds have 3 more bits, and also run on cards without bfloat16. FP32 builds round nothing to 16 bits. Products
  * are cuBLASLt's, as the trainer's others, so plans fix their order. The norm is a sum of MUON_SUMS sums, each in its order.
  *
  * Matrices are not transposed: if X has more rows than columns, A is X^T X, and the new X is a X + X C.
  *
- * Memory: the matrix is fp32, so its room takes two matrices in 16 bits, between which the steps alternate. The scratch takes the
- * first X and the last but one. FP32 builds alternate between both rooms. All master weights and moments have the forms of adamw.cuh,
- * and the random bits of 8 weights, or 4 moments, that lie side by side in their tensor are one draw.
+ * Memory: the matrix is fp32, so its room takes two matrices in 16 bits, between which the steps alternate. The scratch takes
+ * the first X and the last but one. FP32 builds alternate between both rooms. All master weights and moments have the forms of
+ * adamw.cuh, and the random bits of 8 weights, or 4 moments, that lie side by side in their tensor are one draw.
  */
 #ifndef LLMC_MUON_CUH
 #define LLMC_MUON_CUH

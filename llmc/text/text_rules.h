@@ -220,8 +220,8 @@ static inline bool text_rules_find_template(TextRules* r, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // generation_config.json
 
-/* Members that change the text of `transformers`, and that we do not compute: a warning names them, unless they are off. Those of
- * the first list count only where tokens are drawn. */
+/* Members that change the text of `transformers`, and that we do not compute: a warning names them, unless they are off. Those
+ * of the first list count only where tokens are drawn. */
 static const char* const generation_drawing[] = {"min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"};
 static const char* const generation_unsupported[] = {"num_beams",
                                                      "penalty_alpha",

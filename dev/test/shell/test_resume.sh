@@ -336,8 +336,8 @@ for at in 80 160; do
         resume trunk/$step --out tail --decay 40 --decay-shape $shape --stop-after $((at + 2)) --strict-resume
     check "so does its log, if it ends early" grep -q "^ended   at step $((at + 2)) of $((at + 40)): the rate is $rate here" "$tmp/stdout"
     background --seq 64 --resume --out tail
-    tries=0 # in a tight loop, since the last step comes after some 50 ms
-    while [ ! -e tail/step_*$((at + 9)) ] && [ $((tries += 1)) -lt 1000000 ]; do :; done
+    seen=tail/step_$(printf %08d $((at + 9))) tries=0 # in a tight loop, since the last step comes after some 50 ms
+    while [ ! -e "$seen" ] && [ $((tries += 1)) -lt 1000000 ]; do :; done
     kill -9 $pid
     finish
     expect "killed, it goes on" 0 "" resume --out tail --decay 40

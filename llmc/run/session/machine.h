@@ -1,5 +1,5 @@
-/* machine.h -- the machine of a run: the threads that compute, and the names of processor and GPU (base/os.h asks the system). It
- * also names the properties of a CPU build that decide how results are rounded.
+/* machine.h -- the machine of a run: the threads that compute, and the names of processor and GPU (base/os.h asks the system).
+ * It also names the properties of a CPU build that decide how results are rounded.
  */
 #ifndef LLMC_MACHINE_H
 #define LLMC_MACHINE_H
@@ -8,8 +8,8 @@
 #include "llmc/base/threads.h"  // defines: max_threads, threads_start
 #include "llmc/matmul_amx.h"    // defines: LLMC_AMX, amx_available
 
-/* Sets the number of OpenMP's threads, starts them and returns it. 0: all cores of this process. OpenMP knows which those are, but not how
- * much of their time a container gets. */
+/* Sets the number of OpenMP's threads, starts them and returns it. 0: all cores of this process. OpenMP knows which those
+ * are, but not how much of their time a container gets. */
 static inline int machine_threads(int wanted) {
 #ifdef _OPENMP
     const uint64_t cores = os_cores_to_use();
