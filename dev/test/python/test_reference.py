@@ -161,11 +161,17 @@ def test_tied_folder_with_another_head_is_refused(tmp_path, capsys):
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, path)
     ref.load_model(tmp_path)
+    ask = [TRAINER, "--model", str(tmp_path), "--generate", "1", "--tokens", "1"]
+    if os.path.exists(TRAINER):
+        assert subprocess.run(ask, capture_output=True).returncode == 0
     tensors["lm_head.weight"][0, 0] += 1
     save_file(tensors, path)
     with pytest.raises(SystemExit):
         ref.load_model(tmp_path)
     assert "lm_head.weight" in capsys.readouterr().err
+    if os.path.exists(TRAINER):
+        done = subprocess.run(ask, capture_output=True, text=True)
+        assert done.returncode == 1 and "lm_head.weight" in done.stderr
 
 
 # ----------------------------------------------------------------------------------------------------------------------

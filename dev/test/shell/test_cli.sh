@@ -738,6 +738,9 @@ sed -i 's/{/{"num_hidden_layer": 1,/' odd_config/config.json
 expect "a field that is one letter off is told" 0 'the field "num_hidden_layer" is unknown and ignored' \
     "$bin/train_llama3" --model odd_config --generate a --tokens 1
 train --model tiny --lora 4 --train data.bin --steps 1 --out adapted >/dev/null 2>&1
+check "the last line asks with the first words of the data" sh -c "'$bin/train_llama3' --model tiny --train data.bin --seq 32 --batch 2 --steps 1 \
+    --sample-tokens 0 --out asks 2>/dev/null | tail -n 1 | grep -qF -- '--generate \"$(cut -c 1-12 text.txt | head -n 1)'"
+expect "@@ stands for the text @" 0 "@home" "$bin/train_llama3" --model tiny --generate @@home --tokens 1
 expect "another alpha than the adapters have is refused" 1 "--lora-alpha: is 1, but the adapters of" \
     train --model adapted --lora-alpha 1 --train data.bin --steps 1 --out adapted2
 tr e '\000' <short.txt >zeros.txt && "$bin/tokenize" --bytes -o zeros.bin zeros.txt >/dev/null
