@@ -355,7 +355,9 @@ def schedule(a):
 
 
 def warn_of_schedule(a):
-    """Warns of flags that make no sense together, or refuses them, as program_plan() of llmc/run/session/open.h does."""
+    """Warns of flags that make no sense together, or refuses them, as plan_check_decay() and program_plan() of llmc/run/session do."""
+    if not a.decay and a.decay_shape != "1-sqrt" and a.schedule != "wsd":
+        die("--decay-shape: is of no use without --decay N or --schedule wsd")
     if a.decay and a.schedule in ("cosine", "linear"):
         die(f"--decay: the schedule is {a.schedule}, whose rate always falls, wanted --schedule wsd or constant")
     if a.decay and a.decay + a.warmup > a.steps:

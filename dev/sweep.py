@@ -23,6 +23,8 @@ OWN = "--lr --total-batch --steps --epochs --minutes --warmup --out --resume --s
 def train(command, folder):
     """Trains to the end, or continues a run that stopped. Returns the loss, None if it is not finite."""
     os.makedirs(folder, exist_ok=True)
+    if any(e["event"] == "end" and e["reason"] == "not finite" for e in read(folder)[-1:]):
+        return None
     with open(os.path.join(folder, "screen.txt"), "a", encoding="utf-8") as screen:
         process = subprocess.Popen([*command, "--out", folder, "--resume", "--strict-resume"], stdin=subprocess.DEVNULL,
                                    stdout=screen, stderr=subprocess.PIPE, text=True)
@@ -107,7 +109,7 @@ def main():
         for rate in rates:
             own = f"--lr {rate:g} --total-batch {batch} --steps {steps} --warmup {round(a.warmup * steps)}".split()
             folder = os.path.join(a.out, f"lr_{rate:g}_batch_{batch}")
-            losses[rate, batch] = loss = train([a.trainer, *own, *a.flags], folder)
+            losses[rate, batch] = loss = train([a.trainer, *a.flags, *own], folder)  # the last of two flags counts
             shown = "not finite" if loss is None else f"{loss:.4f}"
             print(f"rate {rate:g}, {batch:,} tokens a step, {steps:,} steps: {shown}", flush=True)
     text = table(rates, batches, losses)

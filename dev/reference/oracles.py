@@ -144,9 +144,13 @@ def exact_muon():
         return
     name, own = "_zeropower_via_newtonschulz", muon._zeropower_via_newtonschulz
     scope = vars(muon)
-    exec(inspect.getsource(own).replace("torch.bfloat16", "torch.float64"), scope)
-    yield
-    scope[name] = own
+    source = inspect.getsource(own)
+    assert "torch.bfloat16" in source
+    exec(source.replace("torch.bfloat16", "torch.float64"), scope)
+    try:
+        yield
+    finally:
+        scope[name] = own
 
 
 def errors_of_kinds(model, new_optimizer, batch, want, clip):

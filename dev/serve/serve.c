@@ -153,11 +153,19 @@ static enum MHD_Result respond_runs(Server* s, Client* c) {
     return respond_json(c, MHD_HTTP_OK, &b);
 }
 
-/* Returns whether a checkpoint has a form of a chat. */
+/* Returns whether a checkpoint has a form of a chat, in files that open_inside() would open. */
 static bool has_chat(const char* run, uint64_t step) {
-    char path[PATH_CAP], config[PATH_CAP];
+    static const char* const names[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"};
+    char dir[PATH_CAP], path[PATH_CAP], config[PATH_CAP];
+    struct stat folder;
     size_t size = 0;
-    Error e = NO_ERROR;
+    Error e = NO_ERROR, ignored = NO_ERROR;
+    if (!checkpoint_path(dir, run, step, "", &e) || lstat(dir, &folder) != 0 || !S_ISDIR(folder.st_mode)) { return false; }
+    for (int i = 0; i < 3; i++) {
+        const int fd = open_inside(dir, names[i], &ignored);
+        if (fd < 0 && errno != ENOENT) { return false; }
+        if (fd >= 0) { close(fd); }
+    }
     Tokenizer t = {.path = path};
     TextRules r = {.tokenizer = &t};
     bool found = checkpoint_path(path, run, step, "/tokenizer.json", &e) &&
@@ -226,10 +234,11 @@ static enum MHD_Result respond_answer(Server* s, Client* c) {
 static const struct {
     const char *url, *methods;
     Respond* respond;
+    bool of_run;  // ?run= names it. Without a key nobody learns which runs there are
 } routes[] = {
-    {"/", "GET, HEAD", respond_page},         {"/runs", "GET, HEAD", respond_runs},
-    {"/log", "GET, HEAD", respond_log},       {"/checkpoints", "GET, HEAD", respond_checkpoints},
-    {"/health", "GET, HEAD", respond_health}, {"/generation", "POST", respond_answer},
+    {"/", "GET, HEAD", respond_page, false},         {"/runs", "GET, HEAD", respond_runs, false},
+    {"/log", "GET, HEAD", respond_log, true},        {"/checkpoints", "GET, HEAD", respond_checkpoints, true},
+    {"/health", "GET, HEAD", respond_health, false}, {"/generation", "POST", respond_answer, true},
 };
 enum { NUM_ROUTES = sizeof routes / sizeof *routes };
 
@@ -246,7 +255,7 @@ static unsigned judge(const Server* s, Client* c, const char* url, const char* m
     while (i < NUM_ROUTES && strcmp(url, routes[i].url) != 0) { i++; }
     c->respond = i < NUM_ROUTES ? routes[i].respond : NULL;
     const unsigned status = request_judge(&s->address, s->key, &r, i < NUM_ROUTES ? routes[i].methods : NULL, why);
-    if (status || run_find(c->run, s->folder, argument(c, "run"))) { return status; }
+    if (status || !routes[i].of_run || run_find(c->run, s->folder, argument(c, "run"))) { return status; }
     *why = "there is no such run";
     return MHD_HTTP_NOT_FOUND;
 }

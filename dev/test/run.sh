@@ -65,6 +65,7 @@ one() { # one LIMIT TEST: the turn of a lane. stderr holds provoked warnings, an
         *) limited "$1" ;;
     esac >"$log" 2>"$log.errors"
     status=$?
+    rm -f "$log.pid" # another process may get this number
     seconds=$(($(date +%s) - start))
     {
         echo "== $1"

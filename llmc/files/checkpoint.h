@@ -89,11 +89,12 @@ static inline bool out_lock(int* fd, const char* out, Error* e) {
         const long owner = out_owner(*fd);
         close(*fd);
         *fd = -1;
-        if (!process_is_ending(owner) && !lives) {  // or it has just gone: look again
+        const bool ending = process_is_ending(owner);
+        if (!ending && !lives) {  // or it has just gone: look again
             lives = true;
             continue;
         }
-        if (lives || (until > 0 && now_seconds() > until)) {
+        if (!ending || (until > 0 && now_seconds() > until)) {
             return fail(e,
                         "%s: another run (process %ld) is writing into this folder, wanted a folder of its own\n"
                         "  hint: wait for it to end, or choose another --out",
@@ -137,8 +138,9 @@ static inline void out_unlock(int* fd) {
 
 /* Returns whether a run is writing into the folder. For messages: the answer may be old already. */
 static inline bool out_is_locked(const char* out) {
+    char path[PATH_CAP];
     Error ignored = NO_ERROR;
-    const int fd = open_inside(out, ".lock", &ignored);
+    const int fd = path_join(path, out, ".lock", &ignored) ? open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC) : -1;
     const bool locked = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (fd >= 0) { close(fd); }
     return locked;

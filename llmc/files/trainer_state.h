@@ -258,6 +258,9 @@ static inline bool validations_read(const Json* j, Validations* v, Error* e) {
 static inline bool schedule_read(const Json* j, Schedule* s, Error* e) {
     const JsonNode* n = json_get(j, json_root(j), "schedule");
     const JsonNode* phases = json_get(j, n, "phases");
+    if (!n && json_get(j, json_root(j), "shortened")) {
+        return fail(e, "%s: --minutes of an older version shortened this run, and how is not read any more", j->path);
+    }
     if (!n) { return true; }  // a file of an older version
     if (!json_int(j, n, "steps", 0, INT32_MAX, &s->steps, e)) { return false; }
     if (!phases || phases->type != JSON_ARRAY || json_length(phases) < 1 || json_length(phases) > MOST_PHASES) {

@@ -72,8 +72,8 @@ static inline void schedule_add(Schedule* s, int64_t from, int64_t to, double fi
  * peak rate. */
 static inline void schedule_decay(Schedule* s, int64_t now, int64_t decay, double final, PhaseShape shape) {
     schedule_add(s, now, now + decay, schedule_rate(s, (double)now, 1), final, shape);
-    Phase* before = s->phases + s->count - 2;
-    if (s->count > 1 && before->first == before->last && before->to > now) { before->to = now; }  // it holds as long as planned
+    Phase* before = s->count > 1 ? s->phases + s->count - 2 : NULL;
+    if (before && before->first == before->last && before->to > now) { before->to = now; }  // it holds as long as planned
     s->steps = now + decay;
 }
 

@@ -109,7 +109,7 @@ static inline void jinja_add_escape(JinjaLexer* l, JinjaText* t) {
         jinja_append(l->j, t, out, utf8_encode(out, (int)code), NULL, 1);
     } else if (c == 'N' || isdigit((unsigned char)c)) {
         jinja_fail(l->j, "the escape \\%c is not known here", c);
-    } else if (c != '\n') {  // a line that goes on ends so; Python keeps what it does not know
+    } else if (c != '\n') {  // a backslash at the end joins lines; Python keeps other unknown escapes
         jinja_append(l->j, t, "\\", 1, NULL, 1);
         l->at--;
     }

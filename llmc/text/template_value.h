@@ -482,7 +482,7 @@ static inline bool jinja_equal(Jinja* j, TemplateValue a, TemplateValue b) {
     return same;
 }
 
-/* Returns a number below, at or above 0 as a < b, a == b or a > b. NaN is above all. */
+/* Returns a number below, at or above 0 as a < b, a == b or a > b. NaN counts as equal. */
 static inline int jinja_order(Jinja* j, TemplateValue a, TemplateValue b) {
     jinja_spend(j, 0);
     if (jinja_is_integer(a) && jinja_is_integer(b)) { return (a.as.i > b.as.i) - (a.as.i < b.as.i); }

@@ -347,6 +347,8 @@ def test_only_its_own_pages_reach_it(server):
     assert response.status == 200 and int(response.headers["Content-Length"]) > 10000 and response.read() == b""
     assert server.request("HEAD", "/log")[1].status == 200 and server.request("HEAD", "/generation")[1].status == 405
     assert server.get("/../etc/passwd")[0] == server.get("/log.jsonl")[0] == 404
+    for path in ("/", "/health"):  # which need no key
+        assert server.get(path + "?run=x")[0] == 200, "a stranger learns of no run"
     assert server.post({"prompt": "a" * (256 << 10)})[0] == 413
 
 
@@ -497,6 +499,14 @@ def test_a_link_in_a_run_is_not_read(tmp_path):
     assert "is a link, wanted a folder" in server.post({"prompt": "a", "checkpoint": "step_00000200"})[1][0]["error"]
     for name in ("other", "..", ".", "run/../run", "run/", "secret", "%2e%2e", "%00", ""):
         assert (runs.get("/checkpoints?run=" + name)[0] == 404) == (name not in ("", "%00")), name
+    template = out / "step_00000100" / "chat_template.jinja"
+    template.write_text("{{ messages }}")
+    assert '"chat": false' in runs.get("/checkpoints?run=run")[1], "the newest checkpoint is a link"
+    os.remove(out / "step_00000200")
+    assert '"chat": true' in runs.get("/checkpoints?run=run")[1]
+    template.rename(tmp_path / "form")
+    template.symlink_to(tmp_path / "form")
+    assert '"chat": false' in runs.get("/checkpoints?run=run")[1], "the template is a link"
     if os.geteuid() == 0:
         os.remove(out / "log.jsonl")
         os.link(secret, out / "log.jsonl")

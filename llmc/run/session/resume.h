@@ -128,6 +128,10 @@ static inline void run_settle_schedule(Run* run, const Options* o, const Start* 
     run->lr_before = learning_rate(schedule, now);
     const bool end = o->given[OPT_steps] || o->steps < 0, decays = o->decay != was.decay || o->decay_shape != was.decay_shape;
     if (resume_decays(start, o)) {
+        if (o->schedule != was.schedule || o->warmup != was.warmup) {
+            die("--%s: a branch has that of its trunk, wanted none beside --decay",
+                o->schedule != was.schedule ? "schedule" : "warmup");
+        }
         was.decay = o->decay;
         must(plan_check_decay(&was, now + o->decay, &e), &e);
         if (run->lr_before <= was.lr * o->final_lr_frac) {
