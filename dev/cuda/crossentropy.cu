@@ -206,7 +206,7 @@ static constexpr auto backward3 = backward_rows<one_pass, VECTOR<floatX>, 512>;
 
 // As many rows are in progress as blocks fit. The first instructions are forward 2's.
 static double moved3(const Case& c) {
-    const double blocks = (double)blocks_at_once(backward_kernel<one_pass, VECTOR<floatX>>, 512, 0) / sms();
+    const double blocks = blocks_of_sm(backward_kernel<one_pass, VECTOR<floatX>>, 512);
     return sectors(c, (2 + again(c, blocks)) * ELEMENT);
 }
 static Work predict_backward3(const Case& c) { return {moved3(c), 0, 30 * elements(c)}; }
@@ -219,7 +219,7 @@ static double moved4(const Case& c) {
     const size_t N = c.n[0];
     const int V = (int)c.n[1];
     const bool kept = crossentropy_plan(CE_HELD, N, V).blocks + crossentropy_plan(CE_ROW, N, V).blocks > 0;
-    const double blocks = (double)blocks_at_once(crossentropy_looped_kernel, CE_LOOP_THREADS, 0) / sms();
+    const double blocks = blocks_of_sm(crossentropy_looped_kernel, CE_LOOP_THREADS);
     return sectors(c, (2 + (kept ? 0 : again(c, blocks))) * ELEMENT);
 }
 static Work predict_backward4(const Case& c) { return {moved4(c), 0, 20 * elements(c)}; }

@@ -107,6 +107,8 @@ static const char* lacks(const Version& v, int arch) {
     return v.flags & SM80 && arch < 80 ? "needs sm_80" : NULL;
 }
 
+#include "dev/cuda/predict.cuh"
+
 /* Prints which versions this build lacks, and why. */
 static void print_skips(const char* file, const std::vector<Ladder>& ladders) {
     const std::string archs = ZOO_ARCHS;
@@ -125,7 +127,7 @@ static void print_skips(const char* file, const std::vector<Ladder>& ladders) {
 
 /* Runs a file of the zoo: its main() is `return zoo(argc, argv, "rmsnorm", {ladders});`. */
 static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladders) {
-    const char *path = NULL, *name = NULL, *shape = NULL;
+    const char *path = NULL, *name = NULL, *shape = NULL, *predicted_card = NULL;
     std::vector<int> numbers;
 #ifdef EMULATED_ARCH
     bool only_tests = true;
@@ -145,26 +147,27 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
             path = argv[++i];
         } else if (word == "--shape" && more) {
             shape = argv[++i];
-            char* rest = argv[i];
-            for (int k = 0; k < 6 && isdigit(*rest); k++) {
-                own.n[k] = strtoull(rest, &rest, 10);
-                rest += *rest == ',';
-            }
-            if (*rest && strcmp(shape, "classic") != 0 && strcmp(shape, "large") != 0) {
+            if (*read_sizes(shape, &own) && strcmp(shape, "classic") != 0 && strcmp(shape, "large") != 0) {
                 fprintf(stderr, "error: %s: --shape is %s, wanted classic, large or sizes such as 4096,1024\n", file, shape);
                 return 2;
             }
+        } else if (word == "--predict" && more) {
+            predicted_card = argv[++i];
         } else if (isdigit(word[0])) {
             numbers.push_back(atoi(argv[i]));
         } else if (named(ladders, word)) {
             name = argv[i];
         } else {
-            fprintf(
-                stderr,
-                "error: %s: unknown word '%s'\n  hint: %s [LADDER] [N...] [--test] [--shape classic|large|N,C] [--json FILE]\n",
-                file, argv[i], file);
+            fprintf(stderr,
+                    "error: %s: unknown word '%s'\n"
+                    "  hint: %s [LADDER] [N...] [--test] [--shape classic|large|N,C] [--json FILE] [--predict CARD]\n",
+                    file, argv[i], file);
             return 2;
         }
+    }
+    if (predicted_card) {
+        add_mine(ladders);
+        return predict(predicted_card, file, ladders, name, numbers, shape, own);
     }
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
@@ -185,6 +188,7 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
     std::thread meter_thread;
     if (!only_tests) {
         measure_card();
+        if (json) { write_rates(json, file, arch); }
         meter_thread = std::thread(meter);
     }
     for (const Ladder& l : ladders) {

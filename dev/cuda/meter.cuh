@@ -129,21 +129,45 @@ static struct {
     double copy = 1, lanes = 1;      // bytes/s, read and written; instructions of single threads/s
     double trip = 0, launch = 0;     // seconds
     double product = 0;              // floating-point operations/s of cuBLASLt; 0: not measured
+    double sms = 0, cache = 0;       // multiprocessors; bytes of the L2 cache
+    int major = 0;                   // of its compute capability
     size_t bytes = (size_t)1 << 30;  // of the copies
     char *from, *to;
 } card;
 
-static double seconds_of(const Work& w) {
-    const double memory = fmax(32 * w.sectors / card.copy, w.trips * card.trip);
-    const double compute = fmax(w.lanes / card.lanes, w.products > 0 ? w.products / card.product : 0);
-    return fmax(memory, compute) + 32 * w.after / card.copy + w.launches * card.launch + w.host;
+/* The parts of a predicted time, in seconds. The first four run beside each other; the others come on top. */
+struct Terms {
+    double memory, trips, lanes, products, launches, more;
+    double seconds() const { return fmax(fmax(memory, trips), fmax(lanes, products)) + launches + more; }
+};
+
+static Terms terms_of(const Work& w) {
+    return {32 * w.sectors / card.copy, w.trips * card.trip,
+            w.lanes / card.lanes,       w.products > 0 ? w.products / card.product : 0,
+            w.launches * card.launch,   32 * w.after / card.copy + w.host};
+}
+static double seconds_of(const Work& w) { return terms_of(w).seconds(); }
+
+/* Takes what the driver knows about this card. */
+static void know_card() {
+    card.sms = (double)device_attribute(cudaDevAttrMultiProcessorCount);
+    card.cache = (double)device_attribute(cudaDevAttrL2CacheSize);
+    card.major = device_attribute(cudaDevAttrComputeCapabilityMajor);
 }
 
-static inline double sms() { return (double)device_attribute(cudaDevAttrMultiProcessorCount); }
+/* Of the card in `card`, which predictions may have from a file. */
+static inline double sms() {
+    if (card.sms == 0) { know_card(); }
+    return card.sms;
+}
 
 /* Returns the share of bytes that have left the L2 cache before a kernel reads them again, if it touches so many in between. */
-static inline double missing(double bytes) {
-    return fmax(0, 1 - 0.5 * (double)device_attribute(cudaDevAttrL2CacheSize) / bytes);
+static inline double missing(double bytes) { return sms() > 0 ? fmax(0, 1 - 0.5 * card.cache / bytes) : 0; }
+
+/* Returns the blocks of a kernel that a multiprocessor holds, by the driver of this machine. */
+template <typename Kernel>
+static double blocks_of_sm(Kernel kernel, int threads) {
+    return (double)blocks_at_once(kernel, threads, 0) / (double)device_attribute(cudaDevAttrMultiProcessorCount);
 }
 
 struct Turns {
@@ -211,7 +235,9 @@ static void measure_card() {
     const Turns launches = in_turns(LAUNCHES, [](int, cudaStream_t s) { nothing_kernel<<<1, 32, 0, s>>>(); });
     const Turns trips =
         in_turns(1, [](int, cudaStream_t s) { chase_kernel<<<1, 1, 0, s>>>((uint32_t*)card.from, 1 << 14, TRIPS); });
-    const bool half = device_attribute(cudaDevAttrComputeCapabilityMajor) == 7;  // sm_75 has 64 lanes, later ones 128
+    know_card();
+    // sm_75 and sm_80 have 64 lanes, others 128
+    const bool half = card.major == 7 || (card.major == 8 && device_attribute(cudaDevAttrComputeCapabilityMinor) == 0);
     card.launch = 1e-3 * launches.ms;
     card.trip = 1e-3 * trips.ms / TRIPS;
     card.copy = trips.copy;

@@ -25,7 +25,7 @@ static void product_cuda(const Case& c, int out, int x, int w, size_t N, size_t 
 }
 
 /* Hopper's mma has 62 % of the rate of wgmma, which cuBLASLt uses there. */
-static double mma_rate() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 ? 0.62 : 0.95; }
+static double mma_rate() { return sms() > 0 && card.major == 9 ? 0.62 : 0.95; }
 
 /* The oracle of the same. */
 static void product_oracle(Case& c, int out, int x, int w, size_t N, size_t C, size_t OC) {

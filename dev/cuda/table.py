@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """table.py [--check|BENCH.json] -- makes dev/results/zoo.md and the lessons' tables and pictures from dev/results/zoo.json: a JSON
-object a line, a line a version and shape. BENCH.json, which `make -C dev/cuda bench` wrote, goes into it first, and replaces what
+object a line, the rates of a run and then a line a version and shape. BENCH.json, which `make -C dev/cuda bench` wrote, goes into it first, and replaces what
 the same card, build and files had there. The first of COLUMNS is shown whole, of the others the time and the share. In a lesson,
 the lines between <!-- zoo: FILE LADDER --> and <!-- end --> become a table of that ladder, and zoo-FILE.svg is its picture.
 --check writes nothing and exits with 1 if a file is stale."""
@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS, DOC = ROOT / "dev/results", ROOT / "dev/doc"
 ROWS = RESULTS / "zoo.json"
 FILES = "rmsnorm rope swiglu layout softmax attention_forward attention_backward matmul crossentropy embedding adamw overlap".split()
+RATES = {"copy": ("copy, GB/s", 1e-9), "product": ("products, TFLOP/s", 1e-12), "lanes": ("instructions of threads, G/s", 1e-9),
+         "trip": ("a trip, ns", 1e9), "launch": ("a launch, us", 1e6)}
 COLUMNS = [(90, "BF16"), (90, "FP32"), (80, "BF16"), (75, "FP16")]
 HEAD = """# The kernel zoo, measured
 
@@ -24,6 +26,8 @@ Measured at commit 3522223. At e1a4cfa: softmax and rmsnorm; layout, crossentrop
 At 47cfef9: layout of sm_90 in BF16; rmsnorm, rope, swiglu, crossentropy and embedding of sm_75. There rmsnorm's dx was 7.3e-4 off
 where 4.9e-4 was allowed: in fp16, roundings of terms that cancel show. Since then its limit counts them, as adamw's.
 Its 27 tests passed at 4160e0c.
+The rates of a run stand before its rows in zoo.json. Those of these runs were not kept: a trip and a launch are solved from the
+predictions that they made. [predict.cuh](../cuda/predict.cuh) makes every prediction again, to 0.1 %.
 mma's version 7 in code of sm_80 with 4, 3 and 2 buffers had a share of 0.61, 0.63 and 0.52 at the large shape (47cfef9).
 """
 
@@ -39,8 +43,16 @@ def add(path):
 
 
 def read():
-    """Returns {file: {ladder: {version: {column: [rows in the order of the runs]}}}} and {column: gpu}, by the order of COLUMNS."""
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    """Returns {file: {ladder: {version: {column: [rows in the order of the runs]}}}}, {column: gpu} by the order of COLUMNS, and
+    {column: {rate: [values]}}."""
+    rows, rates = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else [], {}
+    for row in rows:
+        of = rates.setdefault((row["arch"], row["precision"]), {})
+        for rate in [r for r in RATES if r in row]:
+            of.setdefault(rate, []).append(row[rate])
+        if row.get("version") == 0 and row["large"]:
+            of.setdefault("product", []).append(row["rate"])
+    rows = [row for row in rows if "ladder" in row]
     zoo, gpus = {}, {}
     for row in rows:
         row["column"], row["shape"] = (row["arch"], row["precision"]), (row["large"], row["sizes"])
@@ -48,7 +60,17 @@ def read():
         gpus[row["column"]] = row["gpu"]
         ladders = zoo.setdefault(row["file"], {})
         ladders.setdefault(row["ladder"], {}).setdefault(row["version"], {}).setdefault(row["column"], []).append(row)
-    return zoo, gpus
+    return zoo, gpus, rates
+
+
+def rates_table(gpus, rates):
+    """The rates by which times are predicted: medians over the runs of a column."""
+    text = "\n| code | " + " | ".join(name for name, _ in RATES.values()) + " |\n|---|" + "---|" * len(RATES) + "\n"
+    for column in [c for c in gpus if "lanes" in rates[c]]:
+        of = rates[column]
+        text += f"| sm_{column[0]} {column[1]} | " + " | ".join(
+            f"{sorted(of[key])[len(of[key]) // 2] * unit:.4g}" if key in of else "" for key, (_, unit) in RATES.items()) + " |\n"
+    return text
 
 
 def main_row(rows):
@@ -75,9 +97,10 @@ def measured(row):
     return f"{predicted(row)}, {digits(row['ms'])}, {rate * row['large']}{row['share']:.2f}{joules * row['large']}"
 
 
-def page(zoo, gpus):
+def page(zoo, gpus, rates):
     others = list(gpus)[1:]
     text = HEAD.format(about="; ".join(f"{gpu}, code of sm_{arch}, {precision}" for (arch, precision), gpu in gpus.items()))
+    text += rates_table(gpus, rates)
     more = "".join(f" sm_{arch} {precision} |" for arch, precision in others)
     for file in [f for f in FILES if f in zoo]:
         text += f"\n## {file}\n\n| | idea | error | same bits | classic: predicted, ms, share | large: predicted, ms, rate, share, J "
@@ -155,8 +178,8 @@ def main():
         sys.exit(print(__doc__))
     if sys.argv[1:] and not check:
         add(sys.argv[1])
-    zoo, gpus = read()
-    made = {RESULTS / "zoo.md": page(zoo, gpus)} if zoo else {}
+    zoo, gpus, rates = read()
+    made = {RESULTS / "zoo.md": page(zoo, gpus, rates)} if zoo else {}
     for path in sorted(DOC.glob("*.md")):
         text = path.read_text()
         made[path] = re.sub(r"(<!-- zoo: (\w+) (\w+) -->\n).*?(<!-- end -->)",

@@ -123,6 +123,16 @@ struct Ladder {
           versions(versions) {}
 };
 
+/* Returns the work of a version; without a prediction, the least that any version must do. */
+static Work work_of(const Version& v, const Case& c) { return v.predict ? v.predict(c) : Work{c.bytes / 32, c.flops}; }
+
+/* Returns "N,C=4096,1024". */
+static std::string sizes_of(const Ladder& l, const Shape& s) {
+    std::string sizes = std::string(l.sizes) + "=";
+    for (int i = 0; i < 6 && s.n[i]; i++) { sizes += (i ? "," : "") + std::to_string(s.n[i]); }
+    return sizes;
+}
+
 /* Queues the kernels of a version. If a launch is refused, the message names the version, so a version needs no check. */
 static void launch(const Version& v, const Case& c, cudaStream_t stream) {
     v.run(c, stream);
@@ -252,8 +262,7 @@ static void bench(const Ladder& l, const std::vector<Version>& versions, const S
             if (t.type == TYPE_I32) { fill((int32_t*)t.device, n, t.scale); }
         }
     }
-    std::string sizes = std::string(l.sizes) + "=";
-    for (int i = 0; i < 6 && s.n[i]; i++) { sizes += (i ? "," : "") + std::to_string(s.n[i]); }
+    const std::string sizes = sizes_of(l, s);
     const bool products = c.flops > 0;
     const int arch = compiled_arch(fill_kernel<float>);
     char gpu[256];
@@ -276,7 +285,7 @@ static void bench(const Ladder& l, const std::vector<Version>& versions, const S
         if (v.flags & REFERENCE) { card.product = rate; }
         card.copy = t.copy;
         const double share = rate / (products ? card.product : t.copy);
-        const double predicted = 1e3 * seconds_of(v.predict ? v.predict(c) : Work{c.bytes / 32, c.flops});
+        const double predicted = 1e3 * seconds_of(work_of(v, c));
         const double corrected = v.correct ? 1e3 * seconds_of(v.correct(c)) : NAN;
         const double joules = large && t.ms < 1000 ? 1e-3 * t.ms * run_for(0.5, [&] { run(0, 0); }).watts : NAN;
         printf("%2d %-47.47s %8.1e %8.1e %4s %9.4f %9.4f %8.1f %6.3f %7.3f %6.2f\n", v.number, v.idea, is.error, is.allowed,
