@@ -14,6 +14,7 @@
 #include "llmc/base/crc.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/progress.h"  // defines: Progress, progress_add
+#include "llmc/base/threads.h"   // defines: thread_number
 #include "llmc/config.h"
 #include "llmc/files/file_sums.h"  // defines: FileSums, file_sums_add
 #include "llmc/files/safetensors.h"
@@ -202,8 +203,9 @@ static inline bool tensor_pieces_read(const TensorPieces* list, Error* bad_value
         TensorSlot *filling = slots[at / batch % 2], *filled = slots[(at / batch + 1) % 2];
 #pragma omp parallel
         {
-#pragma omp master
-            ok = tensor_pieces_hand_over(list->items + before, filled, begin - before, bad_value, e);
+            if (thread_number() == 0) {
+                ok = tensor_pieces_hand_over(list->items + before, filled, begin - before, bad_value, e);
+            }
 #pragma omp for schedule(dynamic)
             for (size_t i = begin; i < end; i++) { tensor_piece_read(&list->items[i], &filling[i - begin]); }
         }
