@@ -104,11 +104,13 @@ test: test-programs
 # what is built of the programs, the manual page made of the table of flags, and completion for bash; for all users of the machine
 PREFIX ?= /usr/local
 SHARE = $(call q,$(DESTDIR)$(PREFIX)/share)
+OF_FLAGS = $(CC) -E -P '-DOPTION(kind,field,other,default,min,max,trainer,life,group,value,help)=kind~field~other~default~group~value~help' \
+           -x c llmc/run/cli/options.def | awk -f dev/make/manual.awk
 install: all $(if $(filter 1,$(MICROHTTPD)),serve)
 	@umask 022; mkdir -p $(call q,$(DESTDIR)$(PREFIX)/bin) $(SHARE)/man/man1 $(SHARE)/bash-completion/completions && \
 	    install -m 755 train_llama3 tokenize $(wildcard serve train_llama3cu) $(call q,$(DESTDIR)$(PREFIX)/bin) && \
-	    awk -f dev/make/manual.awk llmc/run/cli/options.def > $(SHARE)/man/man1/train_llama3.1 && \
-	    awk -v completion=1 -f dev/make/manual.awk llmc/run/cli/options.def > $(SHARE)/bash-completion/completions/train_llama3
+	    $(OF_FLAGS) > $(SHARE)/man/man1/train_llama3.1 && \
+	    $(OF_FLAGS) -v completion=1 > $(SHARE)/bash-completion/completions/train_llama3
 
 FORMATTED = $(sort $(wildcard *.c *.cu) $(shell find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp'))
 format:

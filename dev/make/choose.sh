@@ -77,11 +77,10 @@ case $topic in
         done
         ;;
     archs) # the architectures of the cards that can be used, each as the highest that nvcc knows
-        usable=$(cards | sed 's/,.*//' | tr -d ' .' | awk '$1 >= 75')
-        known=$([ -z "$usable" ] || eval "${NVCC:-false} --list-gpu-code" 2>/dev/null | sed -n 's/^sm_\([0-9]*\)$/\1/p')
-        echo ${known:+$(for card in $usable; do
-            echo "$known" | awk -v c="$card" '$1 <= c && $1 > most { most = $1 } END { print most }'
-        done)} | grep . || echo $usable
+        for card in $(cards | sed 's/,.*//' | tr -d ' .' | awk '$1 >= 75'); do
+            eval "${NVCC:-false} --list-gpu-code" 2>/dev/null |
+                awk -F_ -v c="$card" '/^sm_[0-9]+$/ && $2 <= c && $2 > most { most = $2 } END { print most ? most : c }'
+        done
         ;;
     cards) # cards ARCHS HOME: says what nvcc builds for; without ARCHS, only which card cannot be used
         [ -z "$1" ] || say "CUDA $(cuda_version) in $(toolkit), for GPU_ARCH=\"$1\""

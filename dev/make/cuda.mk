@@ -1,11 +1,7 @@
 # cuda.mk -- the programs of the GPU: train_llama3cu, test_llama3cu, build/NAME_cu of dev/test/cuda and dev/bench, and build/zoo.
 #
-# GPU_ARCH: the architectures of this machine's GPUs by nvidia-smi; 80 if there is none. A GPU newer than nvcc counts as the
-# highest architecture that nvcc knows. Each gets its machine code (90: sm_90a); the highest also its PTX, which newer GPUs
-# compile. GPUs older than 75 (T4) are ignored. dev/doc/cards.md says what each card gets.
-# NCCL (several GPUs) is opened at run time; nccl.h is in CUDA_HOME, the system's headers or NCCL_HOME/include.
-# PTX_ONLY=75 builds only the PTX of that architecture, to test the code for an older GPU on a newer one. COMPILE_ONLY=1 checks
-# that the kernels compile: without PTX, and with the host's code unoptimized, building takes half of the time.
+# dev/doc/installing.md has the settings. PTX_ONLY=75 builds only the PTX of that architecture, to test the code for an older GPU on
+# a newer one. COMPILE_ONLY=1 checks that the kernels compile: without PTX, and with the host's code unoptimized, in half of the time.
 
 CUDA_HOME ?= $(CUDA_PATH)
 override NVCC := $(call tool,$(if $(filter undefined,$(origin NVCC)),$(shell dev/make/choose.sh nvcc $(call q,$(CUDA_HOME))),$(NVCC)))
@@ -18,15 +14,11 @@ ARCHS = $(or $(PTX_ONLY),$(strip $(sort $(filter-out 1%,$(GPU_ARCH))) $(sort $(f
 OLD_ARCHS = $(filter 75,$(ARCHS))
 POSSIBLE_ARCHS := 75 $(foreach tens,8 9 10 11 12 13 14 15 16 17 18 19,$(addprefix $(tens),0 1 2 3 4 5 6 7 8 9))
 PRECISION ?= $(if $(OLD_ARCHS),FP16,BF16)
-ifneq ($(filter-out $(POSSIBLE_ARCHS),$(ARCHS)),)
-$(error $(if $(PTX_ONLY),PTX_ONLY is $(PTX_ONLY),GPU_ARCH is $(GPU_ARCH)), wanted numbers such as 75, 90 or 120; no GPU before 75 (T4) will do)
-endif
-ifneq ($(filter-out BF16 FP16 FP32,$(PRECISION)),)
-$(error PRECISION is $(PRECISION), wanted BF16, FP16 or FP32)
-endif
-ifneq ($(and $(filter BF16,$(PRECISION)),$(OLD_ARCHS)),)
-$(error PRECISION=BF16 needs GPU_ARCH 80 or newer, but GPU_ARCH is $(ARCHS): build with PRECISION=FP16 or FP32)
-endif
+$(if $(filter-out $(POSSIBLE_ARCHS),$(ARCHS)),$(error $(if $(PTX_ONLY),PTX_ONLY is $(PTX_ONLY),GPU_ARCH is $(GPU_ARCH)), \
+    wanted numbers such as 75, 90 or 120; no GPU before 75 (T4) will do))
+$(if $(filter-out BF16 FP16 FP32,$(PRECISION)),$(error PRECISION is $(PRECISION), wanted BF16, FP16 or FP32))
+$(if $(and $(filter BF16,$(PRECISION)),$(OLD_ARCHS)),$(error PRECISION=BF16 needs GPU_ARCH 80 or newer, but GPU_ARCH is \
+    $(ARCHS): build with PRECISION=FP16 or FP32))
 
 comma := ,
 gencode = -gencode arch=compute_$(1)$(comma)code=$(2)_$(1)
@@ -71,9 +63,7 @@ build/%_cu: %.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 
 # the kernel zoo; its targets are those of dev/cuda/Makefile. A pattern rule whose prerequisite is missing is no error for make:
 # the program of an earlier MINE would pass for this one's
-ifneq ($(MINE),)
-$(if $(wildcard $(MINE)),,$(error MINE: there is no file $(MINE)))
-endif
+$(if $(filter-out $(wildcard $(MINE)),$(MINE)),$(error MINE: there is no file $(MINE)))
 ZOO_FLAGS = -DZOO_ARCHS='"$(ARCHS)"' $(if $(MINE),-DMINE='"$(if $(EMULATED_ZOO),mine.cuh,$(MINE))"')
 build/zoo/flags: FORCE
 	@mkdir -p build/zoo && $(call stamp,$(ZOO_FLAGS) $(MINE))

@@ -29,6 +29,7 @@ cat >cc <<END
 case " \$* " in
     *" -dumpmachine "*) cat "$tmp/machine" ;;
     *" -dM "*) cat "$tmp/version" ;;
+    *" -E "*) exec cc "\$@" ;;
     *"-Xpreprocessor -fopenmp "*) [ ! -e "$tmp/no_libomp" ] || exit 1 ;;
     *"-fopenmp "*) [ ! -e "$tmp/no_openmp" ] || exit 1 ;;
 esac
