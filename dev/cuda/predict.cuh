@@ -94,12 +94,11 @@ static void predict_ladder(const Ladder& l, const std::vector<int>& numbers, con
             continue;
         }
         if (lacks(v, arch) || (!numbers.empty() && !std::count(numbers.begin(), numbers.end(), v.number))) { continue; }
-        for (Work (*predict)(const Case&) : {v.predict, v.correct}) {
-            if (!predict && predict == v.correct) { continue; }
-            const Terms t = terms_of(predict ? predict(c) : work_of(v, c));
+        for (int again = 0; again < (v.correct ? 2 : 1); again++) {
+            const Terms t = terms_of(again ? v.correct(c) : work_of(v, c));
             const double terms[6] = {t.memory, t.trips, t.lanes, t.products, t.launches, t.more};
             const int most = (int)(std::max_element(terms, terms + 4) - terms);
-            printf("%2d %-41.41s", v.number, predict == v.correct ? "  corrected after it was measured" : v.idea);
+            printf("%2d %-41.41s", v.number, again ? "  corrected after it was measured" : v.idea);
             for (int k = 0; k < 6; k++) { printf(" %8.4g%c", 1e3 * terms[k], k == most ? '*' : ' '); }
             printf(" %9.4g\n", 1e3 * t.seconds());
         }
