@@ -76,7 +76,7 @@ promises() { # each line of dev/test/promises.txt names words and a test that ex
     grep -v '^#' $list | while IFS='|' read -r file promise test name; do
         file=${file% } promise=${promise# } promise=${promise% } test=${test# } test=${test% } name=${name# }
         words_of "$file" | grep -qF -- "$promise" || echo "$file: does not say any more: $promise"
-        case $name in *"(") grep -q "[^a-z_]${name%?}(" "$test" ;; *) grep -qF -- "$name" "$test" ;; esac ||
+        case $name in *"(") grep -q "[^a-z_]${name%?}[()]" "$test" ;; *) grep -qF -- "$name" "$test" ;; esac ||
             echo "$test: has no $name, which holds the promise of $file: $promise"
     done
     for file in dev/doc/reliability.md $(find llmc/files -name '*.h'); do

@@ -116,9 +116,9 @@ static void check_against_plain(bool low_limit) {
     }
 }
 
-static void each_merge_is_that_of_a_trainer_that_counts_anew(void) { check_against_plain(false); }
+TEST(each_merge_is_that_of_a_trainer_that_counts_anew) { check_against_plain(false); }
 
-static void pairs_below_the_floor_are_found_when_their_turn_comes(void) { check_against_plain(true); }
+TEST(pairs_below_the_floor_are_found_when_their_turn_comes) { check_against_plain(true); }
 
 /* Learns one token from pieces with these counts, and checks what it spells. */
 static void check_first(const char* const* pieces, const uint64_t* counts, size_t n, const char* want) {
@@ -136,19 +136,19 @@ static void check_first(const char* const* pieces, const uint64_t* counts, size_
     bpe_free(&b);
 }
 
-static void a_piece_counted_three_thousand_million_times_merges_first(void) {
+TEST(a_piece_counted_three_thousand_million_times_merges_first) {
     const char* const pieces[] = {"xy", "pq"};
     check_first(pieces, (const uint64_t[]){2000000000u, 3000000000u}, 2, "pq");  // as int32, the higher count is negative
     check_first(pieces, (const uint64_t[]){3000000000u, 5000000000u}, 2, "pq");  // as uint32, 5e9 is below 3e9
 }
 
-static void of_equal_counts_the_lower_ids_merge_first(void) {
+TEST(of_equal_counts_the_lower_ids_merge_first) {
     check_first((const char* const[]){"zb", "ya"}, (const uint64_t[]){5, 5}, 2, "ya");
     check_first((const char* const[]){"yb", "ya"}, (const uint64_t[]){5, 5}, 2, "ya");
     check_first((const char* const[]){" b", "ya"}, (const uint64_t[]){5, 5}, 2, "ya");  // GPT-2's order: the space is late
 }
 
-static void overlapping_positions_count(void) {
+TEST(overlapping_positions_count) {
     check_first((const char* const[]){"bbb", "ac"}, (const uint64_t[]){2, 3}, 2, "bb");  // 4 of bb, 3 of ac
 }
 
@@ -194,7 +194,7 @@ static void piece_ends(const char* s, size_t from, size_t to, bool* ends) {
     }
 }
 
-static void a_text_cut_at_a_border_has_the_pieces_of_the_whole(void) {
+TEST(a_text_cut_at_a_border_has_the_pieces_of_the_whole) {
     char s[200];
     bool whole[201], parts[201];
     uint64_t state = 3;
@@ -218,7 +218,7 @@ static void a_text_cut_at_a_border_has_the_pieces_of_the_whole(void) {
     CHECK(borders > 20000 && last_borders > 5000, "%d borders, %d last ones: the test has become blind", borders, last_borders);
 }
 
-static void a_stream_of_digits_or_symbols_is_cut(void) {
+TEST(a_stream_of_digits_or_symbols_is_cut) {
     char s[1000];
     memset(s, '7', sizeof s);
     CHECK(piece_last_border(s, sizeof s) >= 990 && piece_last_border(s, sizeof s) % 3 == 0, "%zu",
@@ -227,7 +227,7 @@ static void a_stream_of_digits_or_symbols_is_cut(void) {
     CHECK(piece_last_border(s, sizeof s) >= 980, "%zu", piece_last_border(s, sizeof s));
 }
 
-static void tables_folded_together_hold_the_counts_of_one_table(void) {
+TEST(tables_folded_together_hold_the_counts_of_one_table) {
     PieceCounts one, all, own;
     uint64_t state = 11;
     char s[200];
@@ -258,7 +258,7 @@ static void tables_folded_together_hold_the_counts_of_one_table(void) {
     piece_counts_free(&own);
 }
 
-static void a_piece_ends_with_its_document(void) {
+TEST(a_piece_ends_with_its_document) {
     Counting c;
     counting_begin(&c);
     counting_add(&c, "a cat", 5);
@@ -271,7 +271,7 @@ static void a_piece_ends_with_its_document(void) {
     piece_counts_free(&c.all);
 }
 
-static void a_token_of_five_thousand_bytes_passes_writer_and_readers(void) {
+TEST(a_token_of_five_thousand_bytes_passes_writer_and_readers) {
     static char text[5000];
     uint64_t state = 5;
     PieceCounts c;
@@ -309,16 +309,4 @@ static void a_token_of_five_thousand_bytes_passes_writer_and_readers(void) {
     free(json);
 }
 
-int main(void) {
-    RUN(each_merge_is_that_of_a_trainer_that_counts_anew);
-    RUN(pairs_below_the_floor_are_found_when_their_turn_comes);
-    RUN(a_piece_counted_three_thousand_million_times_merges_first);
-    RUN(of_equal_counts_the_lower_ids_merge_first);
-    RUN(overlapping_positions_count);
-    RUN(a_text_cut_at_a_border_has_the_pieces_of_the_whole);
-    RUN(a_stream_of_digits_or_symbols_is_cut);
-    RUN(tables_folded_together_hold_the_counts_of_one_table);
-    RUN(a_piece_ends_with_its_document);
-    RUN(a_token_of_five_thousand_bytes_passes_writer_and_readers);
-    return test_summary();
-}
+int main(void) { return test_all(); }

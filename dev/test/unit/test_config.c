@@ -12,38 +12,8 @@ static unsigned long long shard_bytes = 5000000000ull;  // a small limit makes m
 #include "dev/test/test.h"
 
 static Error error;
-static char folder[PATH_CAP];
 
-static bool contains(const char* text, const char* part) { return strstr(text, part) != NULL; }
-
-static const char* in_folder(const char* name) {
-    static char paths[4][PATH_CAP * 2];
-    static int next;
-    char* path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
-}
-
-static void put(const char* name, const char* text) {
-    FILE* f = fopen(in_folder(name), "wb");
-    if (!f) { die("%s: %s", in_folder(name), strerror(errno)); }
-    fputs(text, f);
-    fclose(f);
-}
-
-static void empty_folder(void) {
-    static const char* const names[] = {
-        "config.json",       "model.safetensors", "model.safetensors.index.json", "generation_config.json", "pytorch_model.bin",
-        "extra.safetensors", "tiny-Q4_K_M.gguf"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) { unlink(in_folder(names[i])); }
-    for (int n = 1; n < 40; n++) {
-        for (int i = 1; i <= n; i++) {
-            char name[64];
-            snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", i, n);
-            unlink(in_folder(name));
-        }
-    }
-}
+static void put(const char* name, const char* text) { test_put(test_file(name), text); }
 
 #define SHAPE "\"vocab_size\":50,\"hidden_size\":12,\"intermediate_size\":20,\"num_hidden_layers\":2,\"num_attention_heads\":2"
 #define LLAMA "{\"model_type\":\"llama\"," SHAPE
@@ -54,7 +24,7 @@ static bool reads(ModelConfig* c, const char* more) {
     snprintf(text, sizeof text, LLAMA "%s}", more);
     put("config.json", text);
     memset(&error, 0, sizeof error);
-    return config_read(c, in_folder("config.json"), &error);
+    return config_read(c, test_file("config.json"), &error);
 }
 
 #define ACCEPTED(more) CHECK(reads(&c, more), "%s", error.msg)
@@ -62,7 +32,7 @@ static bool reads(ModelConfig* c, const char* more) {
     CHECK(!reads(&c, more) && contains(error.msg, part) && contains(error.msg, "config.json"), "wanted \"%s\", message: %s", \
           part, error.msg)
 
-static void absent_and_null_fields_have_their_defaults(void) {
+TEST(absent_and_null_fields_have_their_defaults) {
     ModelConfig c;
     static const char* const texts[] = {
         "",
@@ -80,7 +50,7 @@ static void absent_and_null_fields_have_their_defaults(void) {
     }
 }
 
-static void ids_are_one_or_several(void) {
+TEST(ids_are_one_or_several) {
     ModelConfig c;
     ACCEPTED(",\"bos_token_id\":0,\"eos_token_id\":49");
     CHECK(c.bos_id == 0 && c.num_eos == 1 && c.eos_ids[0] == 49, "one");
@@ -101,7 +71,7 @@ static void ids_are_one_or_several(void) {
 
 #define L3 "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4,\"original_max_position_embeddings\":64"
 
-static void rope_is_read_in_every_spelling(void) {
+TEST(rope_is_read_in_every_spelling) {
     ModelConfig c;
     static const char* const same[] = {
         ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"llama3\"," L3 "}",
@@ -129,7 +99,7 @@ static void rope_is_read_in_every_spelling(void) {
     CHECK(c.rope_original_len == 512, "the original length defaults to max_position_embeddings");
 }
 
-static void rope_spellings_that_disagree_are_refused_by_name(void) {
+TEST(rope_spellings_that_disagree_are_refused_by_name) {
     ModelConfig c;
 #define BOTH(a, b) ",\"rope_scaling\":{" a "},\"rope_parameters\":{" b "}"
     REFUSED(BOTH("\"rope_type\":\"llama3\"," L3, "\"rope_type\":\"default\",\"rope_theta\":1"),
@@ -159,7 +129,7 @@ static const char* warnings_of(const char* more) {
     FILE* caught = tmpfile();
     const int screen = dup(2);
     dup2(fileno(caught), 2);
-    config_warn(&c, in_folder("config.json"));
+    config_warn(&c, test_file("config.json"));
     fflush(stderr);
     dup2(screen, 2);
     close(screen);
@@ -169,7 +139,7 @@ static const char* warnings_of(const char* more) {
     return text;
 }
 
-static void a_key_that_was_lost_is_warned_of(void) {
+TEST(a_key_that_was_lost_is_warned_of) {
 #define SCALED "\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4"
     static const struct {
         const char *more, *says;
@@ -209,7 +179,7 @@ static void a_key_that_was_lost_is_warned_of(void) {
 #undef SCALED
 }
 
-static void what_would_be_computed_wrongly_is_refused_by_name(void) {
+TEST(what_would_be_computed_wrongly_is_refused_by_name) {
     ModelConfig c;
     REFUSED(",\"attention_bias\":true", "attention_bias is true");
     REFUSED(",\"mlp_bias\":true", "mlp_bias is true");
@@ -234,18 +204,16 @@ static void what_would_be_computed_wrongly_is_refused_by_name(void) {
     REFUSED(",\"rope_scaling\":\"llama3\"", "rope_scaling is \"llama3\", wanted an object");
     put("config.json", "{\"model_type\":\"mistral\"," SHAPE "}");
     memset(&error, 0, sizeof error);
-    CHECK(!config_read(&c, in_folder("config.json"), &error) &&
-              contains(error.msg, "model_type is \"mistral\", wanted \"llama\""),
-          "%s", error.msg);
+    FAILS(&error, config_read(&c, test_file("config.json"), &error), "model_type is \"mistral\", wanted \"llama\"");
     put("config.json", "{" SHAPE "}");
     memset(&error, 0, sizeof error);
-    CHECK(!config_read(&c, in_folder("config.json"), &error) && contains(error.msg, "model_type is missing"), "%s", error.msg);
+    CHECK(!config_read(&c, test_file("config.json"), &error) && contains(error.msg, "model_type is missing"), "%s", error.msg);
     put("config.json", "[]");
     memset(&error, 0, sizeof error);
-    CHECK(!config_read(&c, in_folder("config.json"), &error) && contains(error.msg, "not a JSON object"), "%s", error.msg);
+    CHECK(!config_read(&c, test_file("config.json"), &error) && contains(error.msg, "not a JSON object"), "%s", error.msg);
 }
 
-static void numbers_out_of_range_are_refused(void) {
+TEST(numbers_out_of_range_are_refused) {
     ModelConfig c;
     static const char* const fields[] = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                                          "num_attention_heads"};
@@ -261,7 +229,7 @@ static void numbers_out_of_range_are_refused(void) {
             snprintf(text + used, sizeof text - used, "}");
             put("config.json", text);
             memset(&error, 0, sizeof error);
-            CHECK(!config_read(&c, in_folder("config.json"), &error) && contains(error.msg, fields[i]), "%s = %s: %s",
+            CHECK(!config_read(&c, test_file("config.json"), &error) && contains(error.msg, fields[i]), "%s = %s: %s",
                   fields[i], values[k], error.msg);
         }
     }
@@ -284,10 +252,10 @@ static void numbers_out_of_range_are_refused(void) {
         "{\"model_type\":\"llama\",\"vocab_size\":50,\"hidden_size\":13,\"intermediate_size\":20,\"num_hidden_layers\":2,"
         "\"num_attention_heads\":2}");
     memset(&error, 0, sizeof error);
-    CHECK(!config_read(&c, in_folder("config.json"), &error) && contains(error.msg, "does not divide"), "%s", error.msg);
+    CHECK(!config_read(&c, test_file("config.json"), &error) && contains(error.msg, "does not divide"), "%s", error.msg);
 }
 
-static void what_is_written_is_read_back(void) {
+TEST(what_is_written_is_read_back) {
     const char* const names[] = {"llama3.2-1b", "llama3.1-8b", "d6", "d12"};
     for (int i = 0; i < 4; i++) {
         ModelConfig c, back;
@@ -301,15 +269,15 @@ static void what_is_written_is_read_back(void) {
             c.rope_theta = 1e6 / 3;
         }
         memset(&error, 0, sizeof error);
-        CHECK(config_write(&c, in_folder("config.json"), SAFE_BF16, NULL, &error) &&
-                  config_read(&back, in_folder("config.json"), &error),
+        CHECK(config_write(&c, test_file("config.json"), SAFE_BF16, NULL, &error) &&
+                  config_read(&back, test_file("config.json"), &error),
               "%s", error.msg);
         CHECK(memcmp(&c, &back, sizeof c) == 0, "config %d changed", i);
     }
 }
 
 /* huggingface/transformers#34055, huggingface/trl#422: batches need pad_token_id, a resized vocabulary initializer_range. */
-static void members_that_we_do_not_know_stay(void) {
+TEST(members_that_we_do_not_know_stay) {
     static const char* const kept[] = {"\"pad_token_id\": 5", "\"initializer_range\": 0.01", "\"use_cache\": false",
                                        "\"_mine\": {\"a\": [1, \"}\"]}", "\"LlamaForCausalLM\""};
     static const char source[] =
@@ -318,18 +286,16 @@ static void members_that_we_do_not_know_stay(void) {
         "\"rope_theta\": 500.0, \"pad_token_id\": 5, \"initializer_range\": 0.01, \"use_cache\": false,"
         "\"_mine\": {\"a\": [1, \"}\"]}}";
     ModelConfig c, back;
-    FILE* f = fopen(in_folder("config.json"), "w");
-    fputs(source, f);
-    fclose(f);
+    test_put(test_file("config.json"), source);
     memset(&error, 0, sizeof error);
-    CHECK(config_read(&c, in_folder("config.json"), &error), "%s", error.msg);
+    CHECK(config_read(&c, test_file("config.json"), &error), "%s", error.msg);
     config_end_at(&c, 9);
-    CHECK(config_write(&c, in_folder("config.json"), SAFE_BF16, source, &error) &&
-              config_read(&back, in_folder("config.json"), &error),
+    CHECK(config_write(&c, test_file("config.json"), SAFE_BF16, source, &error) &&
+              config_read(&back, test_file("config.json"), &error),
           "%s", error.msg);
     CHECK(memcmp(&c, &back, sizeof c) == 0 && back.num_eos == 2, "what we know is written anew");
     size_t size = 0;
-    char* text = read_file(in_folder("config.json"), &size, 10000, &error);
+    char* text = read_file(test_file("config.json"), &size, 10000, &error);
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) { CHECK(contains(text, kept[i]), "%s: %s", kept[i], text); }
     CHECK(contains(text, "\"torch_dtype\": \"bfloat16\"") && !contains(text, "float16\",\"rope"), "%s", text);
     CHECK(config_pad_of(text, 50) == 5 && config_pad_of(text, 5) == -1 && config_pad_of("{}", 5) == -1, "pad_token_id");
@@ -364,7 +330,7 @@ static bool take(void* ctx, const Param* p, size_t first, size_t n, const float*
 
 /* Writes the whole folder, as an export does. */
 static bool save(const ModelConfig* c, const ParamTable* t, SafeDtype dtype, TensorSource source, void* ctx) {
-    return model_save_weights(folder, c, NULL, t, slot_from(dtype, source, ctx), NULL, &error);
+    return model_save_weights(test_here(), c, NULL, t, slot_from(dtype, source, ctx), NULL, &error);
 }
 
 static bool loads(const ModelConfig* want) {
@@ -372,23 +338,23 @@ static bool loads(const ModelConfig* want) {
     ParamTable t = param_table(want);
     size_t right = 0;
     memset(&error, 0, sizeof error);
-    bool ok = model_check(folder, &c, &error) && model_load(folder, &c, &t, slot_to(take, &right), &error);
+    bool ok = model_check(test_here(), &c, &error) && model_load(test_here(), &c, &t, slot_to(take, &right), &error);
     if (ok) { CHECK(right == t.num_params, "%zu of %zu elements are right", right, t.num_params); }
     param_table_free(&t);
     return ok;
 }
 
-static void a_folder_is_written_and_read_in_one_file_and_in_shards(void) {
+TEST(a_folder_is_written_and_read_in_one_file_and_in_shards) {
     for (int tied = 0; tied < 2; tied++) {
         for (int shards = 0; shards < 3; shards++) {
-            empty_folder();
+            test_elsewhere();
             const ModelConfig c = tiny(tied);
             ParamTable t = param_table(&c);
             memset(&error, 0, sizeof error);
             shard_bytes = shards == 0 ? 5000000000ull : shards == 1 ? 2000 : 1;
             CHECK(save(&c, &t, SAFE_F32, give, NULL), "%s", error.msg);
-            CHECK(file_exists(in_folder("model.safetensors")) == !shards, "one file");
-            CHECK(file_exists(in_folder("model.safetensors.index.json")), "index");
+            CHECK(file_exists(test_file("model.safetensors")) == !shards, "one file");
+            CHECK(file_exists(test_file("model.safetensors.index.json")), "index");
             CHECK(loads(&c), "%s", error.msg);
             // save the other kind over it: the first must leave nothing that contradicts the second
             shard_bytes = shards ? 5000000000ull : 2000;
@@ -397,7 +363,6 @@ static void a_folder_is_written_and_read_in_one_file_and_in_shards(void) {
         }
     }
     shard_bytes = 5000000000ull;
-    empty_folder();
 }
 
 /* Writes the tensors of `c` to model.safetensors (or another name), changed as `how` says: drops tensor `which`, gives it
@@ -427,7 +392,7 @@ static void write_weights(const char* name, const ModelConfig* c, int which, con
     }
     SafeWriter w;
     memset(&error, 0, sizeof error);
-    if (!safewriter_open(&w, in_folder(name), s, count, &error)) { die("%s", error.msg); }
+    if (!safewriter_open(&w, test_file(name), s, count, &error)) { die("%s", error.msg); }
     for (size_t i = 0; i < count; i++) {
         const float one = 1, value = strcmp(s[i].name, "lm_head.weight") == 0 ? head : 1;
         size_t n = 1;
@@ -443,8 +408,7 @@ static void write_weights(const char* name, const ModelConfig* c, int which, con
     memset(&error, 0, sizeof error);
 }
 
-static void every_tensor_that_is_missing_or_misshapen_is_named(void) {
-    empty_folder();
+TEST(every_tensor_that_is_missing_or_misshapen_is_named) {
     const ModelConfig c = tiny(false);
     ParamTable t = param_table(&c);
     ModelConfig found;
@@ -453,50 +417,45 @@ static void every_tensor_that_is_missing_or_misshapen_is_named(void) {
         for (size_t k = 0; k < sizeof ways / sizeof *ways; k++) {
             if (strcmp(ways[k], "flat") == 0 && !param_specs[t.items[i].kind].matrix) { continue; }
             write_weights("model.safetensors", &c, i, ways[k], "model.something", 1);
-            CHECK(!model_check(folder, &found, &error) && contains(error.msg, t.items[i].name), "%s %s: %s", ways[k],
+            CHECK(!model_check(test_here(), &found, &error) && contains(error.msg, t.items[i].name), "%s %s: %s", ways[k],
                   t.items[i].name, error.msg);
             CHECK(contains(error.msg, "wanted"), "%s", error.msg);
         }
     }
     write_weights("model.safetensors", &c, 3, "shape", NULL, 1);
-    CHECK(!model_check(folder, &found, &error) && contains(error.msg, "shape is [7, 12], wanted [6, 12]"), "%s", error.msg);
+    CHECK(!model_check(test_here(), &found, &error) && contains(error.msg, "shape is [7, 12], wanted [6, 12]"), "%s",
+          error.msg);
     param_table_free(&t);
-    empty_folder();
 }
 
-static void unknown_tensors_are_refused_and_inv_freq_is_not(void) {
-    empty_folder();
+TEST(unknown_tensors_are_refused_and_inv_freq_is_not) {
     ModelConfig found;
     const ModelConfig c = tiny(false);
     write_weights("model.safetensors", &c, 0, "add", "model.layers.0.self_attn.q_proj.bias", 1);
-    CHECK(!model_check(folder, &found, &error) && contains(error.msg, "\"model.layers.0.self_attn.q_proj.bias\" is not part"),
-          "%s", error.msg);
+    FAILS(&error, model_check(test_here(), &found, &error), "\"model.layers.0.self_attn.q_proj.bias\" is not part");
     write_weights("model.safetensors", &c, 0, "add", "model.layers.2.input_layernorm.weight", 1);
-    CHECK(!model_check(folder, &found, &error) && contains(error.msg, "model.layers.2."), "%s", error.msg);
+    CHECK(!model_check(test_here(), &found, &error) && contains(error.msg, "model.layers.2."), "%s", error.msg);
     write_weights("model.safetensors", &c, 0, "add", "model.layers.0.self_attn.rotary_emb.inv_freq", 1);
-    CHECK(model_check(folder, &found, &error), "%s", error.msg);
-    empty_folder();
+    CHECK(model_check(test_here(), &found, &error), "%s", error.msg);
 }
 
-static void a_tied_folders_head_equals_the_embedding_or_is_refused(void) {
-    empty_folder();
+TEST(a_tied_folders_head_equals_the_embedding_or_is_refused) {
     ModelConfig found;
     const ModelConfig c = tiny(true);
     ParamTable t = param_table(&c);
     write_weights("model.safetensors", &c, 0, "add", "lm_head.weight", 1);
-    CHECK(model_check(folder, &found, &error) && model_load(folder, &found, &t, slot_to(NULL, NULL), &error), "%s", error.msg);
+    CHECK(model_check(test_here(), &found, &error) && model_load(test_here(), &found, &t, slot_to(NULL, NULL), &error), "%s",
+          error.msg);
     write_weights("model.safetensors", &c, 0, "add", "lm_head.weight", 2);
-    CHECK(model_check(folder, &found, &error), "%s", error.msg);
-    CHECK(!model_load(folder, &found, &t, slot_to(NULL, NULL), &error) &&
-              contains(error.msg, "lm_head.weight[49, 11] is 2, wanted the embedding's 1"),
-          "%s", error.msg);
+    CHECK(model_check(test_here(), &found, &error), "%s", error.msg);
+    FAILS(&error, model_load(test_here(), &found, &t, slot_to(NULL, NULL), &error),
+          "lm_head.weight[49, 11] is 2, wanted the embedding's 1");
     param_table_free(&t);
     const ModelConfig untied = tiny(false);
     write_weights("model.safetensors", &untied, untied.num_layers * 9 + 2, "drop", NULL, 1);
-    CHECK(!model_check(folder, &found, &error) && contains(error.msg, "\"lm_head.weight\" is missing") &&
+    CHECK(!model_check(test_here(), &found, &error) && contains(error.msg, "\"lm_head.weight\" is missing") &&
               contains(error.msg, "tie_word_embeddings"),
           "%s", error.msg);
-    empty_folder();
 }
 
 /* Gives the same tensors as give(), but one element is `value`. */
@@ -515,7 +474,7 @@ static bool give_planted(void* ctx, const Param* p, size_t first, size_t n, floa
     return true;
 }
 
-static void a_weight_that_is_not_finite_is_refused_by_its_place(void) {
+TEST(a_weight_that_is_not_finite_is_refused_by_its_place) {
     static const Planted planted[] = {{"model.embed_tokens.weight", 12 * 49 + 11, NAN},
                                       {"model.layers.1.mlp.down_proj.weight", 20 * 3, INFINITY},
                                       {"model.norm.weight", 5, -INFINITY}};
@@ -529,14 +488,13 @@ static void a_weight_that_is_not_finite_is_refused_by_its_place(void) {
             shard_bytes = i == 1 ? 2000 : 5000000000ull;
             memset(&error, 0, sizeof error);
             CHECK(save(&c, &t, (SafeDtype)dtype, give_planted, (void*)&planted[i]), "%s", error.msg);
-            CHECK(!model_load(folder, &c, &t, slot_to(NULL, NULL), &error) && contains(error.msg, parts[i]) &&
-                      contains(error.msg, folder) && contains(error.msg, ".safetensors: "),
+            CHECK(!model_load(test_here(), &c, &t, slot_to(NULL, NULL), &error) && contains(error.msg, parts[i]) &&
+                      contains(error.msg, test_here()) && contains(error.msg, ".safetensors: "),
                   "%s: %s", safe_dtypes[dtype].name, error.msg);
         }
     }
     shard_bytes = 5000000000ull;
     param_table_free(&t);
-    empty_folder();
 }
 
 /* Records the parts of a load that the sink got. */
@@ -557,27 +515,26 @@ static bool arrive(void* ctx, const Param* p, size_t first, size_t n, const floa
     return true;
 }
 
-static void weights_arrive_in_order_on_the_thread_that_asked(void) {
+TEST(weights_arrive_in_order_on_the_thread_that_asked) {
     const ModelConfig c = tiny(false);
     ParamTable t = param_table(&c);
     Arrival a = {pthread_self(), NULL, 0, 0};
     shard_bytes = 2000;
     memset(&error, 0, sizeof error);
-    CHECK(save(&c, &t, SAFE_F32, give, NULL) && model_load(folder, &c, &t, slot_to(arrive, &a), &error), "%s", error.msg);
+    CHECK(save(&c, &t, SAFE_F32, give, NULL) && model_load(test_here(), &c, &t, slot_to(arrive, &a), &error), "%s", error.msg);
     CHECK(a.param == &t.items[t.count - 1] && a.next == param_size(a.param) && a.pieces > 10 * TENSOR_READ_BATCH,
           "%zu pieces: too few to tell", a.pieces);
     shard_bytes = 5000000000ull;
     param_table_free(&t);
-    empty_folder();
 }
 
 /* Replaces a text in the index. */
 static void edit_index(const char* from, const char* to) {
     size_t size = 0;
-    char* text = read_file(in_folder("model.safetensors.index.json"), &size, 1 << 20, &error);
+    char* text = read_file(test_file("model.safetensors.index.json"), &size, 1 << 20, &error);
     char* at = text ? strstr(text, from) : NULL;
     if (!at) { die("the index has no %s", from); }
-    FILE* f = fopen(in_folder("model.safetensors.index.json"), "wb");
+    FILE* f = fopen(test_file("model.safetensors.index.json"), "wb");
     fwrite(text, 1, (size_t)(at - text), f);
     fputs(to, f);
     fputs(at + strlen(from), f);
@@ -585,7 +542,7 @@ static void edit_index(const char* from, const char* to) {
     free(text);
 }
 
-static void an_index_is_a_map_of_files_and_no_inventory(void) {
+TEST(an_index_is_a_map_of_files_and_no_inventory) {
     static const struct {
         const char *from, *to, *part;  // NULL: the folder is read
     } edits[] = {
@@ -606,61 +563,35 @@ static void an_index_is_a_map_of_files_and_no_inventory(void) {
     shard_bytes = 4000;
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         memset(&error, 0, sizeof error);
-        CHECK(save(&c, &t, SAFE_F32, give, NULL) && model_check(folder, &found, &error), "%s", error.msg);
+        CHECK(save(&c, &t, SAFE_F32, give, NULL) && model_check(test_here(), &found, &error), "%s", error.msg);
         edit_index(edits[i].from, edits[i].to);
-        const bool read = model_check(folder, &found, &error);
+        const bool read = model_check(test_here(), &found, &error);
         CHECK(edits[i].part ? !read && contains(error.msg, edits[i].part) : read, "edit %zu: %s", i, error.msg);
     }
     shard_bytes = 5000000000ull;
     param_table_free(&t);
-    empty_folder();
 }
 
-static void a_folder_without_weights_says_what_it_holds(void) {
+TEST(a_folder_without_weights_says_what_it_holds) {
     ModelConfig c;
-    empty_folder();
     memset(&error, 0, sizeof error);
-    CHECK(!model_check(folder, &c, &error) && contains(error.msg, "config.json: cannot open"), "%s", error.msg);
+    CHECK(!model_check(test_here(), &c, &error) && contains(error.msg, "config.json: cannot open"), "%s", error.msg);
     (void)tiny(false);
-    CHECK(!model_check(folder, &c, &error) && contains(error.msg, "holds no weights"), "%s", error.msg);
+    CHECK(!model_check(test_here(), &c, &error) && contains(error.msg, "holds no weights"), "%s", error.msg);
     put("pytorch_model.bin", "PK");
     memset(&error, 0, sizeof error);
-    CHECK(!model_check(folder, &c, &error) && contains(error.msg, "pytorch_model.bin") && contains(error.msg, "hint: "), "%s",
-          error.msg);
-    empty_folder();
+    CHECK(!model_check(test_here(), &c, &error) && contains(error.msg, "pytorch_model.bin") && contains(error.msg, "hint: "),
+          "%s", error.msg);
+    test_elsewhere();
     (void)tiny(false);
     put("tiny-Q4_K_M.gguf", "GGUF");
     memset(&error, 0, sizeof error);
-    CHECK(!model_check(folder, &c, &error) && contains(error.msg, "tiny-Q4_K_M.gguf") && contains(error.msg, "made from"), "%s",
-          error.msg);
+    CHECK(!model_check(test_here(), &c, &error) && contains(error.msg, "tiny-Q4_K_M.gguf") && contains(error.msg, "made from"),
+          "%s", error.msg);
     put("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
     memset(&error, 0, sizeof error);
-    CHECK(!model_check(folder, &c, &error) && contains(error.msg, "Git LFS pointer"), "%s", error.msg);
-    memset(&error, 0, sizeof error);
-    CHECK(!model_check("/nonexistent/model", &c, &error) && contains(error.msg, "missing, wanted a model's folder"), "%s",
-          error.msg);
-    empty_folder();
+    FAILS(&error, model_check(test_here(), &c, &error), "Git LFS pointer");
+    FAILS(&error, model_check("/nonexistent/model", &c, &error), "missing, wanted a model's folder");
 }
 
-int main(void) {
-    test_folder(folder);
-    RUN(absent_and_null_fields_have_their_defaults);
-    RUN(ids_are_one_or_several);
-    RUN(rope_is_read_in_every_spelling);
-    RUN(rope_spellings_that_disagree_are_refused_by_name);
-    RUN(a_key_that_was_lost_is_warned_of);
-    RUN(what_would_be_computed_wrongly_is_refused_by_name);
-    RUN(numbers_out_of_range_are_refused);
-    RUN(what_is_written_is_read_back);
-    RUN(members_that_we_do_not_know_stay);
-    RUN(a_folder_is_written_and_read_in_one_file_and_in_shards);
-    RUN(every_tensor_that_is_missing_or_misshapen_is_named);
-    RUN(unknown_tensors_are_refused_and_inv_freq_is_not);
-    RUN(a_tied_folders_head_equals_the_embedding_or_is_refused);
-    RUN(a_weight_that_is_not_finite_is_refused_by_its_place);
-    RUN(weights_arrive_in_order_on_the_thread_that_asked);
-    RUN(an_index_is_a_map_of_files_and_no_inventory);
-    RUN(a_folder_without_weights_says_what_it_holds);
-    rmdir(folder);
-    return test_summary();
-}
+int main(void) { return test_all(); }

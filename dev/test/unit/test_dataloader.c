@@ -5,18 +5,10 @@
 
 #include <math.h>
 
-static char folder[PATH_CAP];
 static const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // making files
-
-static const char* in_folder(const char* name) { return test_path(folder, name); }
-
-static void write_bytes(const char* path, const void* data, size_t bytes) {
-    FILE* f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, bytes, f) != bytes || fclose(f) != 0) { die("%s: cannot write the test's file", path); }
-}
 
 typedef struct {
     int width, vocab;
@@ -43,25 +35,11 @@ static void write_masked_shard(const char* name, int shard, uint64_t n, Kind kin
     int32_t words[TOKENFILE_WORDS];
     tokenfile_header(words, &h);
     memcpy(data, words, sizeof words);
-    write_bytes(in_folder(name), data, bytes);
+    test_write(test_file(name), data, bytes);
     free(data);
 }
 
 static void write_shard(const char* name, int shard, uint64_t n, Kind kind) { write_masked_shard(name, shard, n, kind, false); }
-
-static void remove_files(void) {
-    glob_t g;
-    if (glob(in_folder("*"), 0, NULL, &g) == 0) {
-        for (size_t i = 0; i < g.gl_pathc; i++) {
-            if (is_directory(g.gl_pathv[i])) {
-                rmdir(g.gl_pathv[i]);
-            } else {
-                unlink(g.gl_pathv[i]);
-            }
-        }
-        globfree(&g);
-    }
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the naive model: writes out the whole stream of (shard, row) pairs, epoch after epoch
@@ -128,7 +106,7 @@ static void naive_epoch(Place* out /* (ROWS) */, uint64_t epoch, uint64_t seed, 
 }
 
 static void write_three_shards(int width) {
-    remove_files();
+    test_elsewhere();
     Kind kind = {width, 3001, 77};
     const char* names[SHARDS] = {"data_000.bin", "data_001.bin", "data_002.bin"};
     for (int i = 0; i < SHARDS; i++) { write_shard(names[i], i, shard_tokens[i], kind); }
@@ -152,7 +130,7 @@ static void compare_with_model(int B, int ranks, uint64_t seed, bool shuffle, ui
     for (int rank = 0; rank < ranks; rank++) {
         DataLoader d;
         Error e = NO_ERROR;
-        bool ok = dataloader_open(&d, in_folder("data_*.bin"), (BatchShare){B, T, rank, ranks}, seed, shuffle, &cross, &e);
+        bool ok = dataloader_open(&d, test_file("data_*.bin"), (BatchShare){B, T, rank, ranks}, seed, shuffle, &cross, &e);
         CHECK(ok, "%s", e.msg);
         if (!ok) { return; }
         CHECK(d.rows_per_epoch == ROWS, "%llu rows", (unsigned long long)d.rows_per_epoch);
@@ -170,7 +148,7 @@ static void compare_with_model(int B, int ranks, uint64_t seed, bool shuffle, ui
     }
 }
 
-static void order_equals_the_model(void) {
+TEST(order_equals_the_model) {
     for (int width = 2; width <= 4; width += 2) {
         write_three_shards(width);
         compare_with_model(1, 1, 42, false, 0);
@@ -181,7 +159,7 @@ static void order_equals_the_model(void) {
     }
 }
 
-static void any_row_can_be_resumed_at(void) {
+TEST(any_row_can_be_resumed_at) {
     write_three_shards(2);
     for (uint64_t start = 0; start < 2 * ROWS + 3; start++) { compare_with_model(3, 2, 5, true, start); }
 }
@@ -204,7 +182,7 @@ static void ranks_share_each_epoch(int B, int ranks, bool shuffle, uint64_t star
     for (int rank = 0; rank < ranks; rank++) {
         DataLoader d;
         Error e = NO_ERROR;
-        CHECK(dataloader_open(&d, in_folder("data_*.bin"), (BatchShare){B, T, rank, ranks}, 42, shuffle, &cross, &e), "%s",
+        CHECK(dataloader_open(&d, test_file("data_*.bin"), (BatchShare){B, T, rank, ranks}, 42, shuffle, &cross, &e), "%s",
               e.msg);
         dataloader_seek(&d, start);
         for (; d.row + (uint64_t)(ranks * B) <= EPOCHS * ROWS; end = d.row) {
@@ -226,7 +204,7 @@ static void ranks_share_each_epoch(int B, int ranks, bool shuffle, uint64_t star
     }
 }
 
-static void every_rank_gets_its_own_rows_of_every_epoch(void) {
+TEST(every_rank_gets_its_own_rows_of_every_epoch) {
     static const int ranks[] = {1, 2, 3, 8};
     static const uint64_t starts[] = {0, 5, ROWS - 1};
     write_three_shards(2);
@@ -242,12 +220,12 @@ static void every_rank_gets_its_own_rows_of_every_epoch(void) {
     }
 }
 
-static void seeking_back_reads_the_same_again(void) {
+TEST(seeking_back_reads_the_same_again) {
     write_three_shards(2);
     DataLoader d;
     Error e = NO_ERROR;
     int32_t x[2][4 * T], y[2][4 * T];
-    CHECK(dataloader_open(&d, in_folder("data_*.bin"), (BatchShare){4, T, 0, 1}, 3, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, test_file("data_*.bin"), (BatchShare){4, T, 0, 1}, 3, true, &cross, &e), "%s", e.msg);
     uint64_t places[] = {0, 30, 0, 4, 3 * ROWS + 1, 4, 8};
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         for (int twice = 0; twice < 2; twice++) {
@@ -260,11 +238,11 @@ static void seeking_back_reads_the_same_again(void) {
     dataloader_close(&d);
 }
 
-static void every_row_comes_once_an_epoch_and_epochs_differ(void) {
+TEST(every_row_comes_once_an_epoch_and_epochs_differ) {
     write_three_shards(2);
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("data_*.bin"), (BatchShare){1, T, 0, 1}, 11, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, test_file("data_*.bin"), (BatchShare){1, T, 0, 1}, 11, true, &cross, &e), "%s", e.msg);
     int order[3][ROWS], moved = 0;
     for (int epoch = 0; epoch < 3; epoch++) {
         int seen[SHARDS][32] = {{0}};
@@ -285,13 +263,13 @@ static void every_row_comes_once_an_epoch_and_epochs_differ(void) {
     dataloader_close(&d);
 }
 
-static void without_a_thread_the_batches_are_the_same(void) {
+TEST(without_a_thread_the_batches_are_the_same) {
     write_three_shards(4);
     DataLoader a, b;
     Error e = NO_ERROR;
     int32_t x[2][2 * T], y[2][2 * T];
-    CHECK(dataloader_open(&a, in_folder("data_*.bin"), (BatchShare){2, T, 0, 1}, 6, true, &cross, &e), "%s", e.msg);
-    CHECK(dataloader_open(&b, in_folder("data_*.bin"), (BatchShare){2, T, 0, 1}, 6, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&a, test_file("data_*.bin"), (BatchShare){2, T, 0, 1}, 6, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&b, test_file("data_*.bin"), (BatchShare){2, T, 0, 1}, 6, true, &cross, &e), "%s", e.msg);
     b.thread_tried = true;  // as if pthread_create had failed
     for (int i = 0; i < 2 * ROWS; i++) {
         CHECK(dataloader_next(&a, x[0], y[0], &e) && dataloader_next(&b, x[1], y[1], &e), "%s", e.msg);
@@ -304,26 +282,24 @@ static void without_a_thread_the_batches_are_the_same(void) {
     dataloader_close(&b);
 }
 
-static void a_name_with_brackets_is_taken_as_it_stands(void) {
-    remove_files();
+TEST(a_name_with_brackets_is_taken_as_it_stands) {
     Kind kind = {2, 3001, 1};
     write_shard("set[1].bin", 0, 100, kind);
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("set[1].bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, test_file("set[1].bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.num_shards == 1 && d.num_tokens == 100, "%d shards", d.num_shards);
     dataloader_close(&d);
 }
 
-static void files_of_llm_c_with_zeros_in_the_new_words_are_read(void) {
-    remove_files();
+TEST(files_of_llm_c_with_zeros_in_the_new_words_are_read) {
     unsigned char data[TOKENFILE_HEADER_BYTES + 2 * 50] = {0};
     int32_t words[3] = {TOKENFILE_MAGIC16, 1, 50};
     memcpy(data, words, sizeof words);
-    write_bytes(in_folder("old.bin"), data, sizeof data);
+    test_write(test_file("old.bin"), data, sizeof data);
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("old.bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, test_file("old.bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.vocab_size == 0 && d.fingerprint == 0 && d.num_tokens == 50, "header misread");
     CHECK(dataloader_check_vocab(&d, 10, 12345, &e), "%s", e.msg);
     dataloader_close(&d);
@@ -351,7 +327,7 @@ static int bin_of(uint64_t value, uint64_t n, int bins) {
     return (int)(value < n ? (unsigned __int128)value * (unsigned)bins / n : 0);
 }
 
-static void each_shard_length_is_permuted(void) {
+TEST(each_shard_length_is_permuted) {
     static bool seen[400];
     for (uint64_t n = 1; n <= 400; n++) {
         memset(seen, 0, sizeof seen);
@@ -365,7 +341,7 @@ static void each_shard_length_is_permuted(void) {
 }
 
 /* Any place may get any row. Its neighbour, the next epoch and another shard say nothing about it. */
-static void rows_are_spread_evenly(void) {
+TEST(rows_are_spread_evenly) {
     static const uint64_t lengths[] = {2, 3, 4, 5, 7, 9, 10, 16, 64, 100, 1000, 4294967311ull, 1000000000000ull};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         const uint64_t n = lengths[i], places[] = {0, n / 2, n - 1};
@@ -391,7 +367,7 @@ static void rows_are_spread_evenly(void) {
 }
 
 /* In a random permutation of n things, the length of the cycle through a thing is uniform on 1 ... n. */
-static void cycles_have_every_length(void) {
+TEST(cycles_have_every_length) {
     for (uint64_t n = 5; n <= 100; n += 19) {
         uint32_t length[BINS] = {0};
         for (uint64_t seed = 0; seed < KEYS; seed++) {
@@ -406,7 +382,7 @@ static void cycles_have_every_length(void) {
 }
 
 /* Correlates each row with the next row of its epoch: a random order's correlation has a deviation of 1 / sqrt(n). */
-static void neighbours_in_an_epoch_are_not_correlated(void) {
+TEST(neighbours_in_an_epoch_are_not_correlated) {
     const uint64_t n = 200000;
     double sum = 0, last = 0;
     for (uint64_t x = 0; x < n; x++) {
@@ -422,7 +398,7 @@ static void neighbours_in_an_epoch_are_not_correlated(void) {
 // large files (sparse: holes read as token 0)
 
 static bool write_sparse(const char* name, Kind kind, uint64_t n, const uint64_t* marks, int num_marks) {
-    const char* path = in_folder(name);
+    const char* path = test_file(name);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0666);
     TokenFileHeader h = {kind.width, kind.vocab, n, kind.fingerprint, false, 0, false, 0, false};
     int32_t words[TOKENFILE_WORDS];
@@ -439,16 +415,19 @@ static bool write_sparse(const char* name, Kind kind, uint64_t n, const uint64_t
 }
 
 static bool sparse_files_work(void) {
-    remove_files();
+    test_elsewhere();
     Kind kind = {2, 0, 0};
     bool ok = write_sparse("probe.bin", kind, (1ull << 31) + 100, NULL, 0);
-    remove_files();
+    test_elsewhere();
     return ok;
 }
 
 /* Reads 2^31 + 1,000,000 tokens of two bytes: beyond 4 GiB, and beyond the largest count of the header's word 2. */
-static void more_than_2_to_the_31_tokens_are_read(void) {
-    remove_files();
+TEST(more_than_2_to_the_31_tokens_are_read) {
+    if (!sparse_files_work()) {
+        SKIP("more_than_2_to_the_31_tokens_are_read", "this file system has no sparse files of 4 GiB");
+        return;
+    }
     const int long_T = 1 << 20;
     uint64_t n = (1ull << 31) + 1000000, row = (n - 1) / (uint64_t)long_T - 1, first = row * (uint64_t)long_T;
     uint64_t marks[] = {first, first + 5, first + (uint64_t)long_T, (1ull << 30) + 3};  // ids 1, 2, 3, 4
@@ -456,7 +435,7 @@ static void more_than_2_to_the_31_tokens_are_read(void) {
     CHECK(write_sparse("big.bin", kind, n, marks, 4), "cannot write");
     DataLoader d;
     Error e = NO_ERROR;
-    bool ok = dataloader_open(&d, in_folder("big.bin"), (BatchShare){1, long_T, 0, 1}, 0, false, &cross, &e);
+    bool ok = dataloader_open(&d, test_file("big.bin"), (BatchShare){1, long_T, 0, 1}, 0, false, &cross, &e);
     CHECK(ok, "%s", e.msg);
     if (!ok) { return; }
     CHECK(d.num_tokens == n, "%llu tokens", (unsigned long long)d.num_tokens);
@@ -470,7 +449,6 @@ static void more_than_2_to_the_31_tokens_are_read(void) {
     free(x);
     free(y);
     dataloader_close(&d);
-    remove_files();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -494,35 +472,34 @@ static void flip_bit(const char* path, uint64_t at) {
     CHECK(pwrite(fd, &byte, 1, (off_t)at) == 1 && close(fd) == 0, "write");
 }
 
-static void the_fingerprint_tells_data_by_content_not_by_folder(void) {
+TEST(the_fingerprint_tells_data_by_content_not_by_folder) {
     write_three_shards(2);
-    const uint64_t before = fingerprint_of(in_folder("data_*.bin"));
+    const uint64_t before = fingerprint_of(test_file("data_*.bin"));
     for (uint64_t i = 0; i < shard_tokens[1]; i++) {  // small files are read whole: every token counts
-        flip_bit(in_folder("data_001.bin"), TOKENFILE_HEADER_BYTES + 2 * i);
-        CHECK(fingerprint_of(in_folder("data_*.bin")) != before, "token %llu does not count", (unsigned long long)i);
-        flip_bit(in_folder("data_001.bin"), TOKENFILE_HEADER_BYTES + 2 * i);
+        flip_bit(test_file("data_001.bin"), TOKENFILE_HEADER_BYTES + 2 * i);
+        CHECK(fingerprint_of(test_file("data_*.bin")) != before, "token %llu does not count", (unsigned long long)i);
+        flip_bit(test_file("data_001.bin"), TOKENFILE_HEADER_BYTES + 2 * i);
     }
-    CHECK(fingerprint_of(in_folder("data_00[01].bin")) != before, "a shard less has the same fingerprint");
-    CHECK(mkdir(in_folder("moved"), 0777) == 0, "mkdir");
+    CHECK(fingerprint_of(test_file("data_00[01].bin")) != before, "a shard less has the same fingerprint");
+    CHECK(mkdir(test_file("moved"), 0777) == 0, "mkdir");
     const char* names[SHARDS] = {"data_000.bin", "data_001.bin", "data_002.bin"};
     const char* moved[SHARDS] = {"moved/data_000.bin", "moved/data_001.bin", "moved/data_002.bin"};
-    for (int i = 0; i < SHARDS; i++) { CHECK(rename(in_folder(names[i]), in_folder(moved[i])) == 0, "rename"); }
-    CHECK(fingerprint_of(in_folder("moved/*.bin")) == before, "another folder has another fingerprint");
-    CHECK(rename(in_folder(moved[2]), in_folder("moved/other.bin")) == 0, "rename");
-    CHECK(fingerprint_of(in_folder("moved/*.bin")) != before, "another name has the same fingerprint");
-    for (int i = 0; i < SHARDS; i++) { unlink(in_folder(i < 2 ? moved[i] : "moved/other.bin")); }
+    for (int i = 0; i < SHARDS; i++) { CHECK(rename(test_file(names[i]), test_file(moved[i])) == 0, "rename"); }
+    CHECK(fingerprint_of(test_file("moved/*.bin")) == before, "another folder has another fingerprint");
+    CHECK(rename(test_file(moved[2]), test_file("moved/other.bin")) == 0, "rename");
+    CHECK(fingerprint_of(test_file("moved/*.bin")) != before, "another name has the same fingerprint");
+    for (int i = 0; i < SHARDS; i++) { unlink(test_file(i < 2 ? moved[i] : "moved/other.bin")); }
 }
 
-static void the_fingerprint_reads_the_ends_of_a_large_file(void) {
-    remove_files();
+TEST(the_fingerprint_reads_the_ends_of_a_large_file) {
     const uint64_t n = 1 << 23;  // 16 MiB: 4 times the bytes that are read
     const uint64_t ends[] = {0, n - 1};
     Kind kind = {2, 100, 9};
     CHECK(write_sparse("a.bin", kind, n, NULL, 0), "write");
-    const uint64_t before = fingerprint_of(in_folder("a.bin"));
+    const uint64_t before = fingerprint_of(test_file("a.bin"));
     for (int i = 0; i < 2; i++) {
         CHECK(write_sparse("a.bin", kind, n, &ends[i], 1), "write");
-        CHECK(fingerprint_of(in_folder("a.bin")) != before, "token %llu does not count", (unsigned long long)ends[i]);
+        CHECK(fingerprint_of(test_file("a.bin")) != before, "token %llu does not count", (unsigned long long)ends[i]);
     }
 }
 
@@ -547,20 +524,19 @@ static void refuses(const char* pattern, int B, int seq, int ranks, const char* 
     dataloader_close(&d);
 }
 
-static void what_is_no_file_is_refused(void) {
-    remove_files();
-    refuses(in_folder("nothing_*.bin"), 1, T, 1, "nothing_*.bin", "no such token file", "./tokenize");
-    refuses(in_folder("nothing.bin"), 1, T, 1, "nothing.bin", "no such token file", "hint");
-    refuses(folder, 1, T, 1, folder, "is a folder, wanted a token file", "*_train.bin");
-    CHECK(mkdir(in_folder("sub_1.bin"), 0777) == 0, "mkdir");
-    refuses(in_folder("sub_*.bin"), 1, T, 1, "sub_1.bin", "is a folder", "wanted a regular file");
-    CHECK(mkfifo(in_folder("pipe.bin"), 0666) == 0, "mkfifo");
-    refuses(in_folder("pipe.bin"), 1, T, 1, "pipe.bin", "is a pipe", "wanted a regular file");
+TEST(what_is_no_file_is_refused) {
+    refuses(test_file("nothing_*.bin"), 1, T, 1, "nothing_*.bin", "no such token file", "./tokenize");
+    refuses(test_file("nothing.bin"), 1, T, 1, "nothing.bin", "no such token file", "hint");
+    refuses(test_here(), 1, T, 1, test_here(), "is a folder, wanted a token file", "*_train.bin");
+    CHECK(mkdir(test_file("sub_1.bin"), 0777) == 0, "mkdir");
+    refuses(test_file("sub_*.bin"), 1, T, 1, "sub_1.bin", "is a folder", "wanted a regular file");
+    CHECK(mkfifo(test_file("pipe.bin"), 0666) == 0, "mkfifo");
+    refuses(test_file("pipe.bin"), 1, T, 1, "pipe.bin", "is a pipe", "wanted a regular file");
     if (geteuid() != 0) {
         Kind kind = {2, 0, 0};
         write_shard("locked.bin", 0, 100, kind);
-        chmod(in_folder("locked.bin"), 0);
-        refuses(in_folder("locked.bin"), 1, T, 1, "locked.bin", "cannot open", "Permission denied");
+        chmod(test_file("locked.bin"), 0);
+        refuses(test_file("locked.bin"), 1, T, 1, "locked.bin", "cannot open", "Permission denied");
     }
 }
 
@@ -572,16 +548,15 @@ static void refuses_header_of(bool masked, int word, int32_t value, int64_t byte
     tokenfile_header(words, &h);
     if (word >= 0) { words[word] = value; }
     memcpy(data, words, sizeof words);
-    write_bytes(in_folder("bad.bin"), data, bytes >= 0 ? (size_t)bytes : (size_t)tokenfile_bytes(&h));
-    refuses(in_folder("bad.bin"), 1, T, 1, "bad.bin", part1, part2);
+    test_write(test_file("bad.bin"), data, bytes >= 0 ? (size_t)bytes : (size_t)tokenfile_bytes(&h));
+    refuses(test_file("bad.bin"), 1, T, 1, "bad.bin", part1, part2);
 }
 
 static void refuses_header(int word, int32_t value, int64_t bytes, const char* part1, const char* part2) {
     refuses_header_of(false, word, value, bytes, part1, part2);
 }
 
-static void a_damaged_header_is_refused(void) {
-    remove_files();
+TEST(a_damaged_header_is_refused) {
     refuses_header(0, 20240519, -1, "magic is 20240519", "20240520");
     refuses_header(0, TOKENFILE_MAGIC32, -1, "version is 1", "wanted 7");
     refuses_header(1, 0, -1, "version is 0", "wanted 1");
@@ -611,19 +586,18 @@ static void a_damaged_header_is_refused(void) {
     const char* text = "This is something else, and so on and on, a text that is long enough to fill a whole header: ";
     char other[2000];
     for (size_t i = 0; i < sizeof other; i++) { other[i] = text[i % strlen(text)]; }
-    write_bytes(in_folder("other.bin"), other, sizeof other);
-    refuses(in_folder("other.bin"), 1, T, 1, "other.bin", "magic is", "not a token file");
+    test_write(test_file("other.bin"), other, sizeof other);
+    refuses(test_file("other.bin"), 1, T, 1, "other.bin", "magic is", "not a token file");
     memcpy(other, "{\"id\"", 5);
-    write_bytes(in_folder("other.bin"), other, sizeof other);
-    refuses(in_folder("other.bin"), 1, T, 1, "other.bin: is JSON text, wanted a token file", "\n  hint: ", "./tokenize");
+    test_write(test_file("other.bin"), other, sizeof other);
+    refuses(test_file("other.bin"), 1, T, 1, "other.bin: is JSON text, wanted a token file", "\n  hint: ", "./tokenize");
     memcpy(other, "\x1f\x8b\x08", 3);
-    write_bytes(in_folder("other.bin"), other, 100);
-    refuses(in_folder("other.bin"), 1, T, 1, "other.bin: is a gzip archive", "\n  hint: zcat ", " | ./tokenize");
+    test_write(test_file("other.bin"), other, 100);
+    refuses(test_file("other.bin"), 1, T, 1, "other.bin: is a gzip archive", "\n  hint: zcat ", " | ./tokenize");
 }
 
-static void a_mask_of_the_wrong_size_is_refused(void) {
+TEST(a_mask_of_the_wrong_size_is_refused) {
     const char* count = "token count is 100 of 2 bytes each and a bit of the mask";
-    remove_files();
     refuses_header_of(true, 1, 1, -1, "token count is 100 of 2 bytes each,", "holds 106");
     refuses_header_of(true, 1, 3, -1, "version is 3", "wanted 1 (or 2: with a mask)");
     refuses_header_of(true, 12, 2, -1, "word 12 of the header is 2", "wanted 0, or with a mask 1");
@@ -645,7 +619,7 @@ static void a_mask_of_the_wrong_size_is_refused(void) {
 }
 
 /* llm.c's readers, and ours of the time before masks, know one version for each magic and refuse any other. */
-static void readers_that_know_no_mask_refuse_it_by_its_version(void) {
+TEST(readers_that_know_no_mask_refuse_it_by_its_version) {
     const TokenFileHeader old16 = {2, 0, 9, 0, false, 0, false, 0, false}, old32 = {4, 0, 9, 0, false, 0, false, 0, false};
     const TokenFileHeader new16 = {2, 0, 9, 0, false, 0, true, 0, false}, new32 = {4, 0, 9, 0, false, 0, true, 0, false};
     const TokenFileHeader* headers[] = {&old16, &old32, &new16, &new32};
@@ -661,51 +635,48 @@ static void readers_that_know_no_mask_refuse_it_by_its_version(void) {
     }
 }
 
-static void shards_that_differ_are_refused_by_both_names(void) {
+TEST(shards_that_differ_are_refused_by_both_names) {
     Kind a = {2, 3001, 5}, wide = {4, 3001, 5}, vocab = {2, 3002, 5}, other = {2, 3001, 6}, unknown = {2, 0, 0};
-    remove_files();
     write_shard("s0.bin", 0, 100, a);
     write_shard("s1.bin", 0, 100, unknown);
     write_shard("s2.bin", 0, 100, wide);
-    refuses(in_folder("s*.bin"), 1, T, 1, "s2.bin: has uint32", "s0.bin has uint16", "alike");
+    refuses(test_file("s*.bin"), 1, T, 1, "s2.bin: has uint32", "s0.bin has uint16", "alike");
     write_shard("s2.bin", 0, 100, vocab);
-    refuses(in_folder("s*.bin"), 1, T, 1, "s2.bin: vocabulary is 3002", "s0.bin it is 3001", "alike");
+    refuses(test_file("s*.bin"), 1, T, 1, "s2.bin: vocabulary is 3002", "s0.bin it is 3001", "alike");
     write_shard("s2.bin", 0, 100, other);
-    refuses(in_folder("s*.bin"), 1, T, 1, "s2.bin: was made with another tokenizer", "s0.bin", "alike");
+    refuses(test_file("s*.bin"), 1, T, 1, "s2.bin: was made with another tokenizer", "s0.bin", "alike");
     write_shard("s0.bin", 0, 100, unknown);
     write_shard("s1.bin", 0, 100, a);
-    refuses(in_folder("s*.bin"), 1, T, 1, "s2.bin: was made with another tokenizer", "s1.bin", "alike");
+    refuses(test_file("s*.bin"), 1, T, 1, "s2.bin: was made with another tokenizer", "s1.bin", "alike");
     write_shard("s2.bin", 0, 100, unknown);
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("s*.bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, test_file("s*.bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
     CHECK(d.vocab_size == 3001 && d.fingerprint == 5, "what one shard tells holds for all");
     dataloader_close(&d);
 }
 
-static void too_little_data_is_refused(void) {
+TEST(too_little_data_is_refused) {
     Kind kind = {2, 3001, 5};
-    remove_files();
     write_shard("a.bin", 0, 100, kind);
     write_shard("b.bin", 0, 8, kind);
-    refuses(in_folder("*.bin"), 1, T, 1, "b.bin: holds 8 tokens", "wanted at least 9",
+    refuses(test_file("*.bin"), 1, T, 1, "b.bin: holds 8 tokens", "wanted at least 9",
             "--seq 7 or less, or leave this file out");
     write_shard("b.bin", 0, 0, kind);
-    refuses(in_folder("*.bin"), 1, T, 1, "b.bin: holds 0 tokens", "there is no text", "");
+    refuses(test_file("*.bin"), 1, T, 1, "b.bin: holds 0 tokens", "there is no text", "");
     write_shard("b.bin", 0, 9, kind);
-    refuses(in_folder("*.bin"), 14, T, 1, "holds 13 rows", "wanted at least 14", "smaller --batch");
-    refuses(in_folder("*.bin"), 7, T, 2, "holds 13 rows", "--batch 7 on 2 ranks", "hint");
-    refuses(in_folder("a.bin"), 1, INT32_MAX, 1, "a.bin: holds 100 tokens", "wanted at least 2147483648", "hint");
-    refuses(in_folder("a.bin"), INT32_MAX, 1, 8, "holds 99 rows", "wanted at least 17179869176", "hint");
+    refuses(test_file("*.bin"), 14, T, 1, "holds 13 rows", "wanted at least 14", "smaller --batch");
+    refuses(test_file("*.bin"), 7, T, 2, "holds 13 rows", "--batch 7 on 2 ranks", "hint");
+    refuses(test_file("a.bin"), 1, INT32_MAX, 1, "a.bin: holds 100 tokens", "wanted at least 2147483648", "hint");
+    refuses(test_file("a.bin"), INT32_MAX, 1, 8, "holds 99 rows", "wanted at least 17179869176", "hint");
 }
 
-static void another_vocabulary_or_tokenizer_is_refused(void) {
+TEST(another_vocabulary_or_tokenizer_is_refused) {
     Kind kind = {2, 3001, 5};
-    remove_files();
     write_shard("a.bin", 0, 100, kind);
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("a.bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, test_file("a.bin"), (BatchShare){1, T, 0, 1}, 0, true, &cross, &e), "%s", e.msg);
     CHECK(!dataloader_check_vocab(&d, 3000, 0, &e), "3,001 tokens fitted a model of 3,000");
     CHECK(strstr(e.msg, "a.bin: vocabulary is 3001 tokens, but the model has only 3000\n  hint: "), "%s", e.msg);
     e.msg[0] = 0;
@@ -722,10 +693,10 @@ static void another_vocabulary_or_tokenizer_is_refused(void) {
     dataloader_close(&d);
 }
 
-static void a_token_outside_the_vocabulary_is_named(void) {
+TEST(a_token_outside_the_vocabulary_is_named) {
     Kind kinds[] = {{2, 2000, 5}, {2, 0, 0}, {4, 2000, 5}, {4, 0, 0}};
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
-        remove_files();
+        test_elsewhere();
         write_shard("a.bin", 0, 1001, kinds[k]);
         uint64_t bad = 0;
         while (token_at(0, bad) < 2000) { bad++; }
@@ -734,7 +705,7 @@ static void a_token_outside_the_vocabulary_is_named(void) {
         DataLoader d;
         Error e = NO_ERROR;
         int32_t x[T], y[T];
-        CHECK(dataloader_open(&d, in_folder("a.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e), "%s", e.msg);
+        CHECK(dataloader_open(&d, test_file("a.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e), "%s", e.msg);
         CHECK(dataloader_check_vocab(&d, 2000, 0, &e), "%s", e.msg);
         uint64_t good = 0;
         while (dataloader_next(&d, x, y, &e)) { good++; }
@@ -747,23 +718,22 @@ static void a_token_outside_the_vocabulary_is_named(void) {
     }
 }
 
-static void an_id_past_int32_is_refused(void) {
-    remove_files();
+TEST(an_id_past_int32_is_refused) {
     Kind kind = {4, 0, 0};
     write_shard("a.bin", 0, 100, kind);
-    FILE* f = fopen(in_folder("a.bin"), "r+b");
+    FILE* f = fopen(test_file("a.bin"), "r+b");
     uint32_t id = 0x80000000u;
     CHECK(f && fseek(f, TOKENFILE_HEADER_BYTES + 4 * 3, SEEK_SET) == 0 && fwrite(&id, 4, 1, f) == 1 && fclose(f) == 0, "write");
     DataLoader d;
     Error e = NO_ERROR;
     int32_t x[T], y[T];
-    CHECK(dataloader_open(&d, in_folder("a.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, test_file("a.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e), "%s", e.msg);
     CHECK(!dataloader_next(&d, x, y, &e) && strstr(e.msg, "token 3 is id 2147483648"), "%s", e.msg);
     dataloader_close(&d);
     id--;  // the last that is none
-    f = fopen(in_folder("a.bin"), "r+b");
+    f = fopen(test_file("a.bin"), "r+b");
     CHECK(f && fseek(f, TOKENFILE_HEADER_BYTES + 4 * 3, SEEK_SET) == 0 && fwrite(&id, 4, 1, f) == 1 && fclose(f) == 0, "write");
-    CHECK(dataloader_open(&d, in_folder("a.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e) &&
+    CHECK(dataloader_open(&d, test_file("a.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e) &&
               dataloader_next(&d, x, y, &e),
           "%s", e.msg);
     dataloader_close(&d);
@@ -781,74 +751,73 @@ static const char* scan(const char* pattern) {
     return e.msg;
 }
 
-static void a_scan_finds_each_changed_bit_and_each_wrong_id(void) {
-    remove_files();
+TEST(a_scan_finds_each_changed_bit_and_each_wrong_id) {
     Kind kind = {2, 3001, 5}, small = {4, 3001, 5};
     write_shard("a.bin", 0, 100, kind);
     write_shard("b.bin", 1, 60, kind);
-    CHECK(!*scan(in_folder("*.bin")), "%s", scan(in_folder("*.bin")));
+    CHECK(!*scan(test_file("*.bin")), "%s", scan(test_file("*.bin")));
     for (uint64_t byte = 0; byte < 120; byte++) {
-        flip_bit(in_folder("b.bin"), TOKENFILE_HEADER_BYTES + byte);
-        const char* error = scan(in_folder("*.bin"));
+        flip_bit(test_file("b.bin"), TOKENFILE_HEADER_BYTES + byte);
+        const char* error = scan(test_file("*.bin"));
         CHECK(strstr(error, "b.bin: "), "byte %llu: '%s'", (unsigned long long)byte, error);
         CHECK(strstr(error, "checksum of its tokens is") || strstr(error, "wanted below 3001"), "'%s'", error);
-        flip_bit(in_folder("b.bin"), TOKENFILE_HEADER_BYTES + byte);
+        flip_bit(test_file("b.bin"), TOKENFILE_HEADER_BYTES + byte);
     }
-    CHECK(!*scan(in_folder("*.bin")), "%s", scan(in_folder("*.bin")));
-    flip_bit(in_folder("b.bin"), 9 * 4);
-    CHECK(strstr(scan(in_folder("*.bin")), "b.bin: the checksum of its tokens is"), "%s", scan(in_folder("*.bin")));
-    remove_files();
+    CHECK(!*scan(test_file("*.bin")), "%s", scan(test_file("*.bin")));
+    flip_bit(test_file("b.bin"), 9 * 4);
+    CHECK(strstr(scan(test_file("*.bin")), "b.bin: the checksum of its tokens is"), "%s", scan(test_file("*.bin")));
+    test_elsewhere();
     write_shard("a.bin", 0, 700000, small);  // several pieces; the last token lies after the last row
-    CHECK(!*scan(in_folder("a.bin")), "%s", scan(in_folder("a.bin")));
+    CHECK(!*scan(test_file("a.bin")), "%s", scan(test_file("a.bin")));
     const uint32_t id = 3001;
-    const int fd = open(in_folder("a.bin"), O_WRONLY);
+    const int fd = open(test_file("a.bin"), O_WRONLY);
     CHECK(fd >= 0 && pwrite(fd, &id, 4, TOKENFILE_HEADER_BYTES + 4 * 699999) == 4 && close(fd) == 0, "write");
-    CHECK(strstr(scan(in_folder("a.bin")), "a.bin: token 699999 is id 3001, wanted below 3001"), "%s",
-          scan(in_folder("a.bin")));
+    CHECK(strstr(scan(test_file("a.bin")), "a.bin: token 699999 is id 3001, wanted below 3001"), "%s",
+          scan(test_file("a.bin")));
 }
 
-static void a_scan_reads_the_mask(void) {
+TEST(a_scan_reads_the_mask) {
     const uint64_t lengths[] = {96, 97, 103, 700000};
     for (size_t k = 0; k < 4; k++) {
         const Kind kind = {2, 3001, 5};
         const TokenFileHeader h = {2, 3001, lengths[k], 5, true, 0, true, 0, false};
         const uint64_t mask = tokenfile_mask_at(&h), end = tokenfile_bytes(&h);
-        remove_files();
+        test_elsewhere();
         write_masked_shard("m.bin", 2, lengths[k], kind, true);
-        CHECK(!*scan(in_folder("m.bin")), "%s", scan(in_folder("m.bin")));
+        CHECK(!*scan(test_file("m.bin")), "%s", scan(test_file("m.bin")));
         for (uint64_t byte = mask; byte < end; byte += 1 + (end - mask) / 13) {
-            flip_bit(in_folder("m.bin"), byte);
-            CHECK(strstr(scan(in_folder("m.bin")), "m.bin: the checksum of its tokens and mask is"), "byte %llu: '%s'",
-                  (unsigned long long)byte, scan(in_folder("m.bin")));
-            flip_bit(in_folder("m.bin"), byte);
+            flip_bit(test_file("m.bin"), byte);
+            CHECK(strstr(scan(test_file("m.bin")), "m.bin: the checksum of its tokens and mask is"), "byte %llu: '%s'",
+                  (unsigned long long)byte, scan(test_file("m.bin")));
+            flip_bit(test_file("m.bin"), byte);
         }
         if (lengths[k] % 8 == 0) { continue; }
         unsigned char last = 0x80;
-        const int fd = open(in_folder("m.bin"), O_RDWR);
+        const int fd = open(test_file("m.bin"), O_RDWR);
         CHECK(fd >= 0 && pwrite(fd, &last, 1, (off_t)end - 1) == 1 && close(fd) == 0, "write");
-        CHECK(strstr(scan(in_folder("m.bin")), "m.bin: the bits behind the mask's last are not all 0"), "%s",
-              scan(in_folder("m.bin")));
+        CHECK(strstr(scan(test_file("m.bin")), "m.bin: the bits behind the mask's last are not all 0"), "%s",
+              scan(test_file("m.bin")));
     }
 }
 
 /* Damages the only shard, or one of two, in the middle of a run; then makes it whole again. */
 static void damage_during_a_run(int shards, bool vanish, off_t bytes, const char* part1, const char* part2) {
-    remove_files();
+    test_elsewhere();
     Kind kind = {2, 3001, 5};
     write_shard("s0.bin", 0, 801, kind);
     if (shards == 2) { write_shard("s1.bin", 1, 801, kind); }
     DataLoader d;
     Error e = NO_ERROR;
     int32_t x[2][T], y[2][T];
-    const char* last = in_folder(shards == 2 ? "s1.bin" : "s0.bin");
+    const char* last = test_file(shards == 2 ? "s1.bin" : "s0.bin");
     const uint64_t row = shards == 2 ? 100 : 50;  // the first of the second shard, or the middle of the only one
-    CHECK(dataloader_open(&d, in_folder("s*.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, test_file("s*.bin"), (BatchShare){1, T, 0, 1}, 0, false, &cross, &e), "%s", e.msg);
     dataloader_seek(&d, row);
     CHECK(dataloader_next(&d, x[0], y[0], &e), "%s", e.msg);
     dataloader_seek(&d, 0);
     CHECK(dataloader_next(&d, x[1], y[1], &e) && dataloader_next(&d, x[1], y[1], &e), "%s", e.msg);
     dataloader_wait(&d);
-    CHECK(vanish ? rename(last, in_folder("away")) == 0 : truncate(last, bytes) == 0, "damage");
+    CHECK(vanish ? rename(last, test_file("away")) == 0 : truncate(last, bytes) == 0, "damage");
     dataloader_seek(&d, row);
     for (int twice = 0; twice < 2; twice++) {
         e.msg[0] = 0;
@@ -857,7 +826,7 @@ static void damage_during_a_run(int shards, bool vanish, off_t bytes, const char
         CHECK(d.row == row, "the position moved to %llu", (unsigned long long)d.row);
     }
     if (vanish) {
-        CHECK(rename(in_folder("away"), last) == 0, "rename");
+        CHECK(rename(test_file("away"), last) == 0, "rename");
     } else {
         write_shard(shards == 2 ? "s1.bin" : "s0.bin", shards - 1, 801, kind);
     }
@@ -866,7 +835,7 @@ static void damage_during_a_run(int shards, bool vanish, off_t bytes, const char
     dataloader_close(&d);
 }
 
-static void a_shard_that_changes_during_a_run_is_an_error_that_can_be_mended(void) {
+TEST(a_shard_that_changes_during_a_run_is_an_error_that_can_be_mended) {
     for (int shards = 1; shards <= 2; shards++) {
         damage_during_a_run(shards, false, TOKENFILE_HEADER_BYTES + 200, "has 1224 bytes, wanted 2626",
                             "cut while it was in use");
@@ -877,40 +846,4 @@ static void a_shard_that_changes_during_a_run_is_an_error_that_can_be_mended(voi
     damage_during_a_run(2, true, 0, "s1.bin", "No such file");  // a single shard would still be open, and readable
 }
 
-int main(void) {
-    test_folder(folder);
-    RUN(order_equals_the_model);
-    RUN(any_row_can_be_resumed_at);
-    RUN(every_rank_gets_its_own_rows_of_every_epoch);
-    RUN(seeking_back_reads_the_same_again);
-    RUN(every_row_comes_once_an_epoch_and_epochs_differ);
-    RUN(without_a_thread_the_batches_are_the_same);
-    RUN(each_shard_length_is_permuted);
-    RUN(rows_are_spread_evenly);
-    RUN(cycles_have_every_length);
-    RUN(neighbours_in_an_epoch_are_not_correlated);
-    RUN(a_name_with_brackets_is_taken_as_it_stands);
-    RUN(files_of_llm_c_with_zeros_in_the_new_words_are_read);
-    RUN(the_fingerprint_tells_data_by_content_not_by_folder);
-    RUN(the_fingerprint_reads_the_ends_of_a_large_file);
-    RUN(what_is_no_file_is_refused);
-    RUN(a_damaged_header_is_refused);
-    RUN(a_mask_of_the_wrong_size_is_refused);
-    RUN(readers_that_know_no_mask_refuse_it_by_its_version);
-    RUN(shards_that_differ_are_refused_by_both_names);
-    RUN(too_little_data_is_refused);
-    RUN(another_vocabulary_or_tokenizer_is_refused);
-    RUN(a_token_outside_the_vocabulary_is_named);
-    RUN(an_id_past_int32_is_refused);
-    RUN(a_scan_finds_each_changed_bit_and_each_wrong_id);
-    RUN(a_scan_reads_the_mask);
-    RUN(a_shard_that_changes_during_a_run_is_an_error_that_can_be_mended);
-    if (sparse_files_work()) {
-        RUN(more_than_2_to_the_31_tokens_are_read);
-    } else {
-        SKIP("more_than_2_to_the_31_tokens_are_read", "this file system has no sparse files of 4 GiB");
-    }
-    remove_files();
-    rmdir(folder);
-    return test_summary();
-}
+int main(void) { return test_all(); }

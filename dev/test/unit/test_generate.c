@@ -85,7 +85,7 @@ static void bench_close(Bench* b) {
     free(b->out);
 }
 
-static void generation_feeds_each_token_once_and_stops(void) {
+TEST(generation_feeds_each_token_once_and_stops) {
     static const int script[] = {'l', 'o', 0xC3, 0xA9, '!', 256, 'x'};
     Bench b;
     Error e = NO_ERROR;
@@ -118,7 +118,7 @@ static void generation_feeds_each_token_once_and_stops(void) {
 }
 
 /* Llama 3 Instruct has three: of a text, of a turn, and of a message to a tool. */
-static void each_of_several_eos_ids_ends_a_text(void) {
+TEST(each_of_several_eos_ids_ends_a_text) {
     static const int eos[] = {'x', 'y', 'z'};
     for (int i = 0; i < 3; i++) {
         const int script[] = {'l', 'o', eos[i], 'w'};
@@ -155,7 +155,7 @@ static const char* generated(FILE* out, int from, const char* prompt, const int*
     return text;
 }
 
-static void generated_text_cannot_drive_a_terminal(void) {
+TEST(generated_text_cannot_drive_a_terminal) {
     // CSI as ESC [ and as U+009B over two tokens; bytes that are no characters; DEL
     static const int script[] = {0x1B, '[', 0xC2, 0x9B, 'J', 0x9B, '\t', 0xC3, 0xA9, 0x7F, '\n', 256};
     const char* prompt = "\x1B]0;x\x07\xC2";
@@ -178,7 +178,7 @@ static void generated_text_cannot_drive_a_terminal(void) {
     close(ends[0]);
 }
 
-static void a_sample_that_is_cut_ends_its_line(void) {
+TEST(a_sample_that_is_cut_ends_its_line) {
     static const int script[] = {'o', '\n', '!'};
     static const struct {
         int tokens;
@@ -201,7 +201,7 @@ static const float* slow_next(void* model, const int32_t* tokens, int count, int
     return scripted_next(model, tokens, count, pos, e);
 }
 
-static void a_long_prompt_shows_its_progress_at_a_terminal(void) {
+TEST(a_long_prompt_shows_its_progress_at_a_terminal) {
     static const int script[] = {0, 0, 0, 256};
     char prompt[3 * DECODE_ROWS] = "", got[512] = "";  // with BOS, three calls of the model
     const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
@@ -223,7 +223,7 @@ static void a_long_prompt_shows_its_progress_at_a_terminal(void) {
     bench_close(&b);
 }
 
-static void without_a_tokenizer_texts_are_ids(void) {
+TEST(without_a_tokenizer_texts_are_ids) {
     static const int script[] = {7, 8, 9};
     Bench b;
     Error e = NO_ERROR;
@@ -293,7 +293,7 @@ static bool chat_lines(Bench* b, const char* input, const char* system, int max_
     return ok;
 }
 
-static void chat_follows_the_template(void) {
+TEST(chat_follows_the_template) {
     static const int script[] = {'Y', 'o', 259, 'O', 'k', 259};
     char* json = chat_tokenizer(true);
     Bench b;
@@ -319,7 +319,7 @@ static void chat_follows_the_template(void) {
     free(json);
 }
 
-static void ctrl_c_ends_an_answer_and_leaves_a_whole_conversation(void) {
+TEST(ctrl_c_ends_an_answer_and_leaves_a_whole_conversation) {
     static const int script[] = {'Y', 'o', 'O', 'k', 259};
     char* json = chat_tokenizer(true);
     static const struct {
@@ -347,14 +347,12 @@ static void ctrl_c_ends_an_answer_and_leaves_a_whole_conversation(void) {
     free(json);
 }
 
-static void chat_says_when_the_context_is_full(void) {
+TEST(chat_says_when_the_context_is_full) {
     static const int script[] = {'Y', 'o', 259, 'O', 'k', 259};
     char* json = chat_tokenizer(true);
-    char dir[PATH_CAP], path[PATH_CAP];
+    const char* path = test_file("err");
     Bench b;
     Error e = NO_ERROR;
-    test_folder(dir);
-    CHECK(path_join(path, dir, "err", &e), "%s", e.msg);
     fflush(NULL);
     int saved = dup(2), fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     dup2(fd, 2);
@@ -364,19 +362,15 @@ static void chat_says_when_the_context_is_full(void) {
     dup2(saved, 2);
     close(saved);
     close(fd);
-    size_t size = 0;
-    char* text = read_file(path, &size, 1 << 20, &e);
-    CHECK(ok && text && strstr(text, "begins anew") && strstr(text, "left out"), "%s%s", e.msg, text ? text : "");
+    const char* text = test_text(path);
+    CHECK(ok && strstr(text, "begins anew") && strstr(text, "left out"), "%s%s", e.msg, text);
     CHECK(strcmp(b.out, "Yo\nOk\n") == 0, "%s", b.out);
     CHECK(strcmp(fed_text(&b.model), "B{user}\n\nbyeE{assistant}\n\nOk") == 0, "%s", fed_text(&b.model));
     bench_close(&b);
-    free(text);
     free(json);
-    unlink(path);
-    rmdir(dir);
 }
 
-static void a_model_without_a_template_is_refused(void) {
+TEST(a_model_without_a_template_is_refused) {
     char* json = chat_tokenizer(false);
     Bench b;
     Error e = NO_ERROR;
@@ -409,7 +403,7 @@ static void check_answers(Bench* b, const char* questions, int end_at, const cha
     CHECK(strcmp(b->out, want) == 0, "%s", b->out);
 }
 
-static void answers_are_lines_of_json_each_for_itself(void) {
+TEST(answers_are_lines_of_json_each_for_itself) {
     static const int script[] = {'l', 'o', 0xC3, 0xC3, 0xA9, 259, 256, 'Y', '"', 259};
     char* json = chat_tokenizer(true);
     Bench b;
@@ -430,7 +424,7 @@ static void answers_are_lines_of_json_each_for_itself(void) {
     free(json);
 }
 
-static void a_stop_or_the_end_of_the_input_ends_an_answer(void) {
+TEST(a_stop_or_the_end_of_the_input_ends_an_answer) {
     Bench b;
     bench_open(&b, NULL, true, NULL, 0, 64);
     b.model.more_at = 3;
@@ -446,7 +440,7 @@ static void a_stop_or_the_end_of_the_input_ends_an_answer(void) {
     bench_close(&b);
 }
 
-static void a_line_that_has_no_answer_gets_an_error(void) {
+TEST(a_line_that_has_no_answer_gets_an_error) {
     static const struct {
         const char *line, *error;
     } cases[] = {
@@ -498,19 +492,4 @@ static void a_line_that_has_no_answer_gets_an_error(void) {
     bench_close(&b);
 }
 
-int main(void) {
-    RUN(generation_feeds_each_token_once_and_stops);
-    RUN(each_of_several_eos_ids_ends_a_text);
-    RUN(generated_text_cannot_drive_a_terminal);
-    RUN(a_sample_that_is_cut_ends_its_line);
-    RUN(a_long_prompt_shows_its_progress_at_a_terminal);
-    RUN(without_a_tokenizer_texts_are_ids);
-    RUN(chat_follows_the_template);
-    RUN(ctrl_c_ends_an_answer_and_leaves_a_whole_conversation);
-    RUN(chat_says_when_the_context_is_full);
-    RUN(a_model_without_a_template_is_refused);
-    RUN(answers_are_lines_of_json_each_for_itself);
-    RUN(a_stop_or_the_end_of_the_input_ends_an_answer);
-    RUN(a_line_that_has_no_answer_gets_an_error);
-    return test_summary();
-}
+int main(void) { return test_all(); }

@@ -8,8 +8,6 @@
 #include "llmc/run/session/open.h"
 #include "dev/test/test.h"
 
-static char folder[PATH_CAP];
-
 // ---------------------------------------------------------------------------------------------------------------------
 // a reader of GGUF
 
@@ -130,7 +128,7 @@ static uint8_t* gguf_of(const ModelConfig* c, const ParamTable* table, ExportDty
     return (uint8_t*)file;
 }
 
-static void a_gguf_file_has_the_numbers_of_the_model(void) {
+TEST(a_gguf_file_has_the_numbers_of_the_model) {
     ParamTable table;
     const ModelConfig c = odd_model(&table);
     uint8_t* file = gguf_of(&c, &table, EXPORT_F32);
@@ -156,7 +154,7 @@ static void a_gguf_file_has_the_numbers_of_the_model(void) {
 }
 
 /* llama.cpp rotates neighbours: element i of the first half of a head becomes 2i, element i of the second half 2i + 1. */
-static void rows_of_q_and_k_become_neighbours_and_others_stay(void) {
+TEST(rows_of_q_and_k_become_neighbours_and_others_stay) {
     ParamTable table;
     const ModelConfig c = odd_model(&table);
     uint8_t* file = gguf_of(&c, &table, EXPORT_F32);
@@ -188,7 +186,7 @@ static void rows_of_q_and_k_become_neighbours_and_others_stay(void) {
 
 /* 32 neighbours share a scale, the largest of them divided by 127, in F16. Each number is then off by at most half a scale,
  * and by the rounding of the scale. */
-static void q8_0_numbers_are_off_by_half_a_scale_at_most(void) {
+TEST(q8_0_numbers_are_off_by_half_a_scale_at_most) {
     ParamTable table;
     const ModelConfig c = odd_model(&table);
     uint8_t* file = gguf_of(&c, &table, EXPORT_Q8_0);
@@ -267,16 +265,15 @@ static double merged_error(const ModelSpec* m, const float* adapters, const Mode
     return worst;
 }
 
-static void merged_adapters_are_those_of_the_plain_loops(void) {
+TEST(merged_adapters_are_those_of_the_plain_loops) {
     static const char* const pairs[] = {"dev/test/pairs/lora_all", "dev/test/pairs/lora_some"};
     for (int i = 0; i < 2; i++) {
-        char out[PATH_CAP];
-        char* flags[] = {"--model", (char*)pairs[i], "--export", out};
+        const char* out = test_path(test_folder(), "merged");
+        char* flags[] = {"--model", (char*)pairs[i], "--export", (char*)out};
         Program p;
         ModelFiles base, merged;
         Error e = NO_ERROR;
         double worst = 0, effect = 0;
-        snprintf(out, sizeof out, "%s", test_path(folder, "merged"));
         open_program(&p, flags, 4);
         job_export(&p);
         float* adapters = (float*)xcalloc(p.spec.trained.elements, sizeof(float));
@@ -293,14 +290,13 @@ static void merged_adapters_are_those_of_the_plain_loops(void) {
         model_close(&base);
         model_close(&merged);
         program_close(&p);
-        CHECK(remove_tree(out, &e), "%s", e.msg);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // --generate: the sampling of generation_config.json
 
-static void sampling_is_that_of_the_model_s_folder_unless_flags_give_it(void) {
+TEST(sampling_is_that_of_the_model_s_folder_unless_flags_give_it) {
     static const char all[] = "{\"do_sample\": true, \"temperature\": 0.25, \"top_k\": 7, \"top_p\": 0.5}";
     static const char silent[] = "{\"temperature\": 0.25, \"top_k\": 7}";
     static const char greedy[] = "{\"do_sample\": false, \"temperature\": 0.25}";
@@ -333,13 +329,11 @@ static void sampling_is_that_of_the_model_s_folder_unless_flags_give_it(void) {
         ModelConfig c;
         TextRules rules;
         Error e = NO_ERROR;
-        FILE* f = fopen(test_path(folder, "generation_config.json"), "w");
-        fputs(cases[i].file, f);
-        fclose(f);
+        test_put(test_file("generation_config.json"), cases[i].file);
         options_or_exit(&given, cases[i].flag ? 5 : 3, argv, ON_CPU);
         choose_typed(&chosen, &given);
         config_preset(&c, "d1", 300);
-        CHECK(text_rules_read(&rules, NULL, &c, folder, false, true, &e), "%s", e.msg);
+        CHECK(text_rules_read(&rules, NULL, &c, test_here(), false, true, &e), "%s", e.msg);
         choose_sampling(&chosen, &rules.sampling);
         CHECK(o->temperature == cases[i].temperature && o->top_k == cases[i].top_k && o->top_p == cases[i].top_p,
               "%s: %s: temperature %g, top-k %d, top-p %g", cases[i].file, cases[i].flag ? cases[i].flag : "no flag",
@@ -348,7 +342,6 @@ static void sampling_is_that_of_the_model_s_folder_unless_flags_give_it(void) {
         options_free(&chosen);
         options_free(&given);
     }
-    unlink(test_path(folder, "generation_config.json"));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -356,14 +349,11 @@ static void sampling_is_that_of_the_model_s_folder_unless_flags_give_it(void) {
 
 /* The right answer of both questions is the first. In the first one, all choices have the same likelihood a character. In the
  * second one, they have the same likelihood. */
-static void the_first_of_equal_choices_is_the_answer(void) {
-    const char* path = test_path(folder, "ties.jsonl");
-    FILE* f = fopen(path, "w");
-    fputs(
-        "{\"ctx\": \"a\", \"choices\": [\"four\", \"is\", \"more\"], \"label\": 0}\n"
-        "{\"ctx\": \"a\", \"choices\": [\"no\", \"is\"], \"label\": 0}\n",
-        f);
-    fclose(f);
+TEST(the_first_of_equal_choices_is_the_answer) {
+    const char* path = test_file("ties.jsonl");
+    test_put(path,
+             "{\"ctx\": \"a\", \"choices\": [\"four\", \"is\", \"more\"], \"label\": 0}\n"
+             "{\"ctx\": \"a\", \"choices\": [\"no\", \"is\"], \"label\": 0}\n");
     static const double likelihoods[] = {-4, -2, -4, -3, -3};
     Tokenizer tokenizer;
     Tasks t;
@@ -377,17 +367,6 @@ static void the_first_of_equal_choices_is_the_answer(void) {
     CHECK(score.acc_norm == 1, "acc_norm %g: the first is the answer to both", score.acc_norm);
     tasks_free(&t);
     tokenizer_free(&tokenizer);
-    unlink(path);
 }
 
-int main(void) {
-    test_folder(folder);
-    RUN(a_gguf_file_has_the_numbers_of_the_model);
-    RUN(rows_of_q_and_k_become_neighbours_and_others_stay);
-    RUN(q8_0_numbers_are_off_by_half_a_scale_at_most);
-    RUN(merged_adapters_are_those_of_the_plain_loops);
-    RUN(sampling_is_that_of_the_model_s_folder_unless_flags_give_it);
-    RUN(the_first_of_equal_choices_is_the_answer);
-    rmdir(folder);
-    return test_summary();
-}
+int main(void) { return test_all(); }

@@ -17,9 +17,7 @@ static bool parse_bytes(Json* j, const char* text, size_t len) {
 
 static bool parse(Json* j, const char* text) { return parse_bytes(j, text, strlen(text)); }
 
-static bool contains(const char* text, const char* part) { return strstr(text, part) != NULL; }
-
-static void values_of_every_kind_are_read(void) {
+TEST(values_of_every_kind_are_read) {
     Json j;
     CHECK(parse(&j, " {\"a\": [1, -2.5e-3, true, false, null, \"x\\u00e9\\ud83d\\ude00\\n\"], \"b\": {}, \"\": []} "), "%s",
           error.msg);
@@ -48,14 +46,14 @@ static void values_of_every_kind_are_read(void) {
     json_free(&j);
 }
 
-static void null_is_absent_but_can_be_asked_for(void) {
+TEST(null_is_absent_but_can_be_asked_for) {
     Json j;
     CHECK(parse(&j, "{\"a\": null}"), "%s", error.msg);
     CHECK(!json_get(&j, json_root(&j), "a") && json_get_any(&j, json_root(&j), "a"), "null");
     json_free(&j);
 }
 
-static void what_rfc_8259_does_not_have_is_refused(void) {
+TEST(what_rfc_8259_does_not_have_is_refused) {
     static const char* const bad[] = {
         "",
         " ",
@@ -130,7 +128,7 @@ static void what_rfc_8259_does_not_have_is_refused(void) {
 }
 
 // VowpalWabbit/vowpal_wabbit#3738: Python's json writes and reads these words
-static void numbers_that_are_not_finite_are_read_but_no_field_takes_them(void) {
+TEST(numbers_that_are_not_finite_are_read_but_no_field_takes_them) {
     Json j;
     double value[3];
     CHECK(parse(&j, "{\"a\": NaN, \"b\": Infinity, \"c\":-Infinity}"), "%s", error.msg);
@@ -139,8 +137,7 @@ static void numbers_that_are_not_finite_are_read_but_no_field_takes_them(void) {
         int64_t number;
         CHECK(json_node_double(&j, json_get(&j, json_root(&j), key), &value[i]), "%s is no number", key);
         Error e = NO_ERROR;
-        CHECK(!json_double(&j, json_root(&j), key, -INFINITY, INFINITY, &value[i], &e) && contains(e.msg, ", wanted a number"),
-              "%s", e.msg);
+        FAILS(&e, json_double(&j, json_root(&j), key, -INFINITY, INFINITY, &value[i], &e), ", wanted a number");
         CHECK(!json_int(&j, json_root(&j), key, 0, 9, &number, &e), "a field took %s as an integer", key);
     }
     json_free(&j);
@@ -149,7 +146,7 @@ static void numbers_that_are_not_finite_are_read_but_no_field_takes_them(void) {
     json_free(&j);
 }
 
-static void what_rfc_8259_has_is_accepted(void) {
+TEST(what_rfc_8259_has_is_accepted) {
     static const char* const good[] = {
         "0",
         "-0",
@@ -178,17 +175,16 @@ static void what_rfc_8259_has_is_accepted(void) {
     }
 }
 
-static void an_error_names_line_and_column(void) {
+TEST(an_error_names_line_and_column) {
     Json j;
-    CHECK(!parse(&j, "{\n  \"a\": 1,\n  \"b\": x\n}") && contains(error.msg, "t.json:3:8: found 'x', wanted a value"), "%s",
-          error.msg);
+    FAILS(&error, parse(&j, "{\n  \"a\": 1,\n  \"b\": x\n}"), "t.json:3:8: found 'x', wanted a value");
     // escapes shrink in place; they must not shift the column
     CHECK(!parse(&j, "[\"\\n\\n\\n\", x]") && contains(error.msg, "t.json:1:12:"), "%s", error.msg);
     CHECK(!parse(&j, "{\"a\": 1") && contains(error.msg, "the text ends here, wanted ',' or '}'"), "%s", error.msg);
     CHECK(!parse(&j, "[\x01]") && contains(error.msg, "found byte 0x01"), "%s", error.msg);
 }
 
-static void nesting_is_limited(void) {
+TEST(nesting_is_limited) {
     char text[JSON_MAX_DEPTH * 2 + 8] = "";
     Json j;
     for (int depth = JSON_MAX_DEPTH; depth <= JSON_MAX_DEPTH + 1; depth++) {
@@ -201,7 +197,7 @@ static void nesting_is_limited(void) {
     }
 }
 
-static void typed_fields_name_path_found_and_wanted(void) {
+TEST(typed_fields_name_path_found_and_wanted) {
     Json j;
     int64_t i = 0;
     uint64_t u = 0;
@@ -249,7 +245,7 @@ static void typed_fields_name_path_found_and_wanted(void) {
     json_free(&j);
 }
 
-static void large_objects_take_linear_time_and_show_duplicates(void) {
+TEST(large_objects_take_linear_time_and_show_duplicates) {
     enum { KEYS = 300000 };
     char* text = NULL;
     size_t len = 0;
@@ -270,7 +266,7 @@ static void large_objects_take_linear_time_and_show_duplicates(void) {
     }
 }
 
-static void what_is_written_is_read_back(void) {
+TEST(what_is_written_is_read_back) {
     static const double doubles[] = {0,       -0.0,          1,    -1,   0.1,  1e-5, 5e-324, 1.7976931348623157e308, 500000,
                                      1.0 / 3, 123456789.125, 1e15, 1e16, 1e22, 3e-7};
     char* text = NULL;
@@ -325,7 +321,7 @@ static bool edits_to(const char* text, const char* key, const char* value, const
     return same;
 }
 
-static void an_edit_changes_one_member_and_no_other_byte(void) {
+TEST(an_edit_changes_one_member_and_no_other_byte) {
     CHECK(edits_to("{\"a\" : 1, \"b\":[2 ,3]}\n", "b", "null", "{\"a\" : 1, \"b\":null}\n"), "an array");
     CHECK(edits_to("{\"a\":{\"b\":1},\"b\":2}", "b", "3", "{\"a\":{\"b\":1},\"b\":3}"), "a member of a member is not it");
     CHECK(edits_to("{\"a\":\"\\\"}, \\\\\",\"b\":2}", "b", "3", "{\"a\":\"\\\"}, \\\\\",\"b\":3}"), "brackets in a string");
@@ -335,7 +331,7 @@ static void an_edit_changes_one_member_and_no_other_byte(void) {
     CHECK(!json_find_member("{\"a\":1}", "b", &from, &to), "what is absent is not found");
 }
 
-static void a_wrong_kind_of_file_is_named(void) {
+TEST(a_wrong_kind_of_file_is_named) {
     static const struct {
         const char* start;
         size_t len;
@@ -353,13 +349,9 @@ static void a_wrong_kind_of_file_is_named(void) {
         {"\x40\0\0\0\0\0\0\0{\"a\"", 12, "safetensors"},
         {"", 0, "an empty file"},
     };
-    char dir[PATH_CAP], path[PATH_CAP + 16];
-    test_folder(dir);
-    snprintf(path, sizeof path, "%s/f", dir);
+    const char* path = test_file("f");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        FILE* f = fopen(path, "wb");
-        fwrite(kinds[i].start, 1, kinds[i].len, f);
-        fclose(f);
+        test_write(path, kinds[i].start, kinds[i].len);
         Json j;
         memset(&error, 0, sizeof error);
         CHECK(!json_read_file(&j, path, 1000, &error) && contains(error.msg, kinds[i].what) && contains(error.msg, path), "%s",
@@ -367,17 +359,13 @@ static void a_wrong_kind_of_file_is_named(void) {
     }
     Json j;
     memset(&error, 0, sizeof error);
-    CHECK(!json_read_file(&j, dir, 1000, &error) && contains(error.msg, "folder"), "%s", error.msg);
-    FILE* f = fopen(path, "wb");
-    fputs("{\"a\": 1}", f);
-    fclose(f);
+    CHECK(!json_read_file(&j, test_here(), 1000, &error) && contains(error.msg, "folder"), "%s", error.msg);
+    test_put(path, "{\"a\": 1}");
     memset(&error, 0, sizeof error);
     CHECK(!json_read_file(&j, path, 7, &error) && contains(error.msg, "8 bytes long, wanted at most 7"), "%s", error.msg);
-    unlink(path);
-    rmdir(dir);
 }
 
-static void a_text_that_is_not_utf_8_is_read_back_byte_for_byte(void) {
+TEST(a_text_that_is_not_utf_8_is_read_back_byte_for_byte) {
     char all[256];
     for (int i = 0; i < 255; i++) { all[i] = (char)(i + 1); }
     all[255] = 0;
@@ -410,19 +398,4 @@ static void a_text_that_is_not_utf_8_is_read_back_byte_for_byte(void) {
     }
 }
 
-int main(void) {
-    RUN(values_of_every_kind_are_read);
-    RUN(null_is_absent_but_can_be_asked_for);
-    RUN(what_rfc_8259_does_not_have_is_refused);
-    RUN(numbers_that_are_not_finite_are_read_but_no_field_takes_them);
-    RUN(what_rfc_8259_has_is_accepted);
-    RUN(an_error_names_line_and_column);
-    RUN(nesting_is_limited);
-    RUN(typed_fields_name_path_found_and_wanted);
-    RUN(large_objects_take_linear_time_and_show_duplicates);
-    RUN(what_is_written_is_read_back);
-    RUN(an_edit_changes_one_member_and_no_other_byte);
-    RUN(a_wrong_kind_of_file_is_named);
-    RUN(a_text_that_is_not_utf_8_is_read_back_byte_for_byte);
-    return test_summary();
-}
+int main(void) { return test_all(); }

@@ -108,7 +108,7 @@ static double dot(const double* a, const double* b, size_t n) {
 // ---------------------------------------------------------------------------------------------------------------------
 // exp
 
-static void exp_is_within_two_ulp_and_keeps_its_limits(void) {
+TEST(exp_is_within_two_ulp_and_keeps_its_limits) {
     double worst = 0;
     for (double x = -86.9; x < 88.7; x += 0.00037) {
         const float xf = (float)x;
@@ -129,7 +129,7 @@ static void exp_is_within_two_ulp_and_keeps_its_limits(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // embedding
 
-static void embedding_gathers_rows_and_adds_gradients_of_repeated_tokens(void) {
+TEST(embedding_gathers_rows_and_adds_gradients_of_repeated_tokens) {
     static const int sizes[][3] = {{1, 1, 1}, {37, 5, 3}, {200, 130, 17}, {64, 256, 1}};  // N C V
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t N = (size_t)sizes[s][0], C = (size_t)sizes[s][1], V = (size_t)sizes[s][2];
@@ -204,7 +204,7 @@ static void check_plain_norm(const float* dx, const float* dw, const float* dx0,
     free(wide_dx), free(wide_dout), free(wide_x), free(wide_out), free(wide_rstd);
 }
 
-static void rmsnorm_and_its_gradients_match(void) {
+TEST(rmsnorm_and_its_gradients_match) {
     static const int sizes[][2] = {{1, 1}, {3, 16}, {70, 37}, {5, 384}, {130, 64}, {257, 100}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t N = (size_t)sizes[s][0], C = (size_t)sizes[s][1];
@@ -257,7 +257,7 @@ static ModelConfig rope_config(int HD, double theta, double factor /* 0: default
     return c;
 }
 
-static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
+TEST(rope_rotates_q_and_k_by_position_and_backward_undoes_it) {
     static const int sizes[][7] = {{1, 1, 1, 1, 2, 0, 0},     {2, 9, 4, 2, 6, 5, 0},  {3, 33, 3, 1, 64, 0, 0},
                                    {1, 17, 2, 2, 40, 100, 0}, {3, 50, 2, 1, 8, 0, 9}, {2, 20, 1, 1, 4, 3, 1}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
@@ -294,7 +294,7 @@ static void rope_rotates_q_and_k_by_position_and_backward_undoes_it(void) {
     }
 }
 
-static void rope_tables_are_those_of_transformers(void) {
+TEST(rope_tables_are_those_of_transformers) {
     // bits of LlamaRotaryEmbedding(...).inv_freq at indices `at`, HD 64, transformers 5; 22, 23 and 16 are in the blend
     static const struct {
         double theta, factor;
@@ -327,7 +327,7 @@ static void rope_tables_are_those_of_transformers(void) {
 // matmul
 
 /* Checks products calculated by hand: x = (1 2 3; 4 5 6), w = (1 0 -1; 2 1 0), dout = (1 2; 3 4). */
-static void plain_products_of_a_small_example_are_right(void) {
+TEST(plain_products_of_a_small_example_are_right) {
     const float x[6] = {1, 2, 3, 4, 5, 6}, w[6] = {1, 0, -1, 2, 1, 0}, dout[4] = {1, 2, 3, 4}, res[4] = {10, 20, 30, 40};
     const float out_want[4] = {-2, 4, -2, 13}, res_want[4] = {8, 24, 28, 53};
     const float dx_want[6] = {5, 2, -1, 11, 4, -3}, dw_want[6] = {113, 117, 121, 118, 124, 130};
@@ -349,7 +349,7 @@ static double* added(const float* want, const float* base, size_t n) {
     return d;
 }
 
-static void matmul_and_its_gradients_are_the_plain_loops_at_every_edge(void) {
+TEST(matmul_and_its_gradients_are_the_plain_loops_at_every_edge) {
     static const int sizes[][3] = {{1, 1, 1},      {1, 300, 70},   {2, 17, 33},    {3, 64, 5},
                                    {5, 7, 9},      {12, 32, 32},   {13, 33, 31},   {48, 256, 64},
                                    {50, 257, 65},  {130, 100, 77}, {61, 515, 530}, {300, 40, 24},
@@ -394,7 +394,7 @@ static void matmul_and_its_gradients_are_the_plain_loops_at_every_edge(void) {
     }
 }
 
-static void matmul_lets_nan_through_and_not_around(void) {
+TEST(matmul_lets_nan_through_and_not_around) {
     enum { N = 13, C = 40, OC = 35 };
     float *x = normals(N * C, 1, 1), *w = normals(OC * C, 1, 2), *out = floats(N * OC);
     x[5 * C + 39] = NAN;
@@ -698,7 +698,7 @@ static void check_attention(AttentionShape s, int longest, double std, size_t sa
     free(c.qkv), free(c.dout), free(c.out), free(c.lse), free(want_out), free(want_lse), free(want_dqkv), free(starts);
 }
 
-static void attention_and_its_gradient_match_for_any_grouping(void) {
+TEST(attention_and_its_gradient_match_for_any_grouping) {
     // B, T, NH, NKV, HD
     check_attention((AttentionShape){1, 1, 1, 1, 2}, 0, 1, 100);
     check_attention((AttentionShape){2, 2, 2, 1, 6}, 0, 1, 200);
@@ -711,13 +711,13 @@ static void attention_and_its_gradient_match_for_any_grouping(void) {
     check_attention((AttentionShape){1, 33, 1, 1, 256}, 0, 1, 60);
 }
 
-static void attention_holds_at_a_thousand_positions(void) { check_attention((AttentionShape){1, 1000, 2, 1, 32}, 0, 1, 12); }
+TEST(attention_holds_at_a_thousand_positions) { check_attention((AttentionShape){1, 1000, 2, 1, 32}, 0, 1, 12); }
 
 /* With scores of some hundreds exp overflows unless the kernel subtracts the maximum, also when the maximum changes from tile
  * to tile. */
-static void attention_survives_large_scores(void) { check_attention((AttentionShape){1, 150, 2, 1, 16}, 0, 12, 0); }
+TEST(attention_survives_large_scores) { check_attention((AttentionShape){1, 150, 2, 1, 16}, 0, 12, 0); }
 
-static void attention_inside_documents_and_its_gradient_match(void) {
+TEST(attention_inside_documents_and_its_gradient_match) {
     check_attention((AttentionShape){1, 1, 1, 1, 2}, 1, 1, 100);
     check_attention((AttentionShape){2, 17, 4, 2, 8}, 1, 1, 100);  // each token alone
     check_attention((AttentionShape){3, 50, 6, 2, 10}, 7, 1, 150);
@@ -740,7 +740,7 @@ static void run_attention(float* out, float* lse, float* dqkv, const float* qkv,
     free(rotated), free(scratch);
 }
 
-static void documents_in_one_row_equal_each_document_alone(void) {
+TEST(documents_in_one_row_equal_each_document_alone) {
     static const int sizes[][6] = {
         {2, 40, 2, 1, 8, 1}, {3, 100, 4, 2, 16, 30}, {2, 500, 2, 2, 64, 200}, {1, 1000, 2, 1, 32, 600}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -767,7 +767,7 @@ static void documents_in_one_row_equal_each_document_alone(void) {
     }
 }
 
-static void one_document_as_long_as_its_row_has_the_bits_of_a_plain_row(void) {
+TEST(one_document_as_long_as_its_row_has_the_bits_of_a_plain_row) {
     const AttentionShape s = {2, 200, 4, 2, 16};
     const size_t rows = (size_t)(s.B * s.T), W = (size_t)((s.NH + 2 * s.NKV) * s.HD), O = (size_t)(s.NH * s.HD);
     const ModelConfig c = rope_config(s.HD, 10000, 0);
@@ -786,7 +786,7 @@ static void one_document_as_long_as_its_row_has_the_bits_of_a_plain_row(void) {
     free(starts), free(qkv), free(dout), free(table);
 }
 
-static void attention_decode_is_the_last_row_of_forward(void) {
+TEST(attention_decode_is_the_last_row_of_forward) {
     static const AttentionShape shapes[] = {
         {1, 1, 1, 1, 2}, {1, 5, 4, 2, 6}, {1, 64, 2, 1, 64}, {1, 131, 6, 2, 40}, {1, 300, 3, 3, 256}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
@@ -829,7 +829,7 @@ static double swiglu_loss(const void* ctx) {
     return sum;
 }
 
-static void swiglu_and_its_gradient_match(void) {
+TEST(swiglu_and_its_gradient_match) {
     static const int sizes[][2] = {{1, 1}, {3, 16}, {20, 37}, {2, 770}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t N = (size_t)sizes[s][0], F = (size_t)sizes[s][1];
@@ -862,7 +862,7 @@ static void swiglu_and_its_gradient_match(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // cross-entropy
 
-static void crossentropy_and_its_gradient_match(void) {
+TEST(crossentropy_and_its_gradient_match) {
     static const int sizes[][2] = {{1, 1}, {4, 3}, {9, 16}, {30, 1001}, {3, 4096}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t N = (size_t)sizes[s][0], V = (size_t)sizes[s][1];
@@ -910,7 +910,7 @@ static void crossentropy_and_its_gradient_match(void) {
 }
 
 /* Denormal gradients would make the products that use them ten times slower. */
-static void crossentropy_leaves_no_denormals(void) {
+TEST(crossentropy_leaves_no_denormals) {
     enum { V = 1000 };
     float logits[V], loss = 0;
     const int32_t target = 0;
@@ -919,7 +919,7 @@ static void crossentropy_leaves_no_denormals(void) {
     for (int v = 0; v < V; v++) { CHECK(logits[v] == 0 || isnormal(logits[v]), "dlogit %d is %g", v, (double)logits[v]); }
 }
 
-static void crossentropy_of_nan_is_nan(void) {
+TEST(crossentropy_of_nan_is_nan) {
     enum { V = 70 };
     for (int at = 0; at < V; at++) {
         float logits[V], loss = 0;
@@ -933,7 +933,7 @@ static void crossentropy_of_nan_is_nan(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // adamw
 
-static void adamw_takes_pytorchs_steps(void) {
+TEST(adamw_takes_pytorchs_steps) {
     static const size_t sizes[] = {1, 7, 16, 1000, 70001};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t n = sizes[s];
@@ -992,7 +992,7 @@ static void orthogonalize_in_double(double* x, size_t rows, size_t cols) {
 }
 
 /* Two steps on matrices whose gradient has full rank, rank 1, or is zero. */
-static void muon_takes_pytorchs_steps(void) {
+TEST(muon_takes_pytorchs_steps) {
     static const size_t shapes[][2] = {{24, 70}, {97, 40}, {64, 64}, {1, 9}, {5, 1}};
     for (size_t s = 0; s < 3 * sizeof shapes / sizeof *shapes; s++) {
         const size_t rows = shapes[s / 3][0], cols = shapes[s / 3][1], n = rows * cols, kind = s % 3;
@@ -1032,7 +1032,7 @@ static void muon_takes_pytorchs_steps(void) {
     }
 }
 
-static void global_norm_is_the_same_for_any_thread_count(void) {
+TEST(global_norm_is_the_same_for_any_thread_count) {
     static const size_t sizes[] = {1, 5, 16384, 16385, 100003};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const size_t n = sizes[s];
@@ -1110,7 +1110,7 @@ static void check_lora(const Lora* l, size_t elements, size_t N, void* scratch) 
     free(loss.w), free(loss.dy), free(y1), free(t1), free(dx1), free(dw1), free(first), free(wy), free(wdx), free(wdw);
 }
 
-static void lora_and_its_gradients_are_the_plain_loops(void) {
+TEST(lora_and_its_gradients_are_the_plain_loops) {
     const LoraConfig cases[] = {{4, 8, 0x7f}, {3, 1.5, 0x05}, {33, 33, 0x6a}};  // all; q, v; k, o, up, down
     void* scratch = xmalloc(matmul_scratch());
     ModelConfig c;
@@ -1136,14 +1136,6 @@ int main(void) {
     use_threads(NUM_THREAD_COUNTS - 1);
     packed = xmalloc(matmul_scratch());
     memset(packed, 0xff, matmul_scratch());  // may contain anything
-    RUN(exp_is_within_two_ulp_and_keeps_its_limits);
-    RUN(embedding_gathers_rows_and_adds_gradients_of_repeated_tokens);
-    RUN(rmsnorm_and_its_gradients_match);
-    RUN(rope_rotates_q_and_k_by_position_and_backward_undoes_it);
-    RUN(rope_tables_are_those_of_transformers);
-    RUN(plain_products_of_a_small_example_are_right);
-    RUN(matmul_and_its_gradients_are_the_plain_loops_at_every_edge);
-    RUN(matmul_lets_nan_through_and_not_around);
 #ifdef LLMC_AMX
     if (amx_available()) {
         RUN(amx_products_of_any_shape_and_stride_are_those_of_fp32);
@@ -1156,20 +1148,5 @@ int main(void) {
         SKIP("amx_*", "the kernel does not let this process use the matrix unit");
     }
 #endif
-    RUN(attention_and_its_gradient_match_for_any_grouping);
-    RUN(attention_holds_at_a_thousand_positions);
-    RUN(attention_survives_large_scores);
-    RUN(attention_inside_documents_and_its_gradient_match);
-    RUN(documents_in_one_row_equal_each_document_alone);
-    RUN(one_document_as_long_as_its_row_has_the_bits_of_a_plain_row);
-    RUN(attention_decode_is_the_last_row_of_forward);
-    RUN(swiglu_and_its_gradient_match);
-    RUN(crossentropy_and_its_gradient_match);
-    RUN(crossentropy_leaves_no_denormals);
-    RUN(crossentropy_of_nan_is_nan);
-    RUN(lora_and_its_gradients_are_the_plain_loops);
-    RUN(adamw_takes_pytorchs_steps);
-    RUN(muon_takes_pytorchs_steps);
-    RUN(global_norm_is_the_same_for_any_thread_count);
-    return test_summary();
+    return test_all();
 }

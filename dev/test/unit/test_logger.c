@@ -33,12 +33,7 @@ static void* test_realloc(void* p, size_t n) { return no_memory() ? NULL : reall
 #undef fsync
 #include "dev/test/test.h"
 
-static char folder[PATH_CAP - 32], path[PATH_CAP], other[PATH_CAP];
-
-static void put(const char* name, const char* text, size_t size) {
-    FILE* f = fopen(name, "wb");
-    if (!f || fwrite(text, 1, size, f) != size || fclose(f) != 0) { die("%s: %s", name, strerror(errno)); }
-}
+static const char *folder, *path, *other;
 
 static bool holds(const char* name, const char* text) {
     size_t size = 0;
@@ -52,21 +47,21 @@ static bool holds(const char* name, const char* text) {
 #define LINES "{\"event\":\"config\"}\n{\"event\":\"step\",\"step\":1}\nnot ours\n{\"event\":\"step\",\"step\":2}\n"
 #define LATER "{\"event\":\"step\",\"step\":3}\n"
 
-static void a_log_is_cut_to_its_step(void) {
+TEST(a_log_is_cut_to_its_step) {
     static const char* const tails[] = {"", LATER, LATER "torn", "torn", "{\"event\":\"end\",\"step\":2}\n"};
     for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
         char text[400];
         Logger g;
         Error e = NO_ERROR;
         snprintf(text, sizeof text, "%s%s", LINES, tails[i]);
-        put(path, text, strlen(text));
+        test_write(path, text, strlen(text));
         CHECK(logger_open(&g, folder, 2, &e), "%s", e.msg);
         logger_close(&g);
         CHECK(holds(path, LINES), "tail %zu", i);
     }
 }
 
-static void a_log_is_cut_before_what_a_run_makes_again(void) {
+TEST(a_log_is_cut_before_what_a_run_makes_again) {
     static const char val[] = "{\"event\":\"val\",\"step\":2}\n", sample[] = "{\"event\":\"sample\",\"step\":2}\n";
     static const struct {
         const char* again[3];
@@ -82,20 +77,20 @@ static void a_log_is_cut_before_what_a_run_makes_again(void) {
         snprintf(text, sizeof text, "{\"event\":\"val\",\"step\":1}\n%s%s%s%s", LINES, val, sample, LATER);
         snprintf(want, sizeof want, "{\"event\":\"val\",\"step\":1}\n%s%s%s", LINES, cases[i].val ? val : "",
                  cases[i].sample ? sample : "");
-        put(path, text, strlen(text));
+        test_write(path, text, strlen(text));
         CHECK(logger_open_before(&g, folder, 2, cases[i].again, &e), "%s", e.msg);
         logger_close(&g);
         CHECK(holds(path, want), "case %zu", i);
     }
 }
 
-static void lines_lie_anywhere_in_a_log_of_any_length(void) {
+TEST(lines_lie_anywhere_in_a_log_of_any_length) {
     const size_t lines = 70000, size = lines * strlen(LATER);
     char* text = (char*)malloc(size + 1);
     for (size_t i = 0; i < lines; i++) { memcpy(text + i * strlen(LATER), LATER, strlen(LATER)); }
     text[size] = 0;
     memcpy(text + size - 3, "4}", 2);  // the last line has a longer number: step 34
-    put(path, text, size);
+    test_write(path, text, size);
     Logger g;
     Error e = NO_ERROR;
     CHECK(logger_open(&g, folder, 3, &e), "%s", e.msg);
@@ -105,12 +100,12 @@ static void lines_lie_anywhere_in_a_log_of_any_length(void) {
     free(text);
 }
 
-static void missing_memory_is_not_the_end_of_the_log(void) {
+TEST(missing_memory_is_not_the_end_of_the_log) {
     long refused = 0;
     for (long n = 0;; n++) {
         Logger g;
         Error e = NO_ERROR;
-        put(path, LINES LATER, strlen(LINES LATER));
+        test_write(path, LINES LATER, strlen(LINES LATER));
         allocations = 0;
         allocation_fails_at = n;
         const bool opened = logger_open(&g, folder, 2, &e);
@@ -125,25 +120,25 @@ static void missing_memory_is_not_the_end_of_the_log(void) {
     CHECK(refused > 5, "%ld allocations", refused);
 }
 
-static void a_line_without_an_end_is_refused(void) {
+TEST(a_line_without_an_end_is_refused) {
     const size_t size = LOG_LINE_MAX + 10;
     char* text = (char*)malloc(size);
     Logger g;
     Error e = NO_ERROR;
     memset(text, 'x', size);
     memcpy(text, LINES, strlen(LINES));
-    put(path, text, size);
+    test_write(path, text, size);
     CHECK(logger_open(&g, folder, 2, &e), "a torn line of less than 1 MiB: %s", e.msg);
     logger_close(&g);
     CHECK(holds(path, LINES), "the torn line stayed");
-    put(path, text, size);
+    test_write(path, text, size);
     CHECK(truncate(path, (off_t)1 << 40) == 0, "truncate");  // zeros without end
     CHECK(!logger_open(&g, folder, 2, &e) && strstr(e.msg, "log.jsonl: the line at byte 80 is longer than"), "%s", e.msg);
     free(text);
     unlink(path);
 }
 
-static void a_line_of_the_longest_length_is_read(void) {
+TEST(a_line_of_the_longest_length_is_read) {
     static const char head[] = "{\"event\":\"checkpoint\",\"step\":2,\"weights_crc32c\":7,\"x\":\"", tail[] = "\"}\n";
     char* text = (char*)malloc(2 * LOG_LINE_MAX);
     memset(text, 'x', 2 * LOG_LINE_MAX);
@@ -152,7 +147,7 @@ static void a_line_of_the_longest_length_is_read(void) {
         memcpy(text + (line + 1) * LOG_LINE_MAX - (sizeof tail - 1), tail, sizeof tail - 1);
     }
     text[LOG_LINE_MAX + sizeof head] = 0;  // the second is no event
-    put(path, text, 2 * LOG_LINE_MAX);
+    test_write(path, text, 2 * LOG_LINE_MAX);
     LogHistory h;
     Error e = NO_ERROR;
     CHECK(log_history_read(&h, folder, 2, &e) && h.has_weights && h.weights == 7, "%s", e.msg);
@@ -160,9 +155,9 @@ static void a_line_of_the_longest_length_is_read(void) {
     unlink(path);
 }
 
-static void only_a_regular_file_is_a_log(void) {
+TEST(only_a_regular_file_is_a_log) {
     Logger g;
-    put(other, "precious", 8);
+    test_write(other, "precious", 8);
     for (int kind = 0; kind < 4; kind++) {
         unlink(path);
         const int made = kind == 0   ? symlink(other, path)
@@ -180,7 +175,7 @@ static void only_a_regular_file_is_a_log(void) {
     rmdir(path);
 }
 
-static void a_log_that_was_moved_away_begins_again(void) {
+TEST(a_log_that_was_moved_away_begins_again) {
     Logger g;
     Error e = NO_ERROR;
     CHECK(logger_open(&g, folder, -1, &e) && log_val(&g, 1, 1.5, NAN, &e), "%s", e.msg);
@@ -194,7 +189,7 @@ static void a_log_that_was_moved_away_begins_again(void) {
 }
 
 /* A backup of hard links shares the log of its original. */
-static void a_log_with_another_name_is_copied(void) {
+TEST(a_log_with_another_name_is_copied) {
     const char before[] = LINES LATER;
     Logger g;
     Error e = NO_ERROR;
@@ -202,7 +197,7 @@ static void a_log_with_another_name_is_copied(void) {
     for (int64_t step = -1; step <= 2; step += 3) {
         unlink(path);
         unlink(other);
-        put(other, before, strlen(before));
+        test_write(other, before, strlen(before));
         CHECK(link(other, path) == 0 && logger_open(&g, folder, step, &e), "%s", e.msg);
         logger_close(&g);
         CHECK(holds(other, before), "step %d: the other file was cut", (int)step);
@@ -215,7 +210,7 @@ static void a_log_with_another_name_is_copied(void) {
     CHECK(syncs == 3, "%d of 3 copies were flushed before they got the name", syncs);
 }
 
-static void a_line_of_any_texts_can_be_read_back(void) {
+TEST(a_line_of_any_texts_can_be_read_back) {
     const size_t size = 3 * LOG_LINE_MAX;
     char* long_text = (char*)malloc(size + 1);
     memset(long_text, 1, size);
@@ -253,7 +248,7 @@ static void a_line_of_any_texts_can_be_read_back(void) {
     free(long_text);
 }
 
-static void a_text_that_is_cut_ends_in_an_ellipsis(void) {
+TEST(a_text_that_is_cut_ends_in_an_ellipsis) {
     static const struct {
         const char* text;
         size_t room;
@@ -276,22 +271,8 @@ static void a_text_that_is_cut_ends_in_an_ellipsis(void) {
 }
 
 int main(void) {
-    test_folder(folder);
-    snprintf(path, sizeof path, "%s/log.jsonl", folder);
-    snprintf(other, sizeof other, "%s/other", folder);
-    RUN(a_log_is_cut_to_its_step);
-    RUN(a_log_is_cut_before_what_a_run_makes_again);
-    RUN(lines_lie_anywhere_in_a_log_of_any_length);
-    RUN(missing_memory_is_not_the_end_of_the_log);
-    RUN(a_line_without_an_end_is_refused);
-    RUN(a_line_of_the_longest_length_is_read);
-    RUN(only_a_regular_file_is_a_log);
-    RUN(a_log_that_was_moved_away_begins_again);
-    RUN(a_log_with_another_name_is_copied);
-    RUN(a_line_of_any_texts_can_be_read_back);
-    RUN(a_text_that_is_cut_ends_in_an_ellipsis);
-    unlink(path);
-    unlink(other);
-    rmdir(folder);
-    return test_summary();
+    folder = test_folder();
+    path = test_path(folder, "log.jsonl");
+    other = test_path(folder, "other");
+    return test_all();
 }

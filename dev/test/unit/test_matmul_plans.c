@@ -6,9 +6,9 @@
 enum { MAX_CHOICES = 3 };
 
 static const MatmulSetup setup = {"NVIDIA H200", 132, 130000, 33554432, 68};
-static char path[PATH_CAP];
+static const char* path;
 
-static void choices_survive_a_file(void) {
+TEST(choices_survive_a_file) {
     MatmulChoice choices[2], read[MAX_CHOICES];
     Error e = NO_ERROR;
     int count = 0;
@@ -48,7 +48,7 @@ static void refused_as(bool made_elsewhere, const char* text, const char* wanted
 
 static void refused(const char* text, const char* wanted) { refused_as(false, text, wanted); }
 
-static void other_files_are_refused(void) {
+TEST(other_files_are_refused) {
     refused("", "is an empty file, wanted JSON text");
     refused("GGUF\003", "is a GGUF file, wanted JSON text");
     refused("once upon a time\n", ":1:1: found 'o', wanted a value");
@@ -61,7 +61,7 @@ static void other_files_are_refused(void) {
 #define HEAD "{\"format\": \"llama3.c matmul plans\", "
 #define HERE HEAD "\"gpu\": \"NVIDIA H200\", \"cublaslt\": 130000, \"workspace\": 33554432, \"compute\": 68, "
 
-static void files_of_another_machine_are_refused(void) {
+TEST(files_of_another_machine_are_refused) {
     refused(HEAD "\"cublaslt\": 130000}", "gpu is missing, wanted a string");
     refused_as(true, HEAD "\"gpu\": \"T4\", \"cublaslt\": 130000, \"workspace\": 33554432, \"compute\": 68, \"plans\": []}",
                "gpu is \"T4\", wanted \"NVIDIA H200\"");
@@ -77,7 +77,7 @@ static void files_of_another_machine_are_refused(void) {
 }
 
 /* Files of older versions lack the number of multiprocessors. */
-static void older_files_are_read(void) {
+TEST(older_files_are_read) {
     MatmulChoice read[MAX_CHOICES];
     Error e = NO_ERROR;
     int count = 7;
@@ -87,7 +87,7 @@ static void older_files_are_read(void) {
     CHECK(matmul_plans_read(path, &setup, read, MAX_CHOICES, &count, &elsewhere, &e) && count == 0 && !elsewhere, "%s", e.msg);
 }
 
-static void damaged_entries_are_refused(void) {
+TEST(damaged_entries_are_refused) {
     refused(HERE "\"cut\": 1}", "plans is missing, wanted an array of at most 3");
     refused(HERE "\"plans\": {}}", "plans is an object, wanted an array of at most 3");
     refused(HERE "\"plans\": [1]}", "m is missing, wanted an integer");
@@ -109,24 +109,13 @@ static void damaged_entries_are_refused(void) {
     free(text);
 }
 
-static void equal_times_compare_as_equal(void) {
+TEST(equal_times_compare_as_equal) {
     const float x = 1.5f, y = 2.5f;
     CHECK(compare_floats(&x, &y) < 0 && compare_floats(&y, &x) > 0, "not in ascending order");
     CHECK(compare_floats(&x, &x) == 0, "a number differs from itself, which qsort does not allow");
 }
 
 int main(void) {
-    char folder[PATH_CAP];
-    Error e = NO_ERROR;
-    test_folder(folder);
-    if (!path_join(path, folder, "plan.json", &e)) { die("%s", e.msg); }
-    RUN(choices_survive_a_file);
-    RUN(other_files_are_refused);
-    RUN(files_of_another_machine_are_refused);
-    RUN(older_files_are_read);
-    RUN(damaged_entries_are_refused);
-    RUN(equal_times_compare_as_equal);
-    remove(path);
-    rmdir(folder);
-    return test_summary();
+    path = test_path(test_folder(), "plan.json");
+    return test_all();
 }

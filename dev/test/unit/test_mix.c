@@ -5,7 +5,7 @@
 #include "llmc/files/mix.h"
 #include "llmc/train/step.h"
 
-static char folder[PATH_CAP];
+static const char* folder;
 
 enum { T = 4, SOURCES = 3, SEED = 77, ROWS = 3 * MIX_BLOCK };
 static const uint64_t source_rows[SOURCES] = {3000, 700, 5};  // an epoch of the last source is less than its share of a block
@@ -74,7 +74,7 @@ static void naive_stream(int32_t* first /* (ROWS) */, const int* share /* (SOURC
     for (int s = 0; s < SOURCES; s++) { dataloader_close(&alone[s]); }
 }
 
-static void each_source_gives_its_own_rows_in_its_own_order(void) {
+TEST(each_source_gives_its_own_rows_in_its_own_order) {
     static int32_t want[ROWS];
     static const int ranks[] = {1, 2, 3, 8};
     Mix m;
@@ -106,7 +106,7 @@ static void each_source_gives_its_own_rows_in_its_own_order(void) {
     }
 }
 
-static void losses_add_up_by_source(void) {
+TEST(losses_add_up_by_source) {
     enum { B = 3, BATCHES = 40 };
     Mix m;
     DataLoader stream;
@@ -137,7 +137,7 @@ static void losses_add_up_by_source(void) {
     mix_close(&m);
 }
 
-static void a_run_resumed_anywhere_reads_on(void) {
+TEST(a_run_resumed_anywhere_reads_on) {
     static const uint64_t places[] = {0, 1, 4095, 4096, 4097, 9000, 12000};
     Mix m, resumed;
     DataLoader stream, resumed_stream;
@@ -157,7 +157,7 @@ static void a_run_resumed_anywhere_reads_on(void) {
     }
 }
 
-static void a_distant_row_is_found_at_once(void) {
+TEST(a_distant_row_is_found_at_once) {
     Mix m;
     DataLoader stream;
     uint64_t position, counts[SOURCES];
@@ -171,7 +171,7 @@ static void a_distant_row_is_found_at_once(void) {
     mix_close(&m);
 }
 
-static void the_shares_of_a_block_are_exact(void) {
+TEST(the_shares_of_a_block_are_exact) {
     static const double cases[][SOURCES] = {{0.5, 0.2, 0.3}, {1, 1, 1}, {1e-3, 1, 1},
                                             {1e9, 1e9, 1e6}, {6, 3, 1}, {0.6, 0.3, 0.1}};
     static const int want[][SOURCES] = {{2048, 819, 1229}, {1366, 1365, 1365}, {2, 2047, 2047},
@@ -198,7 +198,7 @@ static void the_shares_of_a_block_are_exact(void) {
     }
 }
 
-static void one_source_is_read_as_without_a_mix(void) {
+TEST(one_source_is_read_as_without_a_mix) {
     char text[PATH_CAP + 8];
     for (int weighted = 0; weighted <= 1; weighted++) {
         Mix m;
@@ -231,7 +231,7 @@ static uint64_t fingerprint_of(const char* text) {
     return print;
 }
 
-static void the_fingerprint_covers_sources_and_weights(void) {
+TEST(the_fingerprint_covers_sources_and_weights) {
     const uint64_t print = fingerprint_of(text_of(0.5, 0.2, 0.3));
     char other[2 * PATH_CAP];
     CHECK(print == fingerprint_of(text_of(5, 2, 3)), "the same shares");
@@ -245,7 +245,7 @@ static void the_fingerprint_covers_sources_and_weights(void) {
     CHECK(print == fingerprint_of(text_of(0.5, 0.2, 0.3)), "the file as it was");
 }
 
-static void an_epoch_of_the_mix_is_one_of_all_sources_together(void) {
+TEST(an_epoch_of_the_mix_is_one_of_all_sources_together) {
     Mix m;
     DataLoader stream;
     open_mix(&m, &stream, text_of(1, 1, 1), 1, 0, 1);
@@ -273,7 +273,7 @@ static void parts_are(const char* text, const char* want) {
     mix_free_patterns(&m);
 }
 
-static void a_file_by_its_very_name_wins(void) {
+TEST(a_file_by_its_very_name_wins) {
     char old[PATH_CAP];
     if (!getcwd(old, sizeof old) || chdir(folder) != 0) { die("%s: cannot enter", folder); }
     parts_are("a*.bin:0.7,b.bin:0.3", "a*.bin=0.7 b.bin=0.3 ");
@@ -307,7 +307,7 @@ static void refused(const char* text, const char* want) {
     if (ok) { mix_close(&m); }
 }
 
-static void every_text_that_makes_no_mix_is_refused_by_name(void) {
+TEST(every_text_that_makes_no_mix_is_refused_by_name) {
     char old[PATH_CAP], many[256] = "b.bin:1";
     if (!getcwd(old, sizeof old) || chdir(folder) != 0) { die("%s: cannot enter", folder); }
     refused("b.bin:x,c.bin:1", "the weight of b.bin is x, wanted a number above 0");
@@ -335,7 +335,7 @@ static void every_text_that_makes_no_mix_is_refused_by_name(void) {
     if (chdir(old) != 0) { die("%s: cannot enter", old); }
 }
 
-static void a_token_outside_the_vocabulary_names_its_file(void) {
+TEST(a_token_outside_the_vocabulary_names_its_file) {
     Mix m;
     DataLoader stream;
     int32_t x[T], y[T];
@@ -356,24 +356,10 @@ static void a_token_outside_the_vocabulary_names_its_file(void) {
 }
 
 int main(void) {
-    test_folder(folder);
+    folder = test_folder();
     write_tokens("a0.bin", 0, 1000, 300000, 5);
     write_tokens("a1.bin", 10000, 2000, 0, 0);
     write_tokens("b.bin", 100000, source_rows[1], 300000, 0);
     write_tokens("c.bin", 200000, source_rows[2], 300000, 5);
-    RUN(each_source_gives_its_own_rows_in_its_own_order);
-    RUN(losses_add_up_by_source);
-    RUN(a_run_resumed_anywhere_reads_on);
-    RUN(a_distant_row_is_found_at_once);
-    RUN(the_shares_of_a_block_are_exact);
-    RUN(one_source_is_read_as_without_a_mix);
-    RUN(the_fingerprint_covers_sources_and_weights);
-    RUN(an_epoch_of_the_mix_is_one_of_all_sources_together);
-    RUN(a_file_by_its_very_name_wins);
-    RUN(every_text_that_makes_no_mix_is_refused_by_name);
-    RUN(a_token_outside_the_vocabulary_names_its_file);
-    static const char* const names[] = {"a0.bin", "a1.bin", "b.bin", "c.bin"};
-    for (int i = 0; i < 4; i++) { unlink(in_folder(names[i])); }
-    rmdir(folder);
-    return test_summary();
+    return test_all();
 }

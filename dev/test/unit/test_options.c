@@ -56,7 +56,7 @@ static bool set_alone(Options* o, OptionScope trainer, const char* line) {
     return r != OPTIONS_WRONG || strstr(e.msg, "wanted a multiple");
 }
 
-static void every_flag_of_the_table_sets_its_own_field_and_no_other(void) {
+TEST(every_flag_of_the_table_sets_its_own_field_and_no_other) {
     Options plain;
     for (int i = 0; i < NUM_OPTIONS; i++) {
         char flag[OPTION_TEXT], value[64], line[256];
@@ -79,7 +79,7 @@ static void every_flag_of_the_table_sets_its_own_field_and_no_other(void) {
     }
 }
 
-static void every_alias_means_its_flag(void) {
+TEST(every_alias_means_its_flag) {
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
         const OptionScope trainer = s->scope == ON_GPU ? ON_GPU : ON_CPU;
@@ -94,7 +94,7 @@ static void every_alias_means_its_flag(void) {
     }
 }
 
-static void names_and_aliases_are_unique(void) {
+TEST(names_and_aliases_are_unique) {
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
         char flag[OPTION_TEXT], word[OPTION_TEXT];
@@ -110,7 +110,7 @@ static void names_and_aliases_are_unique(void) {
     }
 }
 
-static void defaults_lie_in_their_ranges_and_choices_follow_their_enums(void) {
+TEST(defaults_lie_in_their_ranges_and_choices_follow_their_enums) {
     Options o;
     options_default(&o, ON_GPU);
     CHECK(o.batch == 4 && o.seq == 256 && o.lr == 3e-4 && o.beta2 == 0.95 && o.graph && o.steps == -1,
@@ -135,7 +135,7 @@ static void defaults_lie_in_their_ranges_and_choices_follow_their_enums(void) {
     CHECK(strcmp(word, "fp32") == 0, "grad dtype %s", word);
 }
 
-static void values_are_read_whole_and_in_range(void) {
+TEST(values_are_read_whole_and_in_range) {
     static const char* const wrong[] = {
         "--batch 0",
         "--batch -1",
@@ -245,7 +245,7 @@ static void values_are_read_whole_and_in_range(void) {
     CHECK(parse(&o, ON_CPU, "--export x", &e) == OPTIONS_OK && strcmp(o.export_, "x") == 0, "%s", e.msg);
 }
 
-static void resume_takes_a_path_or_none(void) {
+TEST(resume_takes_a_path_or_none) {
     Options o;
     Error e;
     parse(&o, ON_CPU, "--resume", &e);
@@ -260,7 +260,7 @@ static void resume_takes_a_path_or_none(void) {
     CHECK(o.resume && !*o.resume && o.batch == 8, "llm.c's letter");
 }
 
-static void an_empty_name_of_a_file_is_refused_with_its_flag(void) {
+TEST(an_empty_name_of_a_file_is_refused_with_its_flag) {
     static const char* const wrong[] = {"--val \"\"",   "--tokenizer=",  "--model \"\"",
                                         "--tasks \"\"", "--verify \"\"", "--out \"\""};
     Options o;
@@ -274,7 +274,7 @@ static void an_empty_name_of_a_file_is_refused_with_its_flag(void) {
     CHECK(parse(&o, ON_CPU, "--prompt \"\"", &e) == OPTIONS_OK && !*o.prompt, "a text may be empty");
 }
 
-static void flags_of_the_gpu_are_refused_by_name_on_the_cpu(void) {
+TEST(flags_of_the_gpu_are_refused_by_name_on_the_cpu) {
     Options o;
     Error e;
     CHECK(parse(&o, ON_CPU, "--recompute ffn", &e) == OPTIONS_WRONG && strstr(e.msg, "train_llama3cu"), "%s", e.msg);
@@ -291,7 +291,7 @@ static void flags_of_the_gpu_are_refused_by_name_on_the_cpu(void) {
           (unsigned long long)o.max_memory);
 }
 
-static void recompute_takes_levels_with_numbers_of_blocks(void) {
+TEST(recompute_takes_levels_with_numbers_of_blocks) {
     static const struct {
         const char *value, *same;  // as the user types it; as it is printed, or NULL: refused
         int norms, gate_up, block;
@@ -350,7 +350,7 @@ static int groups_again(const Recompute* r, int l) {
     return again.norms + again.gate_up + again.block;
 }
 
-static void recompute_counts_the_first_blocks(void) {
+TEST(recompute_counts_the_first_blocks) {
     Recompute r;
     CHECK(recompute_read(&r, "norm+swiglu,ffn:3,block:1"), "a list");
     CHECK(groups_again(&r, 0) == 3 && groups_again(&r, 1) == 2 && groups_again(&r, 2) == 2 && groups_again(&r, 3) == 1,
@@ -361,7 +361,7 @@ static void recompute_counts_the_first_blocks(void) {
     CHECK(groups_again(&r, 0) == 2 && groups_again(&r, 1) == 1 && groups_again(&r, 99) == 1, "a place in the order of cost");
 }
 
-static void sizes_of_memory_are_powers_of_1024(void) {
+TEST(sizes_of_memory_are_powers_of_1024) {
     static const struct {
         const char* text;
         uint64_t bytes;
@@ -387,7 +387,7 @@ static void sizes_of_memory_are_powers_of_1024(void) {
     }
 }
 
-static void an_unknown_flag_names_its_nearest(void) {
+TEST(an_unknown_flag_names_its_nearest) {
     static const struct {
         const char *typed, *meant;
     } cases[] = {{"--stpes", "--steps"},
@@ -424,10 +424,7 @@ static void an_unknown_flag_names_its_nearest(void) {
 
 /* Runs options_or_exit() in a child process; returns its exit status and the start of its output. */
 static int run_child(OptionScope trainer, const char* a, const char* b, char* out, char* err, size_t cap) {
-    char dir[PATH_CAP], paths[2][PATH_CAP];
-    Error e = NO_ERROR;
-    test_folder(dir);
-    CHECK(path_join(paths[0], dir, "out", &e) && path_join(paths[1], dir, "err", &e), "%s", e.msg);
+    const char* paths[2] = {test_file("out"), test_file("err")};
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
@@ -443,19 +440,12 @@ static int run_child(OptionScope trainer, const char* a, const char* b, char* ou
     }
     int status = 0;
     waitpid(child, &status, 0);
-    char* into[] = {out, err};
-    for (int i = 0; i < 2; i++) {
-        size_t size = 0;
-        char* text = read_file(paths[i], &size, 1 << 20, &e);
-        snprintf(into[i], cap, "%s", text ? text : "");
-        free(text);
-        unlink(paths[i]);
-    }
-    rmdir(dir);
+    snprintf(out, cap, "%s", test_text(paths[0]));
+    snprintf(err, cap, "%s", test_text(paths[1]));
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static void usage_errors_exit_2_and_help_exits_0_on_stdout(void) {
+TEST(usage_errors_exit_2_and_help_exits_0_on_stdout) {
     enum { CAP = 1 << 16 };
     char* out = (char*)xmalloc(CAP);
     char* err = (char*)xmalloc(CAP);
@@ -500,7 +490,7 @@ static const char* printed(const Options* o) {
     return text;
 }
 
-static void the_printed_configuration_names_every_number_and_is_narrow(void) {
+TEST(the_printed_configuration_names_every_number_and_is_narrow) {
     Options o;
     Error e;
     parse(&o, ON_CPU, "--val x*.bin --lr 1e-3 --schedule wsd", &e);
@@ -511,7 +501,7 @@ static void the_printed_configuration_names_every_number_and_is_narrow(void) {
     for (const char* p = text; *p; p += strcspn(p, "\n") + 1) { CHECK(strcspn(p, "\n") <= 100, "too wide: %s", text); }
 }
 
-static void options_come_back_from_json(void) {
+TEST(options_come_back_from_json) {
     Options o, back;
     Error e;
     const char* line =
@@ -535,7 +525,7 @@ static void options_come_back_from_json(void) {
     options_free(&back);
 }
 
-static void local_options_stay_out_of_checkpoints_and_are_not_taken_over(void) {
+TEST(local_options_stay_out_of_checkpoints_and_are_not_taken_over) {
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const OptionSpec* s = &option_specs[i];
         char text[OPTION_TEXT], word[OPTION_TEXT], saved[4 * OPTION_TEXT];
@@ -564,7 +554,7 @@ static void local_options_stay_out_of_checkpoints_and_are_not_taken_over(void) {
     CHECK(option_specs[OPT_out].life == OPTION_LOCAL && option_specs[OPT_seed].life == OPTION_SAVED, "a folder and a seed");
 }
 
-static void options_of_another_trainer_pass_through_a_checkpoint_unchanged(void) {
+TEST(options_of_another_trainer_pass_through_a_checkpoint_unchanged) {
     Options o;
     Error e;
     Json j, back;
@@ -585,7 +575,7 @@ static void options_of_another_trainer_pass_through_a_checkpoint_unchanged(void)
     json_free(&j);
 }
 
-static void saved_options_that_are_wrong_are_refused_by_name(void) {
+TEST(saved_options_that_are_wrong_are_refused_by_name) {
     static const struct {
         const char *json, *named;
     } cases[] = {{"{\"batch\":0}", "--batch"},
@@ -609,24 +599,4 @@ static void saved_options_that_are_wrong_are_refused_by_name(void) {
     }
 }
 
-int main(void) {
-    RUN(every_flag_of_the_table_sets_its_own_field_and_no_other);
-    RUN(every_alias_means_its_flag);
-    RUN(names_and_aliases_are_unique);
-    RUN(defaults_lie_in_their_ranges_and_choices_follow_their_enums);
-    RUN(values_are_read_whole_and_in_range);
-    RUN(resume_takes_a_path_or_none);
-    RUN(an_empty_name_of_a_file_is_refused_with_its_flag);
-    RUN(flags_of_the_gpu_are_refused_by_name_on_the_cpu);
-    RUN(recompute_takes_levels_with_numbers_of_blocks);
-    RUN(recompute_counts_the_first_blocks);
-    RUN(sizes_of_memory_are_powers_of_1024);
-    RUN(an_unknown_flag_names_its_nearest);
-    RUN(usage_errors_exit_2_and_help_exits_0_on_stdout);
-    RUN(the_printed_configuration_names_every_number_and_is_narrow);
-    RUN(options_come_back_from_json);
-    RUN(local_options_stay_out_of_checkpoints_and_are_not_taken_over);
-    RUN(options_of_another_trainer_pass_through_a_checkpoint_unchanged);
-    RUN(saved_options_that_are_wrong_are_refused_by_name);
-    return test_summary();
-}
+int main(void) { return test_all(); }

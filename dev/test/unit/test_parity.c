@@ -11,7 +11,6 @@
 enum { LATE_STEP = 2 };  // the first step judged by PyTorch's own errors
 static int planted_step, steps_made;
 static float logit_factor = 1;  // what planted_logits() multiplies the logits by
-static char folder[PATH_CAP];
 static const char model_dir[] = "dev/test/pairs/mha_odd", committed[] = "dev/test/pairs/mha_odd.state.safetensors";
 
 /* Takes a step on the CPU; at planted_step it returns a gradient norm 2 % too large. */
@@ -60,32 +59,31 @@ static void expect_failures(int wanted, int step, const char* state, const char*
 
 /* Copies the committed state, replacing every `from` by `to`, a word of the same length. Returns the copy's path. */
 static const char* copy_with(const char* from, const char* to) {
-    static char path[PATH_CAP];
     Error e = NO_ERROR;
     size_t size = 0;
+    const char* path = test_file("state.safetensors");
     char* bytes = read_file(committed, &size, 1 << 20, &e);
-    if (!bytes || !path_join(path, folder, "state.safetensors", &e)) { die("%s", e.msg); }
+    must(bytes != NULL, &e);
     for (size_t i = 0; i + strlen(from) <= size; i++) {
         if (memcmp(bytes + i, from, strlen(from)) == 0) { memcpy(bytes + i, to, strlen(to)); }
     }
-    FILE* f = fopen(path, "wb");
-    if (!f || fwrite(bytes, 1, size, f) != size || fclose(f) != 0) { die("%s: cannot be written", path); }
+    test_write(path, bytes, size);
     free(bytes);
     return path;
 }
 
-static void a_late_norm_2_percent_off_fails(void) {
+TEST(a_late_norm_2_percent_off_fails) {
     expect_failures(0, 0, committed, "the trainer is wrong without a planted error");
     expect_failures(1, LATE_STEP, committed, "the error passes");
 }
 
-static void without_the_yardstick_late_steps_are_not_judged(void) {
+TEST(without_the_yardstick_late_steps_are_not_judged) {
     const char* state = copy_with("bf16_error.grad_norms", "bf16_ERROR.grad_norms");
     expect_failures(0, LATE_STEP, state, "the error is judged");
     expect_failures(1, 1, state, "the first step is not judged");
 }
 
-static void logits_are_judged_by_pytorch_s_own_error(void) {
+TEST(logits_are_judged_by_pytorch_s_own_error) {
     logit_factor = 1.03f;
     expect_failures(1, 0, committed, "3 % pass where PyTorch is off by 1 %");
     expect_failures(0, 0, copy_with("bf16_error.logits\":\"0.0", "bf16_error.logits\":\"0.5"),
@@ -95,26 +93,23 @@ static void logits_are_judged_by_pytorch_s_own_error(void) {
 
 /* Returns a State whose metadata holds only these fp16 errors of the losses. */
 static State state_with(const char* losses) {
-    static char path[PATH_CAP];
+    const char* path = test_file("errors.safetensors");
     Error e = NO_ERROR;
     State s;
-    char header[256];
+    char file[256];
     memset(&s, 0, sizeof s);
-    const int length = snprintf(header, sizeof header, "{\"__metadata__\":{\"fp16_error.losses\":\"%s\"}}", losses);
-    const uint64_t prefix = (uint64_t)length;
-    if (!path_join(path, folder, "errors.safetensors", &e)) { die("%s", e.msg); }
-    FILE* f = fopen(path, "wb");
-    if (!f || fwrite(&prefix, 8, 1, f) != 1 || fwrite(header, 1, prefix, f) != prefix || fclose(f) != 0) {
-        die("%s: cannot be written", path);
-    }
+    const uint64_t length =
+        (uint64_t)snprintf(file + 8, sizeof file - 8, "{\"__metadata__\":{\"fp16_error.losses\":\"%s\"}}", losses);
+    memcpy(file, &length, 8);
+    test_write(path, file, 8 + length);
     s.path = path;
     s.bits = 16;
     s.kind = "fp16";
-    if (!safetensors_open(&s.st, path, &e)) { die("%s", e.msg); }
+    must(safetensors_open(&s.st, path, &e), &e);
     return s;
 }
 
-static void the_limit_is_three_times_pytorch_s_own_error_and_1_percent_at_least(void) {
+TEST(the_limit_is_three_times_pytorch_s_own_error_and_1_percent_at_least) {
     State s = state_with("0.5 0.001 0.02");
     const double first = step_limit_16bit(&s, "losses", 1), second = step_limit_16bit(&s, "losses", 2),
                  third = step_limit_16bit(&s, "losses", 3);
@@ -144,7 +139,7 @@ static double add_gradients(double* sum, void* tested, const int32_t* x, const i
     return loss;
 }
 
-static void rows_have_the_loss_and_the_gradients_of_each_document_alone(void) {
+TEST(rows_have_the_loss_and_the_gradients_of_each_document_alone) {
     Tested* packed = (Tested*)cpu_open("dev/test/pairs/documents", ROWS, LENGTH, 0);
     const ParamTable* t = &packed->model->trained;
     int32_t *starts = random_starts(ROWS, LENGTH, LONGEST), x[ROWS * LENGTH + 1];
@@ -177,14 +172,4 @@ static void rows_have_the_loss_and_the_gradients_of_each_document_alone(void) {
     free(starts), free(got), free(want);
 }
 
-int main(void) {
-    test_folder(folder);
-    RUN(a_late_norm_2_percent_off_fails);
-    RUN(without_the_yardstick_late_steps_are_not_judged);
-    RUN(logits_are_judged_by_pytorch_s_own_error);
-    RUN(the_limit_is_three_times_pytorch_s_own_error_and_1_percent_at_least);
-    Error e = NO_ERROR;
-    if (!remove_tree(folder, &e)) { die("%s", e.msg); }
-    RUN(rows_have_the_loss_and_the_gradients_of_each_document_alone);
-    return test_summary();
-}
+int main(void) { return test_all(); }

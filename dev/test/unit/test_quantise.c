@@ -33,7 +33,7 @@ static int nearest(double x, Fp8Format f) {
     return best;
 }
 
-static void every_bfloat16_becomes_the_nearest_value(void) {
+TEST(every_bfloat16_becomes_the_nearest_value) {
     for (int i = 0; i < 1 << 17; i++) {
         const int h = i & 0xFFFF;
         const Fp8Format f = formats[i >> 16];
@@ -44,7 +44,7 @@ static void every_bfloat16_becomes_the_nearest_value(void) {
     }
 }
 
-static void floats_between_two_values_become_the_nearer(void) {
+TEST(floats_between_two_values_become_the_nearer) {
     for (int i = 0; i < largest_bits[E4M3] + largest_bits[E5M2]; i++) {
         const Fp8Format f = i < largest_bits[E4M3] ? E4M3 : E5M2;
         const int bits = f == E4M3 ? i : i - largest_bits[E4M3], even = bits + (bits & 1);
@@ -57,7 +57,7 @@ static void floats_between_two_values_become_the_nearer(void) {
     }
 }
 
-static void every_value_comes_back(void) {
+TEST(every_value_comes_back) {
     for (int i = 0; i < 512; i++) {
         const Fp8Format f = formats[i / 256];
         const int bits = i % 256, magnitude = bits & 0x7F;
@@ -72,7 +72,7 @@ static void every_value_comes_back(void) {
 }
 
 /* Takes each positive bfloat16 as a row's largest value: the row fits with its scale, and not with the next smaller scale. */
-static void a_scale_is_the_smallest_that_fits(void) {
+TEST(a_scale_is_the_smallest_that_fits) {
     for (int i = 2; i < 2 * 0x7F80; i++) {
         const Fp8Format f = formats[i % 2];
         const double most = value_of(largest_bits[f], f);
@@ -93,7 +93,7 @@ static void a_scale_is_the_smallest_that_fits(void) {
     }
 }
 
-static void rows_that_are_not_finite_are_nan(void) {
+TEST(rows_that_are_not_finite_are_nan) {
     const float bad[] = {INFINITY, -INFINITY, NAN, -NAN};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const float x[2][4] = {{1, 2, bad[i], 0}, {1, 2, 3, 4}};
@@ -112,7 +112,7 @@ static void rows_that_are_not_finite_are_nan(void) {
     }
 }
 
-static void columns_are_the_rows_of_the_transpose(void) {
+TEST(columns_are_the_rows_of_the_transpose) {
     enum { R = 37, C = 53 };
     static float x[R * C], t[C * R];
     static uint8_t columns[C * R], rows[C * R];
@@ -133,7 +133,7 @@ static void fill_uneven(float* x, int R, int C) {
     for (int i = 0; i < R * C; i++) { x[i] = i / C % 5 == 3 ? 0 : ldexpf(x[i], -12 - i / C % 7 * 4); }
 }
 
-static void a_transpose_has_the_scale_of_its_largest_value(void) {
+TEST(a_transpose_has_the_scale_of_its_largest_value) {
     enum { R = 37, C = 53 };
     static float x[R * C];
     static uint8_t all[R * C], q[C * R];
@@ -145,7 +145,7 @@ static void a_transpose_has_the_scale_of_its_largest_value(void) {
 
 /* Fills x (R, C) as fill_uneven(); for the format with twice the range the sizes of rows differ twice as much. The reference is
  * the value nearest to the one that the 8-bit row stands for. Most rows shift exactly, some only in part. */
-static void shifted_rows_become_the_nearest_values(void) {
+TEST(shifted_rows_become_the_nearest_values) {
     enum { R = 37, C = 53 };
     static float x[R * C];
     static uint8_t rows[R * C], q[C * R];
@@ -173,7 +173,7 @@ static void shifted_rows_become_the_nearest_values(void) {
     }
 }
 
-static void a_transpose_that_is_not_finite_is_nan(void) {
+TEST(a_transpose_that_is_not_finite_is_nan) {
     float x[2][4] = {{1, 2, INFINITY, 0}, {1, 2, 3, 4}}, row_scale[2];
     uint8_t rows[8], shifted[8], q[8];
     const float scale = quantise_transposed(q, x[0], 2, 4);
@@ -184,7 +184,7 @@ static void a_transpose_that_is_not_finite_is_nan(void) {
 }
 
 /* Checks a row whose largest value is 448, so that its scale is 1. */
-static void what_is_lost_is_counted(void) {
+TEST(what_is_lost_is_counted) {
     const float x[] = {448, 0, -0.0f, 0x1p-10f, -0x1p-10f, 0x1.8p-10f, 0x1p-9f, 0x1.bp-7f, 0x1.fp-7f, 0x1p-6f, -3};
     enum { COUNT = sizeof x / sizeof *x };
     uint8_t q[COUNT];
@@ -197,7 +197,7 @@ static void what_is_lost_is_counted(void) {
 }
 
 /* A normal row loses little: the format's own error is at most 1/16 of a value, 2.7 % as a root mean square here. */
-static void normal_rows_have_the_format_s_error(void) {
+TEST(normal_rows_have_the_format_s_error) {
     enum { N = 65536 };
     static float x[N];
     static uint8_t q[N];
@@ -231,7 +231,7 @@ static int print_table(void) {
 /* The gradients of the logits of a token that was not expected: the probabilities of Llama 3's vocabulary, by Zipf's law, minus
  * one at the target. Under the row's scale e4m3 flushes most of the other tokens, which together hold no small part of the
  * probability. e5m2 flushes none. */
-static void small_probabilities_outlive_e5m2(void) {
+TEST(small_probabilities_outlive_e5m2) {
     enum { V = 128256 };
     static float x[V];
     static uint8_t q[V];
@@ -253,17 +253,5 @@ static void small_probabilities_outlive_e5m2(void) {
 
 int main(int argc, char** argv) {
     if (argc > 1 && strcmp(argv[1], "--table") == 0) { return print_table(); }
-    RUN(every_bfloat16_becomes_the_nearest_value);
-    RUN(floats_between_two_values_become_the_nearer);
-    RUN(every_value_comes_back);
-    RUN(a_scale_is_the_smallest_that_fits);
-    RUN(rows_that_are_not_finite_are_nan);
-    RUN(columns_are_the_rows_of_the_transpose);
-    RUN(a_transpose_has_the_scale_of_its_largest_value);
-    RUN(shifted_rows_become_the_nearest_values);
-    RUN(a_transpose_that_is_not_finite_is_nan);
-    RUN(what_is_lost_is_counted);
-    RUN(normal_rows_have_the_format_s_error);
-    RUN(small_probabilities_outlive_e5m2);
-    return test_summary();
+    return test_all();
 }

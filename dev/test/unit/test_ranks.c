@@ -86,7 +86,7 @@ static const char srun[] =
     "SLURM_STEP_NUM_TASKS=8\nSLURM_LOCALID=1\nSLURM_NODEID=1\nSLURM_STEP_NODELIST=node[03-04]\nSLURM_TASKS_PER_NODE=4(x2)\n"
     "SLURM_STEP_TASKS_PER_NODE=4(x2)\nSLURM_GTIDS=4,5,6,7";
 
-static void without_a_launcher_a_process_is_alone(void) {
+TEST(without_a_launcher_a_process_is_alone) {
     expect("", "", NULL, 0, 1, 0, 1);
     expect("", "HOME=/root\nMASTER_ADDR=node1\nMASTER_PORT=29500\nWORLD_SIZE=8\nSLURM_PROCID=3", NULL, 0, 1, 0, 1);
     expect("", "RANK=", NULL, 0, 1, 0, 1);
@@ -94,7 +94,7 @@ static void without_a_launcher_a_process_is_alone(void) {
     CHECK(r.port == 0 && !r.address[0] && r.name == 0 && !r.secret, "nobody to connect to");
 }
 
-static void each_launcher_tells_the_rank(void) {
+TEST(each_launcher_tells_the_rank) {
     expect(ours, "", "--gpus", 5, 8, 5, 8);
     expect(torchrun, "", "torchrun", 5, 8, 1, 4);
     expect(openmpi, "", "mpirun", 5, 8, 1, 4);
@@ -103,14 +103,14 @@ static void each_launcher_tells_the_rank(void) {
     expect(srun, "SLURM_STEP_NUM_TASKS=\nSLURM_STEP_TASKS_PER_NODE=", "srun", 5, 8, 1, 4);
 }
 
-static void one_rank_is_a_run(void) {
+TEST(one_rank_is_a_run) {
     expect(ours, "LLAMA3_RANK=0\nLLAMA3_RANKS=1\nLLAMA3_LOCAL_RANK=0\nLLAMA3_LOCAL_RANKS=1", "--gpus", 0, 1, 0, 1);
     expect(torchrun, "RANK=0\nWORLD_SIZE=1\nLOCAL_RANK=0\nLOCAL_WORLD_SIZE=1", "torchrun", 0, 1, 0, 1);
     expect("", "SLURM_JOB_ID=1\nSLURM_STEP_ID=0\nSLURM_PROCID=0\nSLURM_NTASKS=1\nSLURM_LOCALID=0\nSLURM_TASKS_PER_NODE=1",
            "srun", 0, 1, 0, 1);
 }
 
-static void the_innermost_launcher_counts(void) {
+TEST(the_innermost_launcher_counts) {
     char all[4000];
     snprintf(all, sizeof all, "%s\n%s", srun, mpich);
     expect(all, "PMI_RANK=2\nMASTER_ADDR=node1", "mpirun", 2, 8, 1, 4);
@@ -126,7 +126,7 @@ static void the_innermost_launcher_counts(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Slurm
 
-static void slurm_counts_only_in_a_step(void) {
+TEST(slurm_counts_only_in_a_step) {
     expect(srun, "SLURM_STEP_ID=", NULL, 0, 1, 0, 1);
     expect(srun, "SLURM_STEP_ID=4294967291", NULL, 0, 1, 0, 1);
     expect(srun, "SLURM_STEP_ID=4294967290", NULL, 0, 1, 0, 1);
@@ -139,7 +139,7 @@ static void slurm_counts_only_in_a_step(void) {
     expect(srun, "SLURM_STEP_ID=4294967279", "srun", 5, 8, 1, 4);
 }
 
-static void the_step_comes_before_the_job(void) {
+TEST(the_step_comes_before_the_job) {
     // srun --preserve-env -n 1 --pty in a job of 16 tasks
     expect(srun,
            "SLURM_NTASKS=16\nSLURM_TASKS_PER_NODE=8(x2)\nSLURM_STEP_NUM_TASKS=1\nSLURM_STEP_TASKS_PER_NODE=1\nSLURM_PROCID=0\n"
@@ -147,7 +147,7 @@ static void the_step_comes_before_the_job(void) {
            "srun", 0, 1, 0, 1);
 }
 
-static void tasks_of_this_node_are_counted(void) {
+TEST(tasks_of_this_node_are_counted) {
     static const struct {
         const char* list;
         int node, here, total;
@@ -205,7 +205,7 @@ static void tasks_of_this_node_are_counted(void) {
     refuse(srun, "SLURM_STEP_TASKS_PER_NODE=\nSLURM_TASKS_PER_NODE=", "SLURM_STEP_TASKS_PER_NODE is not set");
 }
 
-static void the_first_host_of_a_list_is_found(void) {
+TEST(the_first_host_of_a_list_is_found) {
     static const char* const lists[][2] = {{"node1", "node1"},
                                            {"node1,node2", "node1"},
                                            {"node[003-010,12],x", "node003"},
@@ -236,7 +236,7 @@ static void the_first_host_of_a_list_is_found(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // where rank 0 is
 
-static void the_address_is_found(void) {
+TEST(the_address_is_found) {
     expect_place(ours, "MASTER_ADDR=node9\nMASTER_PORT=1", "127.0.0.1", 23456);
     expect_place(torchrun, "", "node1", 29400);
     const int port = ranks_of(srun, "", 0).port;
@@ -257,7 +257,7 @@ static void the_address_is_found(void) {
     refuse(torchrun, name, "MASTER_ADDR has 256 bytes");
 }
 
-static void the_port_is_free_of_torchruns_store(void) {
+TEST(the_port_is_free_of_torchruns_store) {
     expect_place(torchrun, "TORCHELASTIC_USE_AGENT_STORE=True", "node1", 29401);
     expect_place(torchrun, "TORCHELASTIC_USE_AGENT_STORE=False", "node1", 29400);
     expect_place(torchrun, "TORCHELASTIC_USE_AGENT_STORE=", "node1", 29400);
@@ -265,7 +265,7 @@ static void the_port_is_free_of_torchruns_store(void) {
     expect_place(openmpi, "TORCHELASTIC_USE_AGENT_STORE=True\nMASTER_PORT=29400", "node1", 29400);
 }
 
-static void a_port_is_the_same_for_all_ranks_of_a_run(void) {
+TEST(a_port_is_the_same_for_all_ranks_of_a_run) {
     const char* const bases[] = {ours, torchrun, openmpi, mpich, srun};
     for (int i = 0; i < 5; i++) {
         CHECK(ranks_of(bases[i], "MASTER_PORT=x\nLLAMA3_PORT=x", 4321).port == 4321, "--port overrides");
@@ -288,7 +288,7 @@ static void a_port_is_the_same_for_all_ranks_of_a_run(void) {
     CHECK(different > 900, "1000 jobs have %d ports", different);
 }
 
-static void a_name_is_the_same_for_all_ranks_of_a_run(void) {
+TEST(a_name_is_the_same_for_all_ranks_of_a_run) {
     static const struct {
         const char *base, *rank, *run;
     } cases[] = {{torchrun, "RANK=0\nLOCAL_RANK=0", "TORCHELASTIC_RUN_ID=job8"},
@@ -308,7 +308,7 @@ static void a_name_is_the_same_for_all_ranks_of_a_run(void) {
 static bool same_key(SipKey a, SipKey b) { return a.low == b.low && a.high == b.high; }
 
 /* LLAMA3_TOKEN is the key under every launcher, to its last character. */
-static void a_secret_is_the_key_of_each_launcher(void) {
+TEST(a_secret_is_the_key_of_each_launcher) {
     const char* const bases[] = {ours, torchrun, openmpi, mpich, srun};
     for (int i = 0; i < 5; i++) {
         const Ranks r = ranks_of(bases[i], "LLAMA3_TOKEN=correct horse battery staple", 0);
@@ -322,7 +322,7 @@ static void a_secret_is_the_key_of_each_launcher(void) {
 
 /* The vectors that the authors published with SipHash: key 00 01 .. 0f, text 00 01 .. of each length; appendix A of the paper
  * has the one of 15 bytes. */
-static void siphash_has_its_published_values(void) {
+TEST(siphash_has_its_published_values) {
     static const uint64_t values[] = {0x726FDB47DD0E0E31u, 0x74F839C593DC67FDu, 0x0D6C8009D9A94F5Au, 0x85676696D7FB7E2Du,
                                       0xCF2794E0277187B7u, 0x18765564CD99A68Du, 0xCBC9466E58FEE3CEu, 0xAB0200F58B01D137u,
                                       0x93F5F5799A932462u, 0x9E0082DF0BA9E4B0u, 0x7A5DBBC594DDB9F3u, 0xF4B32F46226BADA7u,
@@ -339,7 +339,7 @@ static void siphash_has_its_published_values(void) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static void wrong_numbers_are_refused_by_name(void) {
+TEST(wrong_numbers_are_refused_by_name) {
     static const struct {
         const char* base;
         const char* names[4];  // rank, ranks, local rank, local ranks
@@ -377,7 +377,7 @@ static void wrong_numbers_are_refused_by_name(void) {
     refuse(torchrun, "LOCAL_RANK=4", "LOCAL_RANK is \"4\", wanted an integer from 0 to 3");
 }
 
-static void wrong_ports_and_tokens_are_refused_by_name(void) {
+TEST(wrong_ports_and_tokens_are_refused_by_name) {
     static const char* const ports[] = {"0", "65536", "-1", "http", "29400 ", "99999999999999999999"};
     for (size_t i = 0; i < sizeof ports / sizeof ports[0]; i++) {
         char line[64];
@@ -395,7 +395,7 @@ static void wrong_ports_and_tokens_are_refused_by_name(void) {
     refuse(ours, "LLAMA3_TOKEN=", "LLAMA3_TOKEN has 0 characters");
 }
 
-static void a_rank_takes_the_device_of_its_local_rank(void) {
+TEST(a_rank_takes_the_device_of_its_local_rank) {
     Ranks r = ranks_of(torchrun, "", 0);
     CHECK(ranks_device(&r, 4) == 1 && ranks_device(&r, 8) == 1, "that of its local rank");
     CHECK(ranks_device(&r, 1) == 0, "the only one it sees");
@@ -406,7 +406,7 @@ static void a_rank_takes_the_device_of_its_local_rank(void) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static void without_a_parent_there_is_no_pipe(void) {
+TEST(without_a_parent_there_is_no_pipe) {
     int ends[2];
     char number[16];
     CHECK(pipe(ends) == 0, "a pipe");
@@ -432,7 +432,7 @@ static void without_a_parent_there_is_no_pipe(void) {
     close(ends[1]);
 }
 
-static void hosts_are_counted_where_they_are_alike(void) {
+TEST(hosts_are_counted_where_they_are_alike) {
     static const struct {
         int ranks, hosts;
         RankPlace places[6];
@@ -453,25 +453,4 @@ static void hosts_are_counted_where_they_are_alike(void) {
     }
 }
 
-int main(void) {
-    RUN(without_a_launcher_a_process_is_alone);
-    RUN(each_launcher_tells_the_rank);
-    RUN(one_rank_is_a_run);
-    RUN(the_innermost_launcher_counts);
-    RUN(slurm_counts_only_in_a_step);
-    RUN(the_step_comes_before_the_job);
-    RUN(tasks_of_this_node_are_counted);
-    RUN(the_first_host_of_a_list_is_found);
-    RUN(the_address_is_found);
-    RUN(the_port_is_free_of_torchruns_store);
-    RUN(a_port_is_the_same_for_all_ranks_of_a_run);
-    RUN(a_name_is_the_same_for_all_ranks_of_a_run);
-    RUN(a_secret_is_the_key_of_each_launcher);
-    RUN(siphash_has_its_published_values);
-    RUN(wrong_numbers_are_refused_by_name);
-    RUN(wrong_ports_and_tokens_are_refused_by_name);
-    RUN(a_rank_takes_the_device_of_its_local_rank);
-    RUN(without_a_parent_there_is_no_pipe);
-    RUN(hosts_are_counted_where_they_are_alike);
-    return test_summary();
-}
+int main(void) { return test_all(); }

@@ -3,17 +3,7 @@
 #include "dev/test/test.h"
 #include "llmc/files/mix.h"
 
-static char folder[PATH_CAP];
-
 enum { BOS = 5, MOST = 20000, SEED = 9 };
-
-static const char* in_folder(const char* name) {
-    static char paths[8][PATH_CAP];
-    static int next;
-    char* path = paths[next++ % 8];
-    snprintf(path, PATH_CAP, "%.2000s/%.1000s", folder, name);
-    return path;
-}
 
 /* The tokens of a file and its mask. */
 typedef struct {
@@ -35,8 +25,7 @@ static void write_text(const char* name, const Text* t, int width) {
     int32_t words[TOKENFILE_WORDS];
     tokenfile_header(words, &h);
     memcpy(data, words, sizeof words);
-    FILE* f = fopen(in_folder(name), "wb");
-    if (!f || fwrite(data, 1, (size_t)tokenfile_bytes(&h), f) != tokenfile_bytes(&h) || fclose(f) != 0) { die("%s", name); }
+    test_write(test_file(name), data, (size_t)tokenfile_bytes(&h));
     free(data);
 }
 
@@ -213,7 +202,7 @@ static void check_rows(const Text* t, int T, Documents documents, int width) {
         DataLoader d;
         Error e = NO_ERROR;
         int wrong = 0, untrained = 0;
-        if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, shuffle, &rule, &e)) {
+        if (!dataloader_open(&d, test_file("text.bin"), (BatchShare){1, T, 0, 1}, SEED, shuffle, &rule, &e)) {
             die("%s", e.msg);
         }
         CHECK(d.documents == documents && (d.starts != NULL) == mask, "starts are there, or not");
@@ -249,7 +238,7 @@ static void check_rows(const Text* t, int T, Documents documents, int width) {
     naive_free(want);
 }
 
-static void rows_equal_the_model(void) {
+TEST(rows_equal_the_model) {
     static const uint64_t lengths[] = {2, 17, 200, 900, 3007}, longest[] = {1, 9, 40, 700};
     static const int rows[] = {1, 7, 32, 101, 1024};
     for (uint64_t k = 0; k < 2 * 5 * 4 * 5; k++) {
@@ -267,7 +256,7 @@ static void rows_equal_the_model(void) {
 }
 
 /* BOS may begin every message, and other templates write none: then the file says where its documents begin. */
-static void documents_begin_where_the_file_marks_them(void) {
+TEST(documents_begin_where_the_file_marks_them) {
     Text* t = random_text(MOST, 90, true, 11);
     t->marked = true;
     for (uint64_t i = 0; i < t->n; i++) {
@@ -278,12 +267,12 @@ static void documents_begin_where_the_file_marks_them(void) {
     const RowRule unknown = {DOCUMENTS_AUTO, -1, 0, false, NULL, NULL};
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, 64, 0, 1}, SEED, true, &unknown, &e), "%s", e.msg);
+    CHECK(dataloader_open(&d, test_file("text.bin"), (BatchShare){1, 64, 0, 1}, SEED, true, &unknown, &e), "%s", e.msg);
     dataloader_close(&d);
     free(t);
 }
 
-static void every_trained_token_is_a_target_once(void) {
+TEST(every_trained_token_is_a_target_once) {
     for (int documents = DOCUMENTS_PACK; documents <= DOCUMENTS_MASK; documents++) {
         for (int masked = 0; masked < 2; masked++) {
             const RowRule rule = rule_of((Documents)documents);
@@ -295,7 +284,7 @@ static void every_trained_token_is_a_target_once(void) {
             write_text("text.bin", t, 2);
             DataLoader d;
             Error e = NO_ERROR;
-            if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, true, &rule, &e)) {
+            if (!dataloader_open(&d, test_file("text.bin"), (BatchShare){1, T, 0, 1}, SEED, true, &rule, &e)) {
                 die("%s", e.msg);
             }
             for (uint64_t r = 0; r < d.rows_per_epoch; r++) {
@@ -309,14 +298,14 @@ static void every_trained_token_is_a_target_once(void) {
     }
 }
 
-static void a_mask_packs_best_and_is_read_by_documents(void) {
+TEST(a_mask_packs_best_and_is_read_by_documents) {
     enum { T = 128 };
     Text* t = random_text(MOST, 100, true, 5);
     const RowRule automatic = rule_of(DOCUMENTS_AUTO);
     DataLoader d;
     Error e = NO_ERROR;
     write_text("text.bin", t, 2);
-    if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, true, &automatic, &e)) { die("%s", e.msg); }
+    if (!dataloader_open(&d, test_file("text.bin"), (BatchShare){1, T, 0, 1}, SEED, true, &automatic, &e)) { die("%s", e.msg); }
     CHECK(d.documents == DOCUMENTS_MASK, "a file with a mask is not read by documents");
     const double padding = (double)d.counts.padding / (double)(d.rows_per_epoch * T);
     CHECK(padding < 0.05, "padding is %.1f %%: this is not best fit", 100 * padding);
@@ -325,14 +314,14 @@ static void a_mask_packs_best_and_is_read_by_documents(void) {
     dataloader_close(&d);
     t->masked = false;
     write_text("text.bin", t, 2);
-    if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, true, &automatic, &e)) { die("%s", e.msg); }
+    if (!dataloader_open(&d, test_file("text.bin"), (BatchShare){1, T, 0, 1}, SEED, true, &automatic, &e)) { die("%s", e.msg); }
     CHECK(d.documents == DOCUMENTS_CROSS && !d.indexed, "a plain file is not read as ever");
     dataloader_close(&d);
     free(t);
 }
 
 /* huggingface/trl#6668, karpathy/nanochat#590: questions longer than a row. */
-static void an_answer_is_never_trained_without_its_question(void) {
+TEST(an_answer_is_never_trained_without_its_question) {
     enum { T = 20, LONG = 41, DOCUMENTS = 6 };
     Text* t = (Text*)xcalloc(1, sizeof *t);
     t->masked = true;
@@ -354,7 +343,7 @@ static void an_answer_is_never_trained_without_its_question(void) {
         char text[ROWS_TEXT];
         DataLoader d;
         Error e = NO_ERROR;
-        if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, false, &rule, &e)) { die("%s", e.msg); }
+        if (!dataloader_open(&d, test_file("text.bin"), (BatchShare){1, T, 0, 1}, SEED, false, &rule, &e)) { die("%s", e.msg); }
         for (uint64_t r = 0; r < d.rows_per_epoch; r++) {
             CHECK(dataloader_next(&d, x, y, &e), "%s", e.msg);
             for (int i = 0, begun = -1; i < T; i++) {
@@ -379,14 +368,13 @@ static void an_answer_is_never_trained_without_its_question(void) {
     DataLoader d;
     Error e = NO_ERROR;
     const RowRule rule = rule_of(DOCUMENTS_AUTO);
-    CHECK(!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, false, &rule, &e) &&
-              strstr(e.msg, "1 of 1 answers have lost the start of their conversation: --seq 41 holds all"),
-          "%s", e.msg);
+    FAILS(&e, dataloader_open(&d, test_file("text.bin"), (BatchShare){1, T, 0, 1}, SEED, false, &rule, &e),
+          "1 of 1 answers have lost the start of their conversation: --seq 41 holds all");
     free(t);
 }
 
 /* A row holds at least half of each conversation. The first has a short answer, the second a long one. */
-static void a_row_may_begin_behind_the_start_of_a_conversation(void) {
+TEST(a_row_may_begin_behind_the_start_of_a_conversation) {
     enum { T = 20 };
     static const struct {
         int length, answer, end, begin, trained, cut;
@@ -409,7 +397,7 @@ static void a_row_may_begin_behind_the_start_of_a_conversation(void) {
             int32_t x[T], y[T];
             DataLoader d;
             Error e = NO_ERROR;
-            if (!dataloader_open(&d, in_folder("text.bin"), (BatchShare){1, T, 0, 1}, SEED, false, &rule, &e)) {
+            if (!dataloader_open(&d, test_file("text.bin"), (BatchShare){1, T, 0, 1}, SEED, false, &rule, &e)) {
                 die("%s", e.msg);
             }
             const bool late = cases[k].begin > 0;
@@ -431,7 +419,7 @@ static void a_row_may_begin_behind_the_start_of_a_conversation(void) {
     }
 }
 
-static void ranks_and_resumed_runs_share_the_rows(void) {
+TEST(ranks_and_resumed_runs_share_the_rows) {
     enum { T = 64, B = 3, RANKS = 2, STEPS = 60 };
     Text* t = random_text(MOST, 90, true, 6);
     const RowRule rule = rule_of(DOCUMENTS_MASK);
@@ -440,8 +428,8 @@ static void ranks_and_resumed_runs_share_the_rows(void) {
     Error e = NO_ERROR;
     write_text("text.bin", t, 4);
     for (int rank = 0; rank < RANKS; rank++) {
-        if (!dataloader_open(&all, in_folder("text.bin"), (BatchShare){B, T, 0, 1}, SEED, true, &rule, &e) ||
-            !dataloader_open(&part, in_folder("text.bin"), (BatchShare){B, T, rank, RANKS}, SEED, true, &rule, &e)) {
+        if (!dataloader_open(&all, test_file("text.bin"), (BatchShare){B, T, 0, 1}, SEED, true, &rule, &e) ||
+            !dataloader_open(&part, test_file("text.bin"), (BatchShare){B, T, rank, RANKS}, SEED, true, &rule, &e)) {
             die("%s", e.msg);
         }
         CHECK(all.rows_per_epoch < STEPS * B * RANKS, "the test has no second epoch");
@@ -449,7 +437,7 @@ static void ranks_and_resumed_runs_share_the_rows(void) {
             if (step == 17) {  // resumed
                 const uint64_t row = part.row;
                 dataloader_close(&part);
-                CHECK(dataloader_open(&part, in_folder("text.bin"), (BatchShare){B, T, rank, RANKS}, SEED, true, &rule, &e),
+                CHECK(dataloader_open(&part, test_file("text.bin"), (BatchShare){B, T, rank, RANKS}, SEED, true, &rule, &e),
                       "%s", e.msg);
                 dataloader_seek(&part, row);
             }
@@ -467,7 +455,7 @@ static void ranks_and_resumed_runs_share_the_rows(void) {
     free(t);
 }
 
-static void a_mix_of_data_with_and_without_a_mask_knows_all_starts(void) {
+TEST(a_mix_of_data_with_and_without_a_mask_knows_all_starts) {
     enum { T = 40, ROWS = 300 };
     Text *chat = random_text(MOST, 90, true, 7), *book = random_text(MOST, 90, false, 8);
     const RowRule rule = rule_of(DOCUMENTS_AUTO);
@@ -479,7 +467,7 @@ static void a_mix_of_data_with_and_without_a_mask_knows_all_starts(void) {
     int rows[2] = {0, 0};
     write_text("chat.bin", chat, 2);
     write_text("book.bin", book, 2);
-    snprintf(text, sizeof text, "%s:1,%s:1", in_folder("chat.bin"), in_folder("book.bin"));
+    snprintf(text, sizeof text, "%s:1,%s:1", test_file("chat.bin"), test_file("book.bin"));
     if (!mix_open(&m, &stream, text, (BatchShare){1, T, 0, 1}, SEED, &rule, &e)) { die("%s", e.msg); }
     CHECK(stream.starts && stream.masked && stream.indexed, "the stream has no starts");
     for (int r = 0; r < ROWS; r++) {
@@ -508,11 +496,11 @@ static void a_mix_of_data_with_and_without_a_mask_knows_all_starts(void) {
 static void refuses(const char* pattern, const RowRule* rule, const char* part1, const char* part2) {
     DataLoader d;
     Error e = NO_ERROR;
-    CHECK(!dataloader_open(&d, in_folder(pattern), (BatchShare){1, 8, 0, 1}, SEED, true, rule, &e), "%s was taken", pattern);
+    CHECK(!dataloader_open(&d, test_file(pattern), (BatchShare){1, 8, 0, 1}, SEED, true, rule, &e), "%s was taken", pattern);
     CHECK(strstr(e.msg, part1) && strstr(e.msg, part2), "'%s' has not '%s' and '%s'", e.msg, part1, part2);
 }
 
-static void what_has_no_documents_is_refused(void) {
+TEST(what_has_no_documents_is_refused) {
     const RowRule automatic = rule_of(DOCUMENTS_AUTO), cross = rule_of(DOCUMENTS_CROSS), mask = rule_of(DOCUMENTS_MASK);
     RowRule pack = rule_of(DOCUMENTS_PACK), unknown = {DOCUMENTS_PACK, -1, 0, false, NULL, NULL}, other = pack;
     Text* t = random_text(100, 20, false, 1);
@@ -537,23 +525,7 @@ static void what_has_no_documents_is_refused(void) {
     t->n = 1;
     write_text("a.bin", t, 2);
     refuses("a.bin", &mask, "a.bin: holds 1 token", "no text");
-    unlink(in_folder("a.bin"));
-    unlink(in_folder("b.bin"));
     free(t);
 }
 
-int main(void) {
-    test_folder(folder);
-    RUN(rows_equal_the_model);
-    RUN(documents_begin_where_the_file_marks_them);
-    RUN(every_trained_token_is_a_target_once);
-    RUN(a_mask_packs_best_and_is_read_by_documents);
-    RUN(an_answer_is_never_trained_without_its_question);
-    RUN(a_row_may_begin_behind_the_start_of_a_conversation);
-    RUN(ranks_and_resumed_runs_share_the_rows);
-    RUN(a_mix_of_data_with_and_without_a_mask_knows_all_starts);
-    RUN(what_has_no_documents_is_refused);
-    Error e = NO_ERROR;
-    if (!remove_tree(folder, &e)) { die("%s", e.msg); }
-    return test_summary();
-}
+int main(void) { return test_all(); }

@@ -5,9 +5,7 @@
 #include "dev/test/test.h"
 
 static Error error;
-static char folder[PATH_CAP], file[PATH_CAP + 32];
-
-static bool contains(const char* text, const char* part) { return strstr(text, part) != NULL; }
+static const char* file;
 
 /* Writes a file of this header and `data` zero bytes. The length field is `length`; SIZE_MAX: the header's own length. */
 static void put(const char* header, size_t length, size_t data) {
@@ -32,7 +30,7 @@ static bool opens(SafeTensors* st) {
         safetensors_close(&st);                                                                         \
     } while (0)
 
-static void a_file_is_read_in_any_order_of_names(void) {
+TEST(a_file_is_read_in_any_order_of_names) {
     put("{\"b\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},\"a\":{\"shape\":[4],\"data_offsets\":[0,8],"
         "\"dtype\":\"BF16\"},"
         "\"__metadata__\":{\"k\":\"v\"},\"e\":{\"dtype\":\"I64\",\"shape\":[0,7],\"data_offsets\":[8,8]},"
@@ -60,14 +58,14 @@ static void a_file_is_read_in_any_order_of_names(void) {
     safetensors_close(&st);
 }
 
-static void a_file_without_tensors_is_valid(void) {
+TEST(a_file_without_tensors_is_valid) {
     SafeTensors st;
     put("{}", SIZE_MAX, 0);
     CHECK(opens(&st) && st.count == 0 && !safetensors_find(&st, "a"), "%s", error.msg);
     safetensors_close(&st);
 }
 
-static void hostile_headers_are_refused(void) {
+TEST(hostile_headers_are_refused) {
 #define ONE(fields, data) put("{\"t\":{" fields "}}", SIZE_MAX, data)
     ONE("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]", 7);
     REFUSED("wanted a range within the 7 bytes");
@@ -142,21 +140,14 @@ static void hostile_headers_are_refused(void) {
 #undef ONE
 }
 
-static void another_kind_of_file_is_named(void) {
-    FILE* f = fopen(file, "wb");
-    fputs("PK\3\4whatever it holds", f);
-    fclose(f);
+TEST(another_kind_of_file_is_named) {
+    test_put(file, "PK\3\4whatever it holds");
     REFUSED("zip archive");
-    f = fopen(file, "wb");
-    fputs("{\"model_type\": \"llama\"}", f);
-    fclose(f);
+    test_put(file, "{\"model_type\": \"llama\"}");
     REFUSED("JSON text");
-    f = fopen(file, "wb");
-    fclose(f);
+    test_put(file, "");
     REFUSED("an empty file");
-    f = fopen(file, "wb");
-    fputs("abc", f);
-    fclose(f);
+    test_put(file, "abc");
     REFUSED("is 3 bytes long");
     unlink(file);
     REFUSED("cannot open");
@@ -204,7 +195,7 @@ static size_t write_sample(float* values /* 100000 */) {
     return size;
 }
 
-static void what_is_written_is_read_back_and_rounded_to_nearest_even(void) {
+TEST(what_is_written_is_read_back_and_rounded_to_nearest_even) {
     float* values = (float*)xmalloc(100000 * sizeof(float));
     float* back = (float*)xmalloc(100000 * sizeof(float));
     write_sample(values);
@@ -230,7 +221,7 @@ static void what_is_written_is_read_back_and_rounded_to_nearest_even(void) {
     free(back);
 }
 
-static void a_file_that_is_cut_or_lengthened_anywhere_is_refused(void) {
+TEST(a_file_that_is_cut_or_lengthened_anywhere_is_refused) {
     float* values = (float*)xmalloc(100000 * sizeof(float));
     const size_t size = write_sample(values);
     free(values);
@@ -263,7 +254,7 @@ static void a_file_that_is_cut_or_lengthened_anywhere_is_refused(void) {
     free(text);
 }
 
-static void a_flipped_bit_in_a_header_is_refused_or_only_renames(void) {
+TEST(a_flipped_bit_in_a_header_is_refused_or_only_renames) {
     const char* header =
         "{\"__metadata__\":{\"format\":\"pt\"},\"ab\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
         "\"cd\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[8,16]}}";
@@ -292,7 +283,7 @@ static void a_flipped_bit_in_a_header_is_refused_or_only_renames(void) {
     CHECK(accepted > 0 && accepted < 200, "%d accepted", accepted);
 }
 
-static void a_hundred_thousand_tensors_open_within_a_second(void) {
+TEST(a_hundred_thousand_tensors_open_within_a_second) {
     FILE* f = fopen(file, "wb");
     char* text = NULL;
     size_t length = 0;
@@ -320,7 +311,7 @@ static void a_hundred_thousand_tensors_open_within_a_second(void) {
     safetensors_close(&st);
 }
 
-static void sixteen_bit_floats_survive_the_way_there_and_back(void) {
+TEST(sixteen_bit_floats_survive_the_way_there_and_back) {
     int wrong = 0;
     for (uint32_t h = 0; h < 65536; h++) {
         const float b = f32_from_bf16((uint16_t)h), x = f32_from_f16((uint16_t)h);
@@ -351,7 +342,7 @@ static void sixteen_bit_floats_survive_the_way_there_and_back(void) {
     CHECK(isnan(f32_from_bf16(bf16_from_f32(float_from_bits(0x7F800001)))), "a NaN with small bits became infinity");
 }
 
-static void the_checksum_is_crc32c_in_any_pieces(void) {
+TEST(the_checksum_is_crc32c_in_any_pieces) {
     CHECK(crc_of("123456789", 9) == 0xE3069283u, "%08x", crc_of("123456789", 9));  // RFC 3720's check value
     unsigned char zeros[32] = {0};
     CHECK(crc_of(zeros, 32) == 0x8A9136AAu, "%08x", crc_of(zeros, 32));  // RFC 3720, B.4
@@ -367,7 +358,7 @@ static void the_checksum_is_crc32c_in_any_pieces(void) {
     }
 }
 
-static void checksums_of_parts_make_that_of_the_whole_in_any_order(void) {
+TEST(checksums_of_parts_make_that_of_the_whole_in_any_order) {
     unsigned char bytes[1000];
     for (int i = 0; i < 1000; i++) { bytes[i] = (unsigned char)(i * i * 31 + i); }
     for (size_t cut = 0; cut <= 1000; cut += 37) {
@@ -384,20 +375,6 @@ static void checksums_of_parts_make_that_of_the_whole_in_any_order(void) {
 }
 
 int main(void) {
-    test_folder(folder);
-    snprintf(file, sizeof file, "%s/f.safetensors", folder);
-    RUN(a_file_is_read_in_any_order_of_names);
-    RUN(a_file_without_tensors_is_valid);
-    RUN(hostile_headers_are_refused);
-    RUN(another_kind_of_file_is_named);
-    RUN(what_is_written_is_read_back_and_rounded_to_nearest_even);
-    RUN(a_file_that_is_cut_or_lengthened_anywhere_is_refused);
-    RUN(a_flipped_bit_in_a_header_is_refused_or_only_renames);
-    RUN(a_hundred_thousand_tensors_open_within_a_second);
-    RUN(sixteen_bit_floats_survive_the_way_there_and_back);
-    RUN(the_checksum_is_crc32c_in_any_pieces);
-    RUN(checksums_of_parts_make_that_of_the_whole_in_any_order);
-    unlink(file);
-    rmdir(folder);
-    return test_summary();
+    file = test_path(test_folder(), "f.safetensors");
+    return test_all();
 }

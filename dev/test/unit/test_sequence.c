@@ -13,9 +13,9 @@
 enum { BOS = 5, TOKENS = 3000 };
 
 /* Writes a token file of documents of about 20 tokens and returns its path. */
-static const char* write_tokens(const char* folder) {
+static const char* write_tokens(void) {
     const TokenFileHeader h = {2, 1000, TOKENS, 0, false, 0, false, 0, false};
-    const char* path = test_path(folder, "data.bin");
+    const char* path = test_file("data.bin");
     int32_t words[TOKENFILE_WORDS];
     uint16_t ids[TOKENS];
     for (uint64_t i = 0; i < TOKENS; i++) {
@@ -73,10 +73,8 @@ static void check_rows(const char* path, Documents documents, int B, int T, int 
     free(x);
 }
 
-static void every_token_of_a_step_is_on_one_rank(void) {
-    char folder[PATH_CAP];
-    test_folder(folder);
-    const char* path = write_tokens(folder);
+TEST(every_token_of_a_step_is_on_one_rank) {
+    const char* path = write_tokens();
     for (int parts = 1; parts <= 8; parts += parts < 4 ? 1 : 4) {
         for (int groups = 1; groups <= 3; groups++) {
             for (int B = 1; B <= 3; B++) {
@@ -86,11 +84,9 @@ static void every_token_of_a_step_is_on_one_rank(void) {
             }
         }
     }
-    unlink(path);
-    rmdir(folder);
 }
 
-static void members_of_a_group_are_neighbours(void) {
+TEST(members_of_a_group_are_neighbours) {
     for (int parts = 1; parts <= 8; parts++) {
         for (int ranks = parts; ranks <= 4 * parts; ranks += parts) {
             for (int r = 0; r < ranks; r++) {
@@ -156,7 +152,7 @@ static const int shapes[][7] = {{1, 4, 4, 2, 6, 2, 0},   {3, 5, 2, 2, 10, 2, 7},
                                 {1, 7, 12, 4, 64, 2, 9}, {2, 1, 8, 8, 2, 8, 3},  {1, 2, 16, 8, 128, 8, 0},
                                 {3, 6, 6, 3, 8, 3, 4},   {2, 9, 3, 1, 12, 1, 6}, {1, 33, 4, 2, 64, 2, 20}};
 
-static void each_head_finds_its_place_and_back(void) {
+TEST(each_head_finds_its_place_and_back) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const int* c = shapes[i];
         const int parts = c[5], T = c[1], whole = T * parts;
@@ -200,7 +196,7 @@ static void run_attention(float* qkv, float* out, float* lse, float* dqkv, const
     free(scratch);
 }
 
-static void attention_by_heads_has_the_bits_of_attention_over_whole_rows(void) {
+TEST(attention_by_heads_has_the_bits_of_attention_over_whole_rows) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const int* c = shapes[i];
         const int parts = c[5];
@@ -240,10 +236,4 @@ static void attention_by_heads_has_the_bits_of_attention_over_whole_rows(void) {
     }
 }
 
-int main(void) {
-    RUN(members_of_a_group_are_neighbours);
-    RUN(every_token_of_a_step_is_on_one_rank);
-    RUN(each_head_finds_its_place_and_back);
-    RUN(attention_by_heads_has_the_bits_of_attention_over_whole_rows);
-    return test_summary();
-}
+int main(void) { return test_all(); }

@@ -19,7 +19,7 @@ static double set_seconds(void) { return seconds; }
 
 #include "dev/test/test.h"
 
-static char folder[PATH_CAP], file[PATH_CAP + 32];
+static const char *folder, *file;
 
 enum { T = 4, ROWS = 24, BATCH = 4 };
 
@@ -72,7 +72,7 @@ static uint32_t rows_of(DataLoader* d, int batch, int batches) {
     return rows;
 }
 
-static void every_rank_trains_on_rows_of_its_own_and_validates_on_all(void) {
+TEST(every_rank_trains_on_rows_of_its_own_and_validates_on_all) {
     for (int ranks = 1; ranks <= 4; ranks++) {
         for (int batch = 1; batch <= 2; batch++) {
             uint32_t seen = 0;
@@ -124,7 +124,7 @@ static size_t drawn(const char* seed, int rank, float* arena) {
 }
 
 /* 4294967303 is 2^32 + 7. */
-static void all_64_bits_of_the_seed_choose_weights_and_order(void) {
+TEST(all_64_bits_of_the_seed_choose_weights_and_order) {
     static float low[1 << 17], high[1 << 17], want[4];
     int32_t x[2][BATCH * T], y[BATCH * T];
     Error e = NO_ERROR;
@@ -145,7 +145,7 @@ static void all_64_bits_of_the_seed_choose_weights_and_order(void) {
 }
 
 /* A run that began with the flag's default, 0, resumes with the same flags. */
-static void lora_alpha_0_is_twice_the_rank_of_adapters_that_exist(void) {
+TEST(lora_alpha_0_is_twice_the_rank_of_adapters_that_exist) {
     char* argv[] = {"train_llama3", "--lora-alpha", "0"};
     Start start = {.dir = "dev/test/pairs/lora_some"};
     const Process process = {.job = JOB_TRAIN};
@@ -175,7 +175,7 @@ static const float* slow_wait_losses(void* model) {
     return losses;
 }
 
-static void a_long_validation_tells_how_far_it_is(void) {
+TEST(a_long_validation_tells_how_far_it_is) {
     float losses[ROWS * T];
     char text[256];
     DataRun r;
@@ -350,9 +350,8 @@ static size_t wrong_elements(const char* dir, int ranks) {
     return wrong;
 }
 
-static void several_ranks_write_one_checkpoint(void) {
-    char dir[PATH_CAP + 32];
-    snprintf(dir, sizeof dir, "%s/step_00000002", folder);
+TEST(several_ranks_write_one_checkpoint) {
+    const char* dir = test_path(folder, "step_00000002");
     for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
         TrainerState state;
         ModelConfig c;
@@ -366,7 +365,7 @@ static void several_ranks_write_one_checkpoint(void) {
     }
 }
 
-static void if_one_rank_fails_there_is_no_checkpoint_and_all_know(void) {
+TEST(if_one_rank_fails_there_is_no_checkpoint_and_all_know) {
     static const Fault faults[] = {NO_FOLDER, NO_WEIGHTS, NO_STATE, NO_FILE, CUT_STATE};
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         for (int bad = 0; bad < 3; bad++) {
@@ -379,11 +378,10 @@ static void if_one_rank_fails_there_is_no_checkpoint_and_all_know(void) {
     }
 }
 
-static void a_wrong_checksum_of_another_rank_is_found_by_the_reader(void) {
-    char dir[PATH_CAP + 32];
+TEST(a_wrong_checksum_of_another_rank_is_found_by_the_reader) {
     TrainerState state;
     Error e = NO_ERROR;
-    snprintf(dir, sizeof dir, "%s/step_00000002", folder);
+    const char* dir = test_path(folder, "step_00000002");
     write_as_ranks(3, OTHER_SUM, 2);
     CHECK(!checkpoint_read(dir, CHECKPOINT_RUN, NULL, &state, &e) && strstr(e.msg, "state_rank00002") &&
               strstr(e.msg, "the checksum is"),
@@ -392,13 +390,12 @@ static void a_wrong_checksum_of_another_rank_is_found_by_the_reader(void) {
     CHECK(remove_tree(dir, &e), "%s", e.msg);
 }
 
-static void a_weight_that_16_bits_cannot_hold_is_refused_on_all_ranks(void) { write_as_ranks(3, LARGE_WEIGHT, 0); }
+TEST(a_weight_that_16_bits_cannot_hold_is_refused_on_all_ranks) { write_as_ranks(3, LARGE_WEIGHT, 0); }
 
-static void numbers_that_are_not_finite_remove_no_older_checkpoint(void) {
-    char older[PATH_CAP + 32], dir[PATH_CAP + 32];
+TEST(numbers_that_are_not_finite_remove_no_older_checkpoint) {
     Error e = NO_ERROR;
-    snprintf(older, sizeof older, "%s/step_00000001", folder);
-    snprintf(dir, sizeof dir, "%s/step_00000002", folder);
+    const char* older = test_path(folder, "step_00000001");
+    const char* dir = test_path(folder, "step_00000002");
     for (int ranks = 1; ranks <= 3; ranks += 2) {
         CHECK(make_directories(older, &e), "%s", e.msg);
         write_as_ranks(ranks, INFINITE, ranks - 1);
@@ -413,19 +410,8 @@ int main(void) {
 #ifdef _OPENMP
     omp_set_num_threads(1);  // a child of fork() cannot use threads that OpenMP started before
 #endif
-    test_folder(folder);
-    snprintf(file, sizeof file, "%s/tokens.bin", folder);
+    folder = test_folder();
+    file = test_path(folder, "tokens.bin");
     write_tokens();
-    RUN(every_rank_trains_on_rows_of_its_own_and_validates_on_all);
-    RUN(all_64_bits_of_the_seed_choose_weights_and_order);
-    RUN(lora_alpha_0_is_twice_the_rank_of_adapters_that_exist);
-    RUN(a_long_validation_tells_how_far_it_is);
-    RUN(several_ranks_write_one_checkpoint);
-    RUN(if_one_rank_fails_there_is_no_checkpoint_and_all_know);
-    RUN(a_wrong_checksum_of_another_rank_is_found_by_the_reader);
-    RUN(a_weight_that_16_bits_cannot_hold_is_refused_on_all_ranks);
-    RUN(numbers_that_are_not_finite_remove_no_older_checkpoint);
-    unlink(file);
-    rmdir(folder);
-    return test_summary();
+    return test_all();
 }

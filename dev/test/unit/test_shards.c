@@ -151,7 +151,7 @@ static ModelConfig preset(const char* name, int vocab_size) {
     return c;
 }
 
-static void every_preset_is_shared_out_equally(void) {
+TEST(every_preset_is_shared_out_equally) {
     for (int depth = 1; depth <= 12; depth++) {
         char name[16];
         snprintf(name, sizeof name, "d%d", depth);
@@ -165,7 +165,7 @@ static void every_preset_is_shared_out_equally(void) {
     }
 }
 
-static void adapters_are_shared_out_equally(void) {
+TEST(adapters_are_shared_out_equally) {
     static const char* const names[] = {"d1", "d3", "d12", "llama3.2-1b", "llama3.1-8b", "llama3.1-70b"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         for (int k = 0; k < NUM_LORA_PAIRS + 2; k++) {
@@ -178,7 +178,7 @@ static void adapters_are_shared_out_equally(void) {
     }
 }
 
-static void each_element_has_one_owner_and_each_owner_one_element(void) {
+TEST(each_element_has_one_owner_and_each_owner_one_element) {
     ModelConfig c = preset("d2", 50);
     c.hidden_size = 12;
     c.head_dim = 6;
@@ -208,7 +208,7 @@ static void fill_mixed(float* x, size_t n, uint64_t seed) {
     }
 }
 
-static void ranks_are_added_in_their_order(void) {
+TEST(ranks_are_added_in_their_order) {
     enum { N = 1000 };
     float *parts[MOST_RANKS], out[N], before[N], wanted[N], added[N];
     size_t reversed_differs = 0;
@@ -338,7 +338,7 @@ static void check_deal(const char* name, const ModelConfig* c, int ranks) {
     param_table_free(&t);
 }
 
-static void each_whole_matrix_has_one_owner(void) {
+TEST(each_whole_matrix_has_one_owner) {
     static const char* const names[] = {"d1", "d3", "d12", "llama3.2-1b", "llama3.1-8b", "llama3.1-70b"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         ModelConfig c = preset(names[i], 300);
@@ -355,7 +355,7 @@ static void each_whole_matrix_has_one_owner(void) {
 
 /* Each slot has one place for each element whose rule keeps it, in the order of the arena; m has room for all, v for
  * AdamW's. */
-static void slots_hold_what_rules_keep(void) {
+TEST(slots_hold_what_rules_keep) {
     ModelConfig c = preset("d3", 300);
     bucket_most = 3 * PARAM_ALIGN * MOST_RANKS;
     for (int k = 0; k < 12; k++) {
@@ -396,7 +396,7 @@ static void slots_hold_what_rules_keep(void) {
     bucket_most = (size_t)64 << 20;
 }
 
-static void norms_lie_apart_in_their_order(void) {
+TEST(norms_lie_apart_in_their_order) {
     for (int ranks = 1; ranks <= 64; ranks *= 4) {
         for (int tied = 0; tied < 2; tied++) {
             ModelConfig c = preset("d3", 300);
@@ -419,7 +419,7 @@ static void norms_lie_apart_in_their_order(void) {
 }
 
 /* Some blocks may have a third norm; here the final norm's kind stands for it. */
-static void a_third_norm_has_a_place(void) {
+TEST(a_third_norm_has_a_place) {
     const ModelConfig c = preset("d3", 300);
     for (int ranks = 1; ranks <= 8; ranks *= 8) {
         ParamTable t = param_table_open(&c, ranks);
@@ -439,7 +439,7 @@ static void a_third_norm_has_a_place(void) {
     }
 }
 
-static void gradients_take_turns_in_a_ring(void) {
+TEST(gradients_take_turns_in_a_ring) {
     for (int ranks = 2; ranks <= 64; ranks *= 2) {
         const ModelConfig small = preset("d3", 300), one = preset("d1", 97);
         check_gradient_ring("d3", &small, ranks);
@@ -480,7 +480,7 @@ static void pass_begins(Gathering* g) {
     g->gathers = g->late = 0;
 }
 
-static void blocks_are_gathered_in_time(void) {
+TEST(blocks_are_gathered_in_time) {
     for (int L = 1; L <= 12; L++) {
         Gathering g;
         memset(&g, 0, sizeof g);
@@ -631,7 +631,7 @@ static void check_update(const ModelConfig* c, int ranks) {
     param_table_free(&t);
 }
 
-static void adamw_on_shards_gives_the_bits_of_the_whole(void) {
+TEST(adamw_on_shards_gives_the_bits_of_the_whole) {
     ModelConfig c = preset("d2", 61);
     c.hidden_size = 36;  // gaps behind norms
     c.head_dim = 18;
@@ -800,11 +800,6 @@ static void load_all(const char* from, int writers, const char* to, const ModelC
     }
 }
 
-static void remove_folder(const char* dir) {
-    Error e = NO_ERROR;
-    CHECK(remove_tree(dir, &e), "%s", e.msg);
-}
-
 /* Returns whether the state files of two runs, each of `ranks` ranks, hold the same bytes. */
 static bool same_files(const char* a, const char* b, int ranks) {
     bool same = true;
@@ -825,24 +820,19 @@ static bool same_files(const char* a, const char* b, int ranks) {
 /* Passes the state from each number of ranks to the next. Then compares the last files with the files that as many ranks write
  * at first. */
 static void check_chain(const ModelConfig* c, const int* ranks, int count) {
-    char from[PATH_CAP], to[PATH_CAP];
-    test_folder(from);
+    const char *from = test_folder(), *fresh = test_folder();
     save_all(from, c, ranks[0]);
     for (int i = 1; i < count; i++) {
-        test_folder(to);
+        const char* to = test_folder();
         load_all(from, ranks[i - 1], to, c, ranks[i]);
-        remove_folder(from);
-        memcpy(from, to, sizeof from);
+        from = to;
     }
-    test_folder(to);
-    save_all(to, c, ranks[count - 1]);
-    CHECK(same_files(from, to, ranks[count - 1]), "the files that went from %d ranks to %d differ from fresh ones", ranks[0],
+    save_all(fresh, c, ranks[count - 1]);
+    CHECK(same_files(from, fresh, ranks[count - 1]), "the files that went from %d ranks to %d differ from fresh ones", ranks[0],
           ranks[count - 1]);
-    remove_folder(from);
-    remove_folder(to);
 }
 
-static void any_number_of_ranks_reads_the_shards_of_any_other(void) {
+TEST(any_number_of_ranks_reads_the_shards_of_any_other) {
     static const int chains[][5] = {{8, 4, 1, 8, 1}, {3, 5, 2, 7, 3}, {1, 64, 12, 1, 16}};
     ModelConfig c = tiny_model();
     for (int k = 0; k < 3; k++) { check_chain(&c, chains[k], 5); }
@@ -877,10 +867,9 @@ static size_t data_read(const char* dir, int writers, Rank* r) {
     return bytes_read - headers;
 }
 
-static void a_rank_reads_no_more_than_it_owns(void) {
+TEST(a_rank_reads_no_more_than_it_owns) {
     const ModelConfig c = tiny_model();
-    char dir[PATH_CAP];
-    test_folder(dir);
+    const char* dir = test_folder();
     bucket_most = 1024;
     save_all(dir, &c, 8);
     size_t all = 0;
@@ -897,7 +886,6 @@ static void a_rank_reads_no_more_than_it_owns(void) {
         rank_close(&r);
     }
     bucket_most = (size_t)64 << 20;
-    remove_folder(dir);
 }
 
 /* Replaces the first `from` in a file by `to`, which is as long. */
@@ -912,8 +900,6 @@ static void patch(const char* path, const char* from, const char* to) {
     free(text);
 }
 
-static bool contains(const char* text, const char* part) { return strstr(text, part) != NULL; }
-
 /* Loads as each of 3 ranks. Every load must fail, with `file` and `words` in its message. */
 static void check_refused(const char* what, const char* dir, int writers, const char* file, const char* words) {
     const ModelConfig c = tiny_model();
@@ -927,12 +913,11 @@ static void check_refused(const char* what, const char* dir, int writers, const 
     }
 }
 
-static void parts_that_lack_or_repeat_elements_or_are_damaged_are_refused_by_name(void) {
+TEST(parts_that_lack_or_repeat_elements_or_are_damaged_are_refused_by_name) {
     const ModelConfig c = tiny_model();
-    char dir[PATH_CAP];
     Error e = NO_ERROR;
     const char* const second = "state_rank00001.safetensors";
-    test_folder(dir);
+    const char* dir = test_folder();
     bucket_most = 1024;
     save_all(dir, &c, 4);
     Rank r = rank_open(&c, 1, 4);
@@ -976,14 +961,12 @@ static void parts_that_lack_or_repeat_elements_or_are_damaged_are_refused_by_nam
     check_refused("a file that is missing", dir, 4, second, "");
     rank_close(&r);
     bucket_most = (size_t)64 << 20;
-    remove_folder(dir);
 }
 
-static void a_value_that_is_not_finite_is_refused_by_who_reads_it(void) {
+TEST(a_value_that_is_not_finite_is_refused_by_who_reads_it) {
     const ModelConfig c = tiny_model();
-    char dir[PATH_CAP];
     Error e = NO_ERROR;
-    test_folder(dir);
+    const char* dir = test_folder();
     save_all(dir, &c, 4);
     Rank r = rank_open(&c, 2, 4);
     rank_values(&r, true);
@@ -1001,7 +984,6 @@ static void a_value_that_is_not_finite_is_refused_by_who_reads_it(void) {
               e.msg);
         rank_close(&r);
     }
-    remove_folder(dir);
 }
 
 /* Writes a rank's state file without its data: a file with a hole. */
@@ -1023,14 +1005,13 @@ static void save_header(const char* dir, const Rank* r, const StateSlot* slots) 
     free(names);
 }
 
-static void the_state_of_70b_on_64_ranks_opens_quickly(void) {
+TEST(the_state_of_70b_on_64_ranks_opens_quickly) {
     const ModelConfig c = preset("llama3.1-70b", 0);
     const StateSlot slots[3] = {{"m", SAFE_F32, NULL, NULL, NULL, NULL},
                                 {"v", SAFE_F32, NULL, NULL, NULL, NULL},
                                 {"master", SAFE_F32, NULL, NULL, NULL, NULL}};
-    char dir[PATH_CAP];
     Error e = NO_ERROR;
-    test_folder(dir);
+    const char* dir = test_folder();
     Rank r;
     r.table = trained_table_for(&c, MOST_RANKS);
     r.buckets = buckets_list(&r.table);
@@ -1048,28 +1029,11 @@ static void the_state_of_70b_on_64_ranks_opens_quickly(void) {
     free(r.own.items);
     buckets_free(&r.buckets);
     param_table_free(&r.table);
-    remove_folder(dir);
 }
 
 int main(void) {
 #ifdef _OPENMP
     omp_set_num_threads(1);  // thousands of short updates
 #endif
-    RUN(every_preset_is_shared_out_equally);
-    RUN(adapters_are_shared_out_equally);
-    RUN(each_element_has_one_owner_and_each_owner_one_element);
-    RUN(ranks_are_added_in_their_order);
-    RUN(each_whole_matrix_has_one_owner);
-    RUN(slots_hold_what_rules_keep);
-    RUN(norms_lie_apart_in_their_order);
-    RUN(a_third_norm_has_a_place);
-    RUN(gradients_take_turns_in_a_ring);
-    RUN(blocks_are_gathered_in_time);
-    RUN(adamw_on_shards_gives_the_bits_of_the_whole);
-    RUN(any_number_of_ranks_reads_the_shards_of_any_other);
-    RUN(a_rank_reads_no_more_than_it_owns);
-    RUN(parts_that_lack_or_repeat_elements_or_are_damaged_are_refused_by_name);
-    RUN(a_value_that_is_not_finite_is_refused_by_who_reads_it);
-    RUN(the_state_of_70b_on_64_ranks_opens_quickly);
-    return test_summary();
+    return test_all();
 }

@@ -247,7 +247,7 @@ static void wait_and_gather(Team* t, int odd) {
 // ---------------------------------------------------------------------------------------------------------------------
 // gathering
 
-static void a_place_reads_well(void) {
+TEST(a_place_reads_well) {
     static const struct {
         TeamPhase phase;
         int64_t step;
@@ -274,7 +274,7 @@ static int open_files(void) {
     return count;
 }
 
-static void one_rank_alone_opens_no_socket(void) {
+TEST(one_rank_alone_opens_no_socket) {
     Team t;
     Error e = NO_ERROR;
     Ranks alone;
@@ -294,7 +294,7 @@ static void one_rank_alone_opens_no_socket(void) {
     CHECK(!team_barrier(&t, &e) && strstr(e.msg, "closed"), "closed: %s", e.msg);
 }
 
-static void all_ranks_get_the_bytes_of_all_in_order(void) {
+TEST(all_ranks_get_the_bytes_of_all_in_order) {
     static const int counts[] = {2, 8, 16};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         Group g;
@@ -307,7 +307,7 @@ static void all_ranks_get_the_bytes_of_all_in_order(void) {
     }
 }
 
-static void what_is_sent_last_arrives_though_it_is_read_late(void) {
+TEST(what_is_sent_last_arrives_though_it_is_read_late) {
     enum { COUNT = 4000 };  // more than the system takes at once
     int pair[2], count = 0, status = 0;
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "no sockets");
@@ -351,7 +351,7 @@ static void bring_values(Team* t, int odd) {
     }
 }
 
-static void ranks_agree_on_the_largest_values(void) {
+TEST(ranks_agree_on_the_largest_values) {
     Group g;
     group_init(&g, 3, bring_values);
     start_all(&g);
@@ -363,7 +363,7 @@ static void ranks_agree_on_the_largest_values(void) {
 }
 
 /* Texts of other processes may lack their NUL: nothing behind their bytes is read. */
-static void texts_without_an_end_are_compared_within_their_bytes(void) {
+TEST(texts_without_an_end_are_compared_within_their_bytes) {
     enum { RANKS = 3, PAGE = 4096 };
     char* pages = (char*)mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(pages != MAP_FAILED && mprotect(pages + PAGE, PAGE, PROT_NONE) == 0, "no memory with an end");
@@ -384,7 +384,7 @@ static void too_many_bytes(Team* t, int odd) {
     if (team_gather(t, mine, sizeof mine, all, &e) || !strstr(e.msg, "217 bytes, wanted at most 216")) { die("%s", e.msg); }
 }
 
-static void a_part_that_is_too_large_is_refused(void) {
+TEST(a_part_that_is_too_large_is_refused) {
     Group g;
     group_init(&g, 2, too_many_bytes);
     start_all(&g);
@@ -392,7 +392,7 @@ static void a_part_that_is_too_large_is_refused(void) {
     group_end(&g);
 }
 
-static void teams_open_and_close_again_and_again(void) {
+TEST(teams_open_and_close_again_and_again) {
     for (int i = 0; i < 20; i++) {
         Group g;
         group_init(&g, 5, do_nothing);
@@ -414,7 +414,7 @@ static void odd_size(Team* t, int odd) {
     must(team_gather(t, mine, t->run.rank == odd ? 4 : 16, all, &e), &e);
 }
 
-static void a_rank_in_another_collective_is_named(void) {
+TEST(a_rank_in_another_collective_is_named) {
     Group g;
     group_init(&g, 3, odd_sequence);
     g.odd = 2;
@@ -545,7 +545,7 @@ static void a_rank_of_another_version_is_refused_on_every_rank(void) {
     group_end(&g);
 }
 
-static void versions_are_compared_to_their_last_byte(void) {
+TEST(versions_are_compared_to_their_last_byte) {
     for (int same = 0; same < 2; same++) {
         Group g;
         group_init(&g, 2, do_nothing);
@@ -562,7 +562,7 @@ static void versions_are_compared_to_their_last_byte(void) {
     }
 }
 
-static void another_number_of_ranks_is_refused(void) {
+TEST(another_number_of_ranks_is_refused) {
     for (int i = 0; i < 2; i++) {
         Group g;
         group_init(&g, 2, do_nothing);
@@ -575,7 +575,7 @@ static void another_number_of_ranks_is_refused(void) {
     }
 }
 
-static void a_second_rank_of_the_same_number_is_refused(void) {
+TEST(a_second_rank_of_the_same_number_is_refused) {
     Group g;
     group_init(&g, 3, gather_1000);
     start(&g, 0);
@@ -667,7 +667,7 @@ static void meet(const Group* g, int rank, int fd, TeamMember* m, const unsigned
 }
 static const unsigned char some_bytes[] = "any sixteen byte";
 
-static void strangers_do_no_harm(void) {
+TEST(strangers_do_no_harm) {
     enum { IDLE = 60 };
     Group g;
     int idle[IDLE];
@@ -764,7 +764,7 @@ static int join_by_hand(const Group* g, Message m) {
 }
 
 /* A hello that was recorded, a hello without the key, and rank 0's own words sent back to it: none lets a stranger in. */
-static void a_stranger_without_the_key_finds_no_way_in(void) {
+TEST(a_stranger_without_the_key_finds_no_way_in) {
     Group g;
     TeamMember zero;
     group_init(&g, 2, do_nothing);
@@ -792,7 +792,7 @@ static void a_stranger_without_the_key_finds_no_way_in(void) {
 
 /* Something else listens where rank 0 should, and answers without the key: with what it has heard from the rank, or with what
  * it recorded when rank 0 answered another connection. */
-static void a_listener_without_the_key_is_not_taken_for_rank_0(void) {
+TEST(a_listener_without_the_key_is_not_taken_for_rank_0) {
     Group g;
     Error e = NO_ERROR;
     char numeric[64];
@@ -822,7 +822,7 @@ static void a_listener_without_the_key_is_not_taken_for_rank_0(void) {
     group_end(&g);
 }
 
-static void a_member_that_sends_nonsense_is_named(void) {
+TEST(a_member_that_sends_nonsense_is_named) {
     for (int i = 0; i < 9; i++) {
         Group g;
         group_init(&g, 2, gather_1000);
@@ -874,7 +874,7 @@ static void answer_by_hand(Group* g, Message m) {
     close(listener);
 }
 
-static void a_rank_0_that_sends_nonsense_is_named(void) {
+TEST(a_rank_0_that_sends_nonsense_is_named) {
     for (int i = 0; i < 10; i++) {
         Group g;
         group_init(&g, 2, gather_1000);
@@ -950,7 +950,7 @@ static void fail_odd(Team* t, int odd) {
     gather_rounds(t, 1000);
 }
 
-static void the_cause_of_a_rank_that_fails_reaches_all(void) {
+TEST(the_cause_of_a_rank_that_fails_reaches_all) {
     for (int odd = 0; odd < 3; odd += 2) {
         Group g;
         group_init(&g, 4, fail_odd);
@@ -973,7 +973,7 @@ static void expect_silence(Child* c) {
     CHECK(WIFEXITED(c->status) && WEXITSTATUS(c->status) == 1 && !*said(c), "status %x: %s", (unsigned)c->status, c->text);
 }
 
-static void one_rank_of_a_host_tells_why_a_run_ends(void) {
+TEST(one_rank_of_a_host_tells_why_a_run_ends) {
     for (int victim = 0; victim < 2; victim++) {
         Group g;
         group_init(&g, 4, wait_and_gather);
@@ -1160,25 +1160,6 @@ static void run_side_by_side(Waiting* tests, int count) {
 int main(void) {
     signal(SIGPIPE, SIG_IGN);
     gethostname(host, sizeof host - 1);
-    RUN(a_place_reads_well);
-    RUN(one_rank_alone_opens_no_socket);
-    RUN(all_ranks_get_the_bytes_of_all_in_order);
-    RUN(what_is_sent_last_arrives_though_it_is_read_late);
-    RUN(ranks_agree_on_the_largest_values);
-    RUN(texts_without_an_end_are_compared_within_their_bytes);
-    RUN(a_part_that_is_too_large_is_refused);
-    RUN(teams_open_and_close_again_and_again);
-    RUN(a_rank_in_another_collective_is_named);
-    RUN(versions_are_compared_to_their_last_byte);
-    RUN(another_number_of_ranks_is_refused);
-    RUN(a_second_rank_of_the_same_number_is_refused);
-    RUN(strangers_do_no_harm);
-    RUN(a_stranger_without_the_key_finds_no_way_in);
-    RUN(a_listener_without_the_key_is_not_taken_for_rank_0);
-    RUN(a_member_that_sends_nonsense_is_named);
-    RUN(a_rank_0_that_sends_nonsense_is_named);
-    RUN(the_cause_of_a_rank_that_fails_reaches_all);
-    RUN(one_rank_of_a_host_tells_why_a_run_ends);
     Waiting waiting[] = {
         WAITING(rank_0_waits_for_late_ranks_and_says_so),
         WAITING(missing_ranks_are_named_at_the_deadline),
@@ -1194,5 +1175,5 @@ int main(void) {
         WAITING(who_is_silent_or_stands_still_is_named_and_nobody_else),
     };
     run_side_by_side(waiting, (int)(sizeof waiting / sizeof *waiting));
-    return test_summary();
+    return test_all();
 }

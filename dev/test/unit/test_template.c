@@ -35,7 +35,7 @@ static bool render(const char* text, const char* json, char* out, char* marks, s
     return ok;
 }
 
-static void each_byte_knows_who_wrote_it(void) {
+TEST(each_byte_knows_who_wrote_it) {
     static const char* const cases[][3] = {
         {"<|{{ x }}|>", "<|<s> Hi |>", "11000000011"},
         {"{{ bos_token + x|trim + '!' }}", "<s><s> Hi!", "1110000001"},
@@ -55,7 +55,7 @@ static void each_byte_knows_who_wrote_it(void) {
     }
 }
 
-static void an_error_names_its_place(void) {
+TEST(an_error_names_its_place) {
     static const char* const cases[][2] = {
         {"a\n  {{ x|foo }}", "t.jinja:2:8: the filter \"foo\" is not known here"},
         {"{{ x.splitlines() }}", "t.jinja:1:17: 'str object' has no attribute 'splitlines' that is known here"},
@@ -86,7 +86,7 @@ static char* repeated(const char* before, const char* text, size_t n, const char
     return all;
 }
 
-static void a_template_is_bounded(void) {
+TEST(a_template_is_bounded) {
     static const char* const parts[][3] = {{"{{ ", "(", ""},
                                            {"{{ ", "[", ""},
                                            {"{{ ", "not ", "1 }}"},
@@ -145,7 +145,7 @@ static void* render_often(void* number) {
     return NULL;
 }
 
-static void threads_share_a_template(void) {
+TEST(threads_share_a_template) {
     static const char text[] = "{% set x = n %}{% for i in [1, 2] %}{{ x * i }}{{ ',' if not loop.last }}{% endfor %}";
     pthread_t threads[4];
     int numbers[4] = {1, 20, 300, 4000};
@@ -158,10 +158,4 @@ static void threads_share_a_template(void) {
     template_free(&shared);
 }
 
-int main(void) {
-    RUN(each_byte_knows_who_wrote_it);
-    RUN(an_error_names_its_place);
-    RUN(a_template_is_bounded);
-    RUN(threads_share_a_template);
-    return test_summary();
-}
+int main(void) { return test_all(); }

@@ -15,19 +15,7 @@ static FILE* (*memory_stream)(char** text, size_t* length) = open_memstream;  //
 #include "llmc/text/tokenizer_read.h"
 #include "llmc/text/tokenizer_write.h"
 
-static char folder[PATH_CAP];
-
-static const char* scratch(const char* name) {
-    static char path[PATH_CAP + 64];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
-}
-
-static void write_text(const char* name, const char* text) {
-    FILE* f = fopen(scratch(name), "wb");
-    fputs(text, f);
-    fclose(f);
-}
+static void put(const char* name, const char* text) { test_put(test_file(name), text); }
 
 /* Returns whether a text encodes to these ids (ended by -1). */
 static bool encodes(const Tokenizer* t, const char* text, size_t len, bool specials, const int* want) {
@@ -119,7 +107,7 @@ static const char* pieces_of(bool llama3, const char* text) {
     return out;
 }
 
-static void bytes_are_their_own_ids_and_bos_is_256(void) {
+TEST(bytes_are_their_own_ids_and_bos_is_256) {
     Tokenizer t;
     tokenizer_bytes(&t);
     const int want[] = {'h', 0, 0xC3, 0xA9, 0xFF, -1}, with_bos[] = {256, 'a', -1}, as_text[] = {'<', '|', 'b', -1};
@@ -132,7 +120,7 @@ static void bytes_are_their_own_ids_and_bos_is_256(void) {
     tokenizer_free(&t);
 }
 
-static void llama3_pattern_splits_as_its_regex_says(void) {
+TEST(llama3_pattern_splits_as_its_regex_says) {
     // clang-format off
     static const struct { const char *text, *want; } cases[] = {
         {"Hello world", "Hello| world"}, {"I'm we'LL 'sam", "I|'m| we|'LL| '|sam"}, {"'Sam", "'S|am"},
@@ -153,7 +141,7 @@ static void llama3_pattern_splits_as_its_regex_says(void) {
     }
 }
 
-static void gpt2_pattern_splits_as_its_regex_says(void) {
+TEST(gpt2_pattern_splits_as_its_regex_says) {
     // clang-format off
     static const struct { const char *text, *want; } cases[] = {
         {"Hello world", "Hello| world"}, {"I'm we'LL", "I|'m| we|'|LL"}, {"12345 678", "12345| 678"},
@@ -169,7 +157,7 @@ static void gpt2_pattern_splits_as_its_regex_says(void) {
     }
 }
 
-static void merging_takes_the_lowest_rank_first_and_leftmost(void) {
+TEST(merging_takes_the_lowest_rank_first_and_leftmost) {
     Tokenizer t;
     Error e = NO_ERROR;
     // b+c ranks before a+b, so "abc" is a, bc, although ab comes first in the text; "aaa" merges leftmost
@@ -183,7 +171,7 @@ static void merging_takes_the_lowest_rank_first_and_leftmost(void) {
     tokenizer_free(&t);
 }
 
-static void ignore_merges_makes_a_whole_piece_its_token(void) {
+TEST(ignore_merges_makes_a_whole_piece_its_token) {
     Error e = NO_ERROR;
     const char* vocab = ",\"ab\":256,\"xyz\":257";  // no merge leads to xyz
     const int whole[] = {257, -1}, parts[] = {'x', 'y', 'z', -1}, longer[] = {'x', 'y', 'z', 'z', -1}, ab[] = {256, -1};
@@ -197,7 +185,7 @@ static void ignore_merges_makes_a_whole_piece_its_token(void) {
     }
 }
 
-static void digits_are_cut_out_one_by_one(void) {
+TEST(digits_are_cut_out_one_by_one) {
     Tokenizer t;
     Error e = NO_ERROR;
     // " 1" is a token, but Digits cuts between the space and the 1
@@ -211,7 +199,7 @@ static void digits_are_cut_out_one_by_one(void) {
     tokenizer_free(&t);
 }
 
-static void short_and_long_pieces_merge_alike(void) {
+TEST(short_and_long_pieces_merge_alike) {
     Tokenizer t;
     Error e = NO_ERROR;
     char text[4 * TOKEN_SHORT_PIECE];
@@ -245,7 +233,7 @@ static void short_and_long_pieces_merge_alike(void) {
     tokenizer_free(&t);
 }
 
-static void a_piece_of_100_kb_takes_well_under_a_second(void) {
+TEST(a_piece_of_100_kb_takes_well_under_a_second) {
     Tokenizer t;
     Error e = NO_ERROR;
     const size_t n = 100000;
@@ -260,7 +248,7 @@ static void a_piece_of_100_kb_takes_well_under_a_second(void) {
     tokenizer_free(&t);
 }
 
-static void any_bytes_come_back(void) {
+TEST(any_bytes_come_back) {
     Tokenizer t;
     Error e = NO_ERROR;
     CHECK(parse_small(&t, LLAMA3_SPLIT, true, ",\"ab\":256,\"\xC4\xA0\xC3\x83\":257", "\"a b\",\"\xC4\xA0 \xC3\x83\"", EOT(258),
@@ -279,7 +267,7 @@ static void any_bytes_come_back(void) {
     tokenizer_free(&t);
 }
 
-static void special_names_are_text_unless_asked_for(void) {
+TEST(special_names_are_text_unless_asked_for) {
     Tokenizer t;
     Error e = NO_ERROR;
     const char* added = EOT(256) ",{\"id\":257,\"content\":\"<|endoftext|>x\",\"special\":true},"
@@ -361,7 +349,7 @@ static void random_token(uint8_t* out, size_t n, uint64_t i) {
     for (size_t k = 0; k < n; k++) { out[k] = (uint8_t)((i * 1000 + k) * 0x9E3779B97F4A7C15u >> 40); }
 }
 
-static void hostile_vocabularies_load_in_less_than_two_seconds(void) {
+TEST(hostile_vocabularies_load_in_less_than_two_seconds) {
     Tokenizer t;
     double seconds = load_tokens(&t, 40000, 8, colliding_token);
     CHECK(seconds < 2, "40,000 tokens that collide without a seed: %.2f s", seconds);
@@ -373,7 +361,7 @@ static void hostile_vocabularies_load_in_less_than_two_seconds(void) {
     CHECK(hash_mix(a, 1) != hash_mix(b, 1), "two processes must not share a seed");
 }
 
-static void ids_do_not_depend_on_the_seed(void) {
+TEST(ids_do_not_depend_on_the_seed) {
     size_t len = 0, text_len = 0;
     Error e = NO_ERROR;
     char* file = read_file("dev/data/tinytales/tokenizer.json", &len, 1 << 24, &e);
@@ -414,7 +402,7 @@ static void parse_added(Tokenizer* t, char (*names)[TOKEN_LEN_MAX + 2], int coun
 
 static char names[1000][TOKEN_LEN_MAX + 2];
 
-static void of_added_names_the_longest_is_found(void) {
+TEST(of_added_names_the_longest_is_found) {
     Tokenizer t;
     Error e = NO_ERROR;
     int count = 0;
@@ -459,7 +447,7 @@ static void of_added_names_the_longest_is_found(void) {
     tokenizer_free(&t);
 }
 
-static void a_thousand_added_names_with_one_start_take_less_than_two_seconds(void) {
+TEST(a_thousand_added_names_with_one_start_take_less_than_two_seconds) {
     Tokenizer t;
     Error e = NO_ERROR;
     enum { COUNT = 1000, TEXT = 20000 };
@@ -482,7 +470,7 @@ static void a_thousand_added_names_with_one_start_take_less_than_two_seconds(voi
 }
 
 /* A byte written under an @ is a template's, each other byte is data. */
-static void a_special_name_counts_only_where_all_of_it_is_ours(void) {
+TEST(a_special_name_counts_only_where_all_of_it_is_ours) {
     static const char letters[] = "P?S?T?A?B";  // of <p>, <s>, <st>, ab and bc; <p> alone is not special
     static const struct {
         const char *text, *ours, *want;
@@ -517,7 +505,7 @@ static void a_special_name_counts_only_where_all_of_it_is_ours(void) {
     tokenizer_free(&t);
 }
 
-static void tiktoken_files_rank_by_the_merged_bytes_and_get_llama3_specials(void) {
+TEST(tiktoken_files_rank_by_the_merged_bytes_and_get_llama3_specials) {
     Tokenizer t;
     Error e = NO_ERROR;
     char* text = tiktoken_text("YmM= 256\nYWI= 257\nYWJj 258\n");  // bc, ab, abc
@@ -553,7 +541,7 @@ static void stream(const Tokenizer* t, const char* bytes, char* out, bool joined
     decoder_free(&d);
 }
 
-static void streaming_gives_whole_characters_only(void) {
+TEST(streaming_gives_whole_characters_only) {
     Tokenizer t;
     char out[256];
     tokenizer_bytes(&t);
@@ -577,7 +565,7 @@ static void streaming_gives_whole_characters_only(void) {
     tokenizer_free(&t);
 }
 
-static void an_encoder_appends_and_its_cache_changes_nothing(void) {
+TEST(an_encoder_appends_and_its_cache_changes_nothing) {
     Tokenizer t;
     Error e = NO_ERROR;
     CHECK(parse_small(&t, LLAMA3_SPLIT, true, ",\"ab\":256", "\"a b\"", "", &e), "%s", e.msg);
@@ -606,14 +594,14 @@ static void an_encoder_appends_and_its_cache_changes_nothing(void) {
     tokenizer_free(&t);
 }
 
-static void the_fingerprint_tells_tokenizers_apart_and_not_their_files(void) {
+TEST(the_fingerprint_tells_tokenizers_apart_and_not_their_files) {
     Tokenizer a, b, c;
     Error e = NO_ERROR;
     char* text = tiktoken_text("YWI= 256\n");
     CHECK(tokenizer_parse(&a, text, strlen(text), "tokenizer.model", &e), "%s", e.msg);
     const TokenizerExtras x = {false, NULL, 0};
-    CHECK(tokenizer_save(&a, folder, &x, &e), "%s", e.msg);
-    CHECK(tokenizer_load(&b, scratch("tokenizer.json"), &e), "%s", e.msg);
+    CHECK(tokenizer_save(&a, test_here(), &x, &e), "%s", e.msg);
+    CHECK(tokenizer_load(&b, test_file("tokenizer.json"), &e), "%s", e.msg);
     CHECK(a.fingerprint == b.fingerprint && a.vocab_size == b.vocab_size, "the same tokenizer in another file");
     free(text);
     text = tiktoken_text("YWM= 256\n");
@@ -625,14 +613,6 @@ static void the_fingerprint_tells_tokenizers_apart_and_not_their_files(void) {
     tokenizer_free(&c);
 }
 
-static char* file_text(const char* name) {
-    Error e = NO_ERROR;
-    size_t n;
-    char* text = read_file(scratch(name), &n, 1 << 24, &e);
-    CHECK(text, "%s", e.msg);
-    return text ? text : xstrdup("");
-}
-
 /* Returns what text_rules.h says of the tokens before a text: their number, or -1 if the first is not BOS. */
 static int num_start(const Tokenizer* t) {
     TextRules r;
@@ -640,59 +620,49 @@ static int num_start(const Tokenizer* t) {
     return r.num_start == 0 || text_rules_begins_with_bos(&r) ? r.num_start : -1;
 }
 
-static void a_new_model_s_tokenizer_adds_bos_and_any_other_is_kept(void) {
+TEST(a_new_model_s_tokenizer_adds_bos_and_any_other_is_kept) {
     const TokenizerExtras fresh = {true, NULL, 64}, kept = {false, NULL, 64}, chats = {false, "{{ \"x\" }}", 64};
     Tokenizer a, b;
     Error e = NO_ERROR;
     tokenizer_bytes(&a);
-    CHECK(tokenizer_save(&a, folder, &fresh, &e) && tokenizer_load(&b, folder, &e), "%s", e.msg);
+    CHECK(tokenizer_save(&a, test_here(), &fresh, &e) && tokenizer_load(&b, test_here(), &e), "%s", e.msg);
     CHECK(a.fingerprint == b.fingerprint && b.bos_id == 256 && round_trips(&b, "ab\xFF\n\0c", 6), "the bytes");
-    char *saved = file_text("tokenizer.json"), *config = file_text("tokenizer_config.json");
+    const char *saved = test_text(test_file("tokenizer.json")), *config = test_text(test_file("tokenizer_config.json"));
     CHECK(strstr(saved, "TemplateProcessing") && strstr(config, "\"model_max_length\": 64"), "%s", config);
-    CHECK(tokenizer_save(&b, folder, &fresh, &e), "%s", e.msg);
-    char *again = file_text("tokenizer.json"), *config_again = file_text("tokenizer_config.json");
+    CHECK(tokenizer_save(&b, test_here(), &fresh, &e), "%s", e.msg);
+    const char *again = test_text(test_file("tokenizer.json")), *config_again = test_text(test_file("tokenizer_config.json"));
     CHECK(strcmp(saved, again) == 0 && strcmp(config, config_again) == 0, "saving what was saved changes nothing");
-    free(saved);
-    free(config);
-    free(again);
-    free(config_again);
     tokenizer_free(&a);
     tokenizer_free(&b);
     // a tokenizer.json whose post-processor adds no BOS, with its own tokenizer_config.json
     char* text = small_json(GPT2_SPLIT, false, "", "", EOT(256) ",{\"id\":257,\"content\":\"<s>\",\"special\":true}");
-    write_text("tokenizer.json", text);
-    write_text("tokenizer_config.json",
-               "{\"bos_token\": {\"content\": \"<s>\"}, \"eos_token\": null, \"add_bos_token\": false,\n"
-               " \"chat_template\": \"x}{\\\"\", \"tokenizer_class\": \"GPT2Tokenizer\"}");
-    config = file_text("tokenizer_config.json");
-    CHECK(tokenizer_load(&a, folder, &e) && a.bos_id == 257 && a.eos_id == 256 && num_start(&a) == 0, "%s", e.msg);
-    CHECK(tokenizer_save(&a, folder, &kept, &e), "%s", e.msg);
-    saved = file_text("tokenizer.json");
-    config_again = file_text("tokenizer_config.json");
+    put("tokenizer.json", text);
+    put("tokenizer_config.json",
+        "{\"bos_token\": {\"content\": \"<s>\"}, \"eos_token\": null, \"add_bos_token\": false,\n"
+        " \"chat_template\": \"x}{\\\"\", \"tokenizer_class\": \"GPT2Tokenizer\"}");
+    config = test_text(test_file("tokenizer_config.json"));
+    CHECK(tokenizer_load(&a, test_here(), &e) && a.bos_id == 257 && a.eos_id == 256 && num_start(&a) == 0, "%s", e.msg);
+    CHECK(tokenizer_save(&a, test_here(), &kept, &e), "%s", e.msg);
+    saved = test_text(test_file("tokenizer.json"));
+    config_again = test_text(test_file("tokenizer_config.json"));
     CHECK(strcmp(saved, text) == 0 && strcmp(config, config_again) == 0, "a model that exists: no byte changes");
-    free(config_again);
-    CHECK(tokenizer_save(&a, folder, &chats, &e), "%s", e.msg);
-    config_again = file_text("tokenizer_config.json");
+    CHECK(tokenizer_save(&a, test_here(), &chats, &e), "%s", e.msg);
+    config_again = test_text(test_file("tokenizer_config.json"));
     CHECK(strstr(config_again, "\"chat_template\": \"{{ \\\"x\\\" }}\"") && strstr(config_again, "\"eos_token\": null") &&
               strstr(config_again, "GPT2Tokenizer"),
           "a template that it has not: %s", config_again);
-    free(saved);
-    free(config);
-    free(config_again);
-    CHECK(tokenizer_save(&a, folder, &fresh, &e) && tokenizer_load(&b, folder, &e) && b.bos_id == 257 && b.eos_id == 256, "%s",
-          e.msg);
+    CHECK(tokenizer_save(&a, test_here(), &fresh, &e) && tokenizer_load(&b, test_here(), &e) && b.bos_id == 257 &&
+              b.eos_id == 256,
+          "%s", e.msg);
     CHECK(num_start(&b) == 1, "the post-processor of what was saved");
-    saved = file_text("tokenizer.json");
-    config = file_text("tokenizer_config.json");
+    saved = test_text(test_file("tokenizer.json"));
+    config = test_text(test_file("tokenizer_config.json"));
     CHECK(strstr(saved, "\"ids\":[257]"), "BOS in the template");
     CHECK(strstr(config, "\"chat_template\": \"x}{\\\"\"") && strstr(config, "\"add_bos_token\": true") &&
               strstr(config, "\"tokenizer_class\": \"PreTrainedTokenizerFast\"") &&
               strstr(config, "\"eos_token\": \"<|endoftext|>\""),
           "%s", config);
     free(text);
-    free(saved);
-    free(config);
-    remove(scratch("tokenizer_config.json"));
     tokenizer_free(&a);
     tokenizer_free(&b);
 }
@@ -731,8 +701,9 @@ static FILE* full_stream(char** text, size_t* length) {
     return fopen("/dev/full", "w");
 }
 
-static void saving_without_memory_ends_with_an_error(void) {
+TEST(saving_without_memory_ends_with_an_error) {
     FILE* (*const streams[])(char**, size_t*) = {no_stream, full_stream};
+    const char* folder = test_here();
     for (int from = 0; from < 2; from++) {
         for (int k = 0; k < 2; k++) {
             Tokenizer t;
@@ -756,11 +727,9 @@ static void saving_without_memory_ends_with_an_error(void) {
             tokenizer_free(&t);
         }
     }
-    unlink(scratch("tokenizer.json"));
-    unlink(scratch("tokenizer_config.json"));
 }
 
-static void what_would_split_or_merge_otherwise_is_refused_by_name(void) {
+TEST(what_would_split_or_merge_otherwise_is_refused_by_name) {
     refused("\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}", "normalizer.type is \"NFC\"");
     refused(GPT2_SPLIT, "{\"type\":\"Metaspace\"}", "pre_tokenizer.type is \"Metaspace\"");
     refused(GPT2_SPLIT, "null", "pre_tokenizer is null");
@@ -781,7 +750,7 @@ static void what_would_split_or_merge_otherwise_is_refused_by_name(void) {
     refused("\"special\":true", "\"special\":true,\"single_word\":true", "added_tokens.0.single_word is true");
 }
 
-static void damaged_files_are_refused_by_field(void) {
+TEST(damaged_files_are_refused_by_field) {
     refused("\"id\":257", "\"id\":\"257\"", "added_tokens.0.id is \"257\"");
     refused("\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "added_tokens.0.content");
     refused("\"ab\":256", "\"ab\":255", "\"ab\" the id 255");
@@ -802,7 +771,7 @@ static void damaged_files_are_refused_by_field(void) {
     refused("\"ignore_merges\":false", "\"ignore_merges\":1", "ignore_merges is 1");
 }
 
-static void every_cut_of_a_file_is_refused_or_read(void) {
+TEST(every_cut_of_a_file_is_refused_or_read) {
     char* texts[2] = {small_json(LLAMA3_SPLIT, true, ",\"ab\":256", "\"a b\"", EOT(257)), tiktoken_text("YWI= 256\n")};
     for (int kind = 0; kind < 2; kind++) {
         size_t len = strlen(texts[kind]);
@@ -829,7 +798,7 @@ static void refused_model(const char* more, const char* says) {
     free(text);
 }
 
-static void damaged_tiktoken_files_are_refused_by_line(void) {
+TEST(damaged_tiktoken_files_are_refused_by_line) {
     refused_model("YWI= 255\n", "tokenizer.model:257: rank is 255");
     refused_model("YWI= 257\n", "tokenizer.model:257: rank is 257");
     refused_model("YWI= -1\n", "tokenizer.model:257: rank is \"-1\"");
@@ -844,7 +813,7 @@ static void damaged_tiktoken_files_are_refused_by_line(void) {
     CHECK(!tokenizer_parse(&t, "YQ== 0\n", 7, "tokenizer.model", &e) && strstr(e.msg, "0x00"), "%s", e.msg);
 }
 
-static void other_kinds_of_files_are_named(void) {
+TEST(other_kinds_of_files_are_named) {
     // clang-format off
     static const struct { const char* text; size_t len; const char* says; } cases[] = {
         {"", 0, "an empty file"}, {"GGUF\3\0\0\0", 8, "GGUF"},
@@ -861,14 +830,13 @@ static void other_kinds_of_files_are_named(void) {
     }
     Tokenizer t;
     Error e = NO_ERROR;
-    CHECK(!tokenizer_load(&t, scratch("missing"), &e) && strstr(e.msg, "cannot open"), "%s", e.msg);
-    e.msg[0] = 0;
-    remove(scratch("tokenizer.json"));
-    CHECK(!tokenizer_load(&t, folder, &e) && strstr(e.msg, "neither tokenizer.json"), "%s", e.msg);
+    FAILS(&e, tokenizer_load(&t, test_file("missing"), &e), "cannot open");
+    remove(test_file("tokenizer.json"));
+    CHECK(!tokenizer_load(&t, test_here(), &e) && strstr(e.msg, "neither tokenizer.json"), "%s", e.msg);
 }
 
 /* ggml-org/llama.cpp#5040, unslothai/unsloth#237, ai-dynamo/dynamo#10811: transformers loads all of them. */
-static void the_files_beside_a_tokenizer_name_bos_and_eos(void) {
+TEST(the_files_beside_a_tokenizer_name_bos_and_eos) {
     static const struct {
         const char *config, *map;
         int bos, eos;
@@ -886,15 +854,15 @@ static void the_files_beside_a_tokenizer_name_bos_and_eos(void) {
     char* text = small_json(GPT2_SPLIT, false, "", "",
                             EOT(256) ",{\"id\":257,\"content\":\"<b>\",\"special\":true}"
                                      ",{\"id\":258,\"content\":\"<c>\",\"special\":true}");
-    write_text("tokenizer.json", text);
+    put("tokenizer.json", text);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Tokenizer t;
         Error e = NO_ERROR;
-        remove(scratch("tokenizer_config.json"));
-        remove(scratch("special_tokens_map.json"));
-        if (cases[i].config) { write_text("tokenizer_config.json", cases[i].config); }
-        if (cases[i].map) { write_text("special_tokens_map.json", cases[i].map); }
-        CHECK(tokenizer_load(&t, folder, &e), "%zu: %s", i, e.msg);
+        remove(test_file("tokenizer_config.json"));
+        remove(test_file("special_tokens_map.json"));
+        if (cases[i].config) { put("tokenizer_config.json", cases[i].config); }
+        if (cases[i].map) { put("special_tokens_map.json", cases[i].map); }
+        CHECK(tokenizer_load(&t, test_here(), &e), "%zu: %s", i, e.msg);
         CHECK(t.bos_id == cases[i].bos && t.eos_id == cases[i].eos, "%zu: bos %d, eos %d", i, t.bos_id, t.eos_id);
         const char *names[] = {t.bos_name, t.eos_name}, *want[] = {cases[i].bos_name, cases[i].eos_name};
         for (int k = 0; k < 2; k++) {
@@ -904,40 +872,6 @@ static void the_files_beside_a_tokenizer_name_bos_and_eos(void) {
         tokenizer_free(&t);
     }
     free(text);
-    remove(scratch("special_tokens_map.json"));
-    remove(scratch("tokenizer.json"));
-    remove(scratch("tokenizer_config.json"));
 }
 
-int main(void) {
-    test_folder(folder);
-    RUN(bytes_are_their_own_ids_and_bos_is_256);
-    RUN(llama3_pattern_splits_as_its_regex_says);
-    RUN(gpt2_pattern_splits_as_its_regex_says);
-    RUN(merging_takes_the_lowest_rank_first_and_leftmost);
-    RUN(ignore_merges_makes_a_whole_piece_its_token);
-    RUN(digits_are_cut_out_one_by_one);
-    RUN(short_and_long_pieces_merge_alike);
-    RUN(a_piece_of_100_kb_takes_well_under_a_second);
-    RUN(any_bytes_come_back);
-    RUN(special_names_are_text_unless_asked_for);
-    RUN(hostile_vocabularies_load_in_less_than_two_seconds);
-    RUN(ids_do_not_depend_on_the_seed);
-    RUN(of_added_names_the_longest_is_found);
-    RUN(a_thousand_added_names_with_one_start_take_less_than_two_seconds);
-    RUN(a_special_name_counts_only_where_all_of_it_is_ours);
-    RUN(tiktoken_files_rank_by_the_merged_bytes_and_get_llama3_specials);
-    RUN(streaming_gives_whole_characters_only);
-    RUN(an_encoder_appends_and_its_cache_changes_nothing);
-    RUN(the_fingerprint_tells_tokenizers_apart_and_not_their_files);
-    RUN(a_new_model_s_tokenizer_adds_bos_and_any_other_is_kept);
-    RUN(saving_without_memory_ends_with_an_error);
-    RUN(what_would_split_or_merge_otherwise_is_refused_by_name);
-    RUN(damaged_files_are_refused_by_field);
-    RUN(every_cut_of_a_file_is_refused_or_read);
-    RUN(damaged_tiktoken_files_are_refused_by_line);
-    RUN(other_kinds_of_files_are_named);
-    RUN(the_files_beside_a_tokenizer_name_bos_and_eos);
-    rmdir(folder);
-    return test_summary();
-}
+int main(void) { return test_all(); }

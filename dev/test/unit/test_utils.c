@@ -20,9 +20,9 @@ static int test_fclose(FILE* f) {
 #include "llmc/files/output.h"
 #include "dev/test/test.h"
 
-static char path[PATH_CAP];
+static const char* path;
 
-static void a_close_that_fails_tells_its_own_cause(void) {
+TEST(a_close_that_fails_tells_its_own_cause) {
     static const int stale[] = {0, ENOENT};
     for (int i = 0; i < 2; i++) {
         FILE* f = fopen(path, "wb");
@@ -36,7 +36,7 @@ static void a_close_that_fails_tells_its_own_cause(void) {
     }
 }
 
-static void a_full_disk_is_told_as_such_whatever_failed_before(void) {
+TEST(a_full_disk_is_told_as_such_whatever_failed_before) {
     FILE* f = fopen("/dev/full", "wb");
     Error e = NO_ERROR;
     CHECK(f && fputs("found full by the flush", f) >= 0, "cannot open /dev/full");
@@ -51,7 +51,7 @@ static void a_full_disk_is_told_as_such_whatever_failed_before(void) {
     CHECK(!close_output(f, "x", &e) && strstr(e.msg, "disk full"), "%s", e.msg);
 }
 
-static void what_is_written_is_there_and_no_error(void) {
+TEST(what_is_written_is_there_and_no_error) {
     FILE* f = fopen(path, "wb");
     Error e = NO_ERROR;
     size_t size = 0;
@@ -80,7 +80,7 @@ static void shown(const char* text, const char* want) {
     CHECK(strcmp(e.msg, message) == 0, "passed on: %s", e.msg);
 }
 
-static void names_in_a_message_give_the_terminal_no_orders(void) {
+TEST(names_in_a_message_give_the_terminal_no_orders) {
     shown("plain.txt", "plain.txt");
     shown("no\x1b[2J\nerror: fake", "no\\x1b[2J\\x0aerror: fake");
     shown("a\n  hint: fake", "a\\x0a  hint: fake");
@@ -91,7 +91,7 @@ static void names_in_a_message_give_the_terminal_no_orders(void) {
     shown("raw \x9b and \xe0\x82\x9b", "raw \\x9b and \\xe0\\x82\\x9b");
 }
 
-static void a_message_that_is_too_long_is_cut(void) {
+TEST(a_message_that_is_too_long_is_cut) {
     char text[3000];
     Error e = NO_ERROR;
     memset(text, 27, sizeof text - 1);
@@ -100,7 +100,7 @@ static void a_message_that_is_too_long_is_cut(void) {
     CHECK(strlen(e.msg) < sizeof e.msg && strspn(e.msg, "\\x1b") == strlen(e.msg), "%s", e.msg);
 }
 
-static void a_closed_stream_without_a_replacement_is_told(void) {
+TEST(a_closed_stream_without_a_replacement_is_told) {
     int out[2], status = 0;
     char text[200] = "";
     CHECK(pipe(out) == 0, "pipe");
@@ -122,7 +122,7 @@ static void a_closed_stream_without_a_replacement_is_told(void) {
     close(out[0]);
 }
 
-static void a_descriptor_is_not_passed_on_and_waits_only_if_asked(void) {
+TEST(a_descriptor_is_not_passed_on_and_waits_only_if_asked) {
     int ends[2];
     char byte;
     for (int blocks = 0; blocks < 2; blocks++) {
@@ -140,7 +140,7 @@ static void a_descriptor_is_not_passed_on_and_waits_only_if_asked(void) {
     }
 }
 
-static void names_are_exchanged_and_a_flush_that_fails_is_told(void) {
+TEST(names_are_exchanged_and_a_flush_that_fails_is_told) {
     char other[PATH_CAP + 2];
     struct stat before, after;
     Error e = NO_ERROR;
@@ -155,7 +155,7 @@ static void names_are_exchanged_and_a_flush_that_fails_is_told(void) {
 }
 
 /* The vectors of philox4x32-10 that its authors published with Random123 (tests/kat_vectors). */
-static void philox_gives_its_published_answers(void) {
+TEST(philox_gives_its_published_answers) {
     static const struct {
         uint32_t counter[4], key[2], want[4];
     } vectors[] = {{{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
@@ -174,19 +174,6 @@ static void philox_gives_its_published_answers(void) {
 }
 
 int main(void) {
-    char folder[PATH_CAP];
-    test_folder(folder);
-    snprintf(path, sizeof path, "%.4000s/file", folder);
-    RUN(a_close_that_fails_tells_its_own_cause);
-    RUN(a_full_disk_is_told_as_such_whatever_failed_before);
-    RUN(what_is_written_is_there_and_no_error);
-    RUN(names_in_a_message_give_the_terminal_no_orders);
-    RUN(a_message_that_is_too_long_is_cut);
-    RUN(a_closed_stream_without_a_replacement_is_told);
-    RUN(a_descriptor_is_not_passed_on_and_waits_only_if_asked);
-    RUN(names_are_exchanged_and_a_flush_that_fails_is_told);
-    RUN(philox_gives_its_published_answers);
-    unlink(path);
-    rmdir(folder);
-    return test_summary();
+    path = test_path(test_folder(), "file");
+    return test_all();
 }
