@@ -50,13 +50,11 @@ case $topic in
         builds stdio.h "-O2 -ftree-vectorize -fvect-cost-model=dynamic -fipa-cp-clone" || echo -O3
         ;;
     library) # library HEADER FLAG [NAME COST]: 1 if it is there, else 0
-        case $1:$(uname) in microhttpd.h:Darwin) echo 0 && exit ;; esac # ./serve asks of sockets what only Linux says
         builds "$1" "$2" >/dev/null && echo 1 && exit
         [ $# -lt 4 ] || say "no $3 ($(get "$3")): $4"
         echo 0
         ;;
     missing)
-        [ "$(uname)" != Darwin ] || fail "./serve does not compile on macOS yet"
         fail "$1 was not found: $(get "$1")"
         ;;
     page) # page FILE: the page as a C array, and for its policy the SHA-256 of its style and its script, in base64

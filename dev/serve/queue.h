@@ -1,4 +1,5 @@
-/* queue.h -- the questions of the clients, and the process that answers them: TRAINER --model CHECKPOINT --answer.
+/* queue.h -- the clients of ./serve with their requests, and the process that answers their questions:
+ * TRAINER --model CHECKPOINT --answer.
  *
  * The process starts with the first question. It gets one question after the other, and a new process takes its place where a
  * question is for another checkpoint, or where it has ended. A checkpoint that was written again is another one. The lines of
@@ -8,22 +9,50 @@
 #define SERVE_QUEUE_H
 
 #include "dev/serve/buffer.h"       // defines: Buffer, buffer_add, buffer_text, buffer_error, buffer_waits
-#include "dev/serve/client.h"       // defines: Client, wake
+#include "dev/serve/run_log.h"      // defines: LogPlace
 #include "llmc/base/lines.h"        // defines: Lines, lines_read, lines_next
 #include "llmc/base/os.h"           // defines: os_changed, os_own
 #include "llmc/base/text.h"         // defines: text_starts
 #include "llmc/files/checkpoint.h"  // defines: checkpoint_list, checkpoint_path
 
+#include <ftw.h>
+#include <microhttpd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
 enum {
+    MOST_CLIENTS = 32,
     MOST_QUESTIONS = 17,   // one is answered, the others wait
     LOAD_SECONDS = 600,    // for the first line of a process
     ANSWER_SECONDS = 120,  // for the lines after it, and for each later answer
 };
 
 static const uint64_t NEWEST = UINT64_MAX;  // for a step: the newest checkpoint's
+
+typedef struct Server Server;
+typedef struct Client Client;
+typedef enum MHD_Result Respond(Client* c);
+
+/* A connection with its request. A client that waits for something is suspended: libmicrohttpd does not look at it. */
+struct Client {
+    Server* server;
+    struct MHD_Connection* connection;  // NULL: a free place
+    int fd;
+    bool suspended;
+    // the request; all zeros: none
+    double since;      // when it began; 0: it is whole
+    Respond* respond;  // once it is whole
+    Buffer body;
+    char run[PATH_CAP];  // the folder of the run that it is about
+    uint64_t step;       // of the checkpoint that it asks, or NEWEST
+    uint64_t turn;       // of its question that waits: the least is next; 0: none waits
+    unsigned status;     // of its response; 0: not known before the first line of the answer
+    bool follows;        // the log, from `place` on
+    LogPlace place;
+    double began, sent;  // when it began to follow; when it was last sent events or a comment
+    Buffer out;
+    bool done;  // nothing follows `out`
+};
 
 typedef struct {
     pid_t pid;           // 0: none
@@ -36,13 +65,23 @@ typedef struct {
 
 typedef struct {
     const char* trainer;
-    Client* waiting[MOST_QUESTIONS];
-    int num_waiting;
+    Client clients[MOST_CLIENTS];
+    uint64_t turns;  // so far
     bool busy;       // the last line of an answer is still to come
     Client* asking;  // who gets it; NULL: its client is gone
     double since;    // of this answer, or of its first line if the process had to load
     Process process;
 } Queue;
+
+static inline void wake(Client* c) {
+    if (c->suspended) { MHD_resume_connection(c->connection); }
+    c->suspended = false;
+}
+
+static inline void suspend(Client* c) {
+    MHD_suspend_connection(c->connection);
+    c->suspended = true;
+}
 
 /* Ends a question with an error. */
 static inline void question_fail(Client* c, const char* why) {
@@ -51,6 +90,9 @@ static inline void question_fail(Client* c, const char* why) {
     c->done = true;
     wake(c);
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the process
 
 /* Ends the process, and the question that it answers: with `late`, or with the last error that it wrote if that is NULL. */
 static inline void queue_end(Queue* q, const char* late) {
@@ -101,8 +143,14 @@ static inline bool queue_start(Queue* q, const char* checkpoint, Error* e) {
     return true;
 }
 
-/* Finds the folder of the checkpoint that a client asks. A link there may lead out of the run. */
-static inline bool queue_find(const Client* c, char dir[PATH_CAP], struct stat* folder, Error* e) {
+/* For nftw(): returns whether it has come to something that may lead out of a folder. */
+static inline int is_foreign(const char* path, const struct stat* st, int type, struct FTW* at) {
+    (void)path, (void)type, (void)at;
+    return !S_ISREG(st->st_mode) && !S_ISDIR(st->st_mode);
+}
+
+/* Finds the folder of the checkpoint that a client asks, and checks that its trainer follows no link there. */
+static inline bool checkpoint_of(const Client* c, char dir[PATH_CAP], Error* e) {
     uint64_t *steps = NULL, step = c->step;
     size_t count = 0;
     if (step == NEWEST) {
@@ -112,24 +160,36 @@ static inline bool queue_find(const Client* c, char dir[PATH_CAP], struct stat* 
         free(steps);
     }
     if (!checkpoint_path(dir, c->run, step, "", e)) { return false; }
-    if (lstat(dir, folder) != 0) { return fail(e, "%s: cannot be read: %s", dir, strerror(errno)); }
-    return S_ISDIR(folder->st_mode) || fail(e, "%s: is %s, wanted a folder", dir, file_kind(folder->st_mode));
+    const int found = nftw(dir, is_foreign, 8, FTW_PHYS);
+    return found == 0 || fail(e, "%s: %s", dir, found > 0 ? "is or holds a link, wanted a folder of files" : strerror(errno));
 }
 
-static inline bool is_same_folder(const struct stat* a, const struct stat* b) {
-    const struct timespec s = os_changed(a), t = os_changed(b);
-    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && s.tv_sec == t.tv_sec && s.tv_nsec == t.tv_nsec;
+// ---------------------------------------------------------------------------------------------------------------------
+// its questions
+
+/* Counts the questions that wait; *first is the one that came first, or NULL. */
+static inline int queue_count(Queue* q, Client** first) {
+    int count = 0;
+    *first = NULL;
+    for (Client* c = q->clients; c < q->clients + MOST_CLIENTS; c++) {
+        count += c->turn > 0;
+        if (c->turn > 0 && (!*first || c->turn < (*first)->turn)) { *first = c; }
+    }
+    return count;
 }
 
 /* Gives a question to the process, or to a new one if it is for another checkpoint. */
 static inline bool queue_ask(Queue* q, Client* c, Error* e) {
     Process* p = &q->process;
     char dir[PATH_CAP];
-    struct stat folder;
-    if (!queue_find(c, dir, &folder, e)) { return false; }
-    if (p->pid > 0 && !is_same_folder(&folder, &p->folder)) { queue_end(q, NULL); }
+    struct stat now, *was = &p->folder;
+    if (!checkpoint_of(c, dir, e)) { return false; }
+    if (stat(dir, &now) != 0) { return fail(e, "%s: cannot be read: %s", dir, strerror(errno)); }
+    const struct timespec s = os_changed(&now), t = os_changed(was);
+    const bool same = now.st_ino == was->st_ino && now.st_dev == was->st_dev && s.tv_sec == t.tv_sec && s.tv_nsec == t.tv_nsec;
+    if (p->pid > 0 && !same) { queue_end(q, NULL); }
     if (p->pid == 0 && !queue_start(q, dir, e)) { return false; }
-    p->folder = folder;
+    p->folder = now;
     buffer_add(&p->to_write, c->body.text, c->body.size);
     q->busy = true;
     q->asking = c;
@@ -140,33 +200,22 @@ static inline bool queue_ask(Queue* q, Client* c, Error* e) {
 /* Asks the questions that wait, as long as no answer is running, and ends an answer that takes too long. */
 static inline void queue_go_on(Queue* q) {
     const int most = q->process.loads ? LOAD_SECONDS : ANSWER_SECONDS;
+    Client* c = NULL;
     if (q->busy && now_seconds() - q->since > most) {
         char late[64];
         snprintf(late, sizeof late, "%s took more than %d seconds", q->process.loads ? "loading" : "the answer", most);
         queue_end(q, late);
     }
-    while (!q->busy && q->num_waiting > 0) {
+    while (!q->busy && queue_count(q, &c) > 0) {
         Error e = NO_ERROR;
-        Client* c = q->waiting[0];
-        memmove(q->waiting, q->waiting + 1, (size_t)--q->num_waiting * sizeof c);
+        c->turn = 0;
         if (!queue_ask(q, c, &e)) { question_fail(c, e.msg); }
     }
 }
 
-/* Takes the question of a client, a line of JSON; false: too many wait. */
-static inline bool queue_take(Queue* q, Client* c) {
-    if (q->busy + q->num_waiting == MOST_QUESTIONS) { return false; }
-    q->waiting[q->num_waiting++] = c;
-    return true;
-}
-
 /* Takes back the question of a client that leaves. A running answer is stopped; its last line is still to come. */
-static inline void queue_leave(Queue* q, const Client* c) {
-    int kept = 0;
-    for (int i = 0; i < q->num_waiting; i++) {
-        if (q->waiting[i] != c) { q->waiting[kept++] = q->waiting[i]; }
-    }
-    q->num_waiting = kept;
+static inline void queue_leave(Queue* q, Client* c) {
+    c->turn = 0;
     if (q->asking != c) { return; }
     q->asking = NULL;
     buffer_text(&q->process.to_write, "{\"stop\": true}\n");
@@ -175,7 +224,7 @@ static inline void queue_leave(Queue* q, const Client* c) {
 /* Writes what the process takes now. If it has ended, its lines end, too. */
 static inline void queue_write(Queue* q) {
     Buffer* b = &q->process.to_write;
-    const ssize_t n = send(q->process.lines.fd, b->text + b->at, buffer_waits(b), MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t n = send(q->process.lines.fd, b->text + b->at, buffer_waits(b), MSG_DONTWAIT);
     b->at += n > 0 ? (size_t)n : 0;
 }
 

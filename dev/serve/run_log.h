@@ -2,9 +2,9 @@
  * which state a run is.
  *
  * An event's id is the place where its line ends in the log, and a checksum of the bytes before that place. So a client
- * continues after the last id that it got. It begins anew where the log no longer has these bytes. The server keeps nothing.
+ * continues after the last id that it got. It begins anew where the log no longer has these bytes.
  *
- * The steps that the log has when a client begins are thinned to about MOST_BUCKETS buckets of consecutive steps, and so are
+ * The steps that the log has when a client begins are thinned to at most MOST_BUCKETS buckets of consecutive steps, and so are
  * the validations. Of a bucket the server sends the last line, and as "event: peak" those that stand out: the least and the
  * greatest loss, the greatest norm of a gradient, and the first loss that is not finite. It sends all other events, but no line
  * that is longer than LONGEST_LINE.
@@ -12,10 +12,11 @@
 #ifndef SERVE_RUN_LOG_H
 #define SERVE_RUN_LOG_H
 
-#include "dev/serve/buffer.h"       // defines: Buffer, buffer_add, buffer_text
+#include "dev/serve/buffer.h"       // defines: Buffer, buffer_add, buffer_text, buffer_waits
 #include "llmc/base/crc.h"          // defines: crc_of
+#include "llmc/base/lines.h"        // defines: Lines, lines_read, lines_next
 #include "llmc/base/text.h"         // defines: text_starts
-#include "llmc/files/checkpoint.h"  // defines: out_is_locked
+#include "llmc/files/checkpoint.h"  // defines: checkpoint_compare_newest, out_is_locked
 #include "llmc/files/folder.h"      // defines: folder_has, folder_order
 #include "llmc/files/json.h"        // defines: json_parse_line, json_write_text
 #include "llmc/files/output.h"      // defines: open_inside
@@ -24,40 +25,61 @@
 
 #ifndef LONGEST_LINE  // the fuzzer sets both smaller
 #define LONGEST_LINE (1 << 20)
-#define MOST_BUCKETS 1000
+#define MOST_BUCKETS 1600  // even
 #endif
-enum { TAIL = 256, NO_ID = 1, NUM_PEAKS = 4, FRESH_SECONDS = 60, MOST_RUNS = 200 };
+enum { TAIL = 256, NO_ID = 1, PART = 64 << 10, NUM_PEAKS = 5, LAST = 4, FRESH_SECONDS = 60, MOST_RUNS = 200 };
 
 /* How far a client has read. All zeros: it begins. */
 typedef struct {
     uint64_t id;
-    bool counted;         // `history` is known
-    bool passes;          // the rest of a line that is too long is passed over
-    bool ranges, ends;    // it asks for the steps from first to last alone; and for no events that are still to come
-    uint64_t history[2];  // steps and validations that were there when it began
-    uint64_t seen[2];     // those read so far
+    bool ranges, ends;  // it asks for the steps from first to last alone; and for no events that are still to come
     double first, last;
+    uint64_t history;  // the place where the log ended when it began
+    uint64_t* kept;    // (num_kept) the thinned lines before it that are still to send, the next one last: the place where a
+    size_t num_kept;   //            line ends, times 2, and 1 more for the last of a bucket. NULL: not known yet
 } LogPlace;
 
-/* Lines of one series that follow each other, as far as they lie in memory. */
+/* A log that is read by lines. */
 typedef struct {
-    const char *peaks[NUM_PEAKS], *last;
-    double values[NUM_PEAKS];
-} Bucket;
+    Lines lines;
+    uint64_t end;  // the place where the last line ends that was read or passed over
+    bool passes;
+} LogReader;
 
-/* Returns the id of the event that ends at byte `end` of the log: the n bytes before it are given, at most TAIL. */
-static inline uint64_t log_id_of(uint64_t end, const char* before, size_t n) {
-    return end << 24 | (crc_of(before, n) & 0xffffff);
+// ---------------------------------------------------------------------------------------------------------------------
+// lines
+
+/* Continues at a byte of the log. The rest of a line that begins before it is passed over, or the newline. */
+static inline void log_seek(LogReader* r, uint64_t at) {
+    r->passes = at > 0;
+    r->end = at - r->passes;
+    r->lines.at = r->lines.have = 0;
+    r->lines.ended = lseek(r->lines.fd, (off_t)r->end, SEEK_SET) < 0;
 }
 
-/* Reads that id; 0 for the start of the log, NO_ID where the log is shorter. */
-static inline uint64_t log_id(int fd, uint64_t end) {
+/* Returns the next line and in *n its bytes with its newline; NULL: it is still to come. It is valid until the next call. */
+static inline const char* log_next(LogReader* r, size_t* n) {
+    for (Lines* l = &r->lines; !l->ended; lines_read(l, false)) {
+        for (const char* line; (line = lines_next(l, n));) {
+            const bool passed = r->passes || *n > LONGEST_LINE;
+            l->at += *n, r->end += *n, r->passes = false;
+            if (!passed) { return line; }
+        }
+        if (l->have - l->at <= LONGEST_LINE && !r->passes) { continue; }
+        r->end += l->have - l->at, r->passes = true, l->at = l->have;
+    }
+    return NULL;
+}
+
+/* Returns the id of the event that ends at byte `end`; 0 for the start of the log, NO_ID where the log is shorter. */
+static inline uint64_t log_id(const LogReader* r, uint64_t end) {
     char tail[TAIL];
     const size_t n = size_min(end, TAIL);
-    return pread(fd, tail, n, (off_t)(end - n)) == (ssize_t)n ? log_id_of(end, tail, n) : NO_ID;
+    const bool there = pread(r->lines.fd, tail, n, (off_t)(end - n)) == (ssize_t)n;
+    return there ? end << 24 | (crc_of(tail, n) & 0xffffff) : NO_ID;
 }
 
-/* Returns the number after a name such as "\"loss\":" in a line of n bytes that a NUL or a newline follows; NaN: none. */
+/* Returns the number after a name such as "\"loss\":" in a line of n bytes that a newline ends; NaN: none. */
 static inline double log_number(const char* line, size_t n, const char* name) {
     const char* at = (const char*)memmem(line, n, name, strlen(name));
     if (at) { at += strlen(name), at += *at == ' '; }
@@ -72,158 +94,149 @@ static inline bool log_is(const char* line, const char* name) {
     return *line == '"' && text_starts(line + 1, name) && line[1 + strlen(name)] == '"';
 }
 
-static const Bucket no_lines = {{NULL}, NULL, {-INFINITY, -INFINITY, -INFINITY, -INFINITY}};
+enum { STEP, VAL, OTHER, NONE };
 
-/* Marks the lines of a bucket that are sent, at their places in the block, and empties it. */
-static inline void bucket_end(Bucket* b, const char* block, char* marks) {
-    for (int i = 0; i < NUM_PEAKS; i++) {
-        if (b->peaks[i]) { marks[b->peaks[i] - block] = 'p'; }
-    }
-    if (b->last) { marks[b->last - block] = 's'; }
-    *b = no_lines;
+/* Returns what a line is to a client: a step, a validation, another event, or none that it asks for. */
+static inline int log_kind(const LogPlace* p, const char* line, size_t n) {
+    const int kind = log_is(line, "step") ? STEP : log_is(line, "val") ? VAL : OTHER;
+    if (!p->ranges) { return kind < OTHER || text_starts(line, "{\"event\":") ? kind : NONE; }
+    const double step = log_number(line, n, "\"step\":");
+    return kind < OTHER && step >= p->first && step <= p->last ? kind : NONE;
 }
 
-static inline void bucket_add(Bucket* b, const char* line, size_t n) {
-    const double loss = log_number(line, n, "\"loss\":");
-    const double values[NUM_PEAKS] = {loss, -loss, log_number(line, n, "\"gnorm\":"), isnan(loss) ? 1 : NAN};
-    for (int i = 0; i < NUM_PEAKS; i++) {
-        if (values[i] > b->values[i]) { b->values[i] = values[i], b->peaks[i] = line; }
-    }
-    b->last = line;
+// ---------------------------------------------------------------------------------------------------------------------
+// thinning
+
+/* Of some lines the one that stands out most. */
+typedef struct {
+    double value;
+    uint64_t end;  // the place where it ends; 0: none
+} Peak;
+
+/* The steps or validations of a log. Where their buckets are too many, each two become one. */
+typedef struct {
+    uint64_t lines, stride;  // read so far; of a bucket
+    size_t count;
+    Peak buckets[MOST_BUCKETS][NUM_PEAKS];  // the last line of a bucket stands out most by its place
+} Series;
+
+static inline void peak_add(Peak* p, double value, uint64_t end) {
+    if (end > 0 && !isnan(value) && (p->end == 0 || value > p->value)) { *p = (Peak){value, end}; }
 }
 
-/* Marks the lines of a block, which ends with a newline, that a client gets. */
-static inline void log_choose(LogPlace* p, const char* block, const char* end, char* marks) {
-    Bucket buckets[2] = {no_lines, no_lines};
-    for (const char *line = block, *next; line < end; line = next) {
-        next = (const char*)memchr(line, '\n', (size_t)(end - line)) + 1;
-        const size_t n = (size_t)(next - line);
-        const int i = log_is(line, "step") ? 0 : log_is(line, "val") ? 1 : 2;
-        const double step = p->ranges ? log_number(line, n, "\"step\":") : 0;
-        const bool passed = p->passes || (p->ranges && (i == 2 || !(step >= p->first && step <= p->last)));
-        p->passes = false;
-        if (passed) { continue; }
-        if (i == 2) {  // a line without an event is none of a run
-            marks[line - block] = text_starts(line, "{\"event\":") ? 's' : 0;
-            continue;
+static inline void series_add(Series* s, const char* line, size_t n, uint64_t end) {
+    const double loss = log_number(line, n, "\"loss\":"), norm = log_number(line, n, "\"gnorm\":");
+    const double values[NUM_PEAKS] = {loss, -loss, norm, isnan(loss) ? 1 : NAN, (double)end};
+    if (s->lines == s->stride * MOST_BUCKETS) {
+        s->count /= 2, s->stride *= 2;
+        for (size_t i = 0; i < s->count; i++) {
+            const Peak* second = s->buckets[2 * i + 1];
+            memmove(s->buckets[i], s->buckets[2 * i], sizeof s->buckets[i]);
+            for (int k = 0; k < NUM_PEAKS; k++) { peak_add(&s->buckets[i][k], second[k].value, second[k].end); }
         }
-        const uint64_t seen = ++p->seen[i], stride = p->history[i] / MOST_BUCKETS + 1;
-        if (!p->counted) { continue; }
-        bucket_add(&buckets[i], line, n);
-        if (seen % stride == 0 || seen >= p->history[i]) { bucket_end(&buckets[i], block, marks); }
     }
-    for (int i = 0; i < 2; i++) { bucket_end(&buckets[i], block, marks); }
+    if (s->lines++ % s->stride == 0) { memset(s->buckets[s->count++], 0, sizeof s->buckets[0]); }
+    for (int k = 0; k < NUM_PEAKS; k++) { peak_add(&s->buckets[s->count - 1][k], values[k], end); }
 }
 
-/* Adds the marked lines of a block, whose first byte is byte `at` of the log. Returns whether there are any. */
-static inline bool log_add(int fd, uint64_t at, const char* block, const char* end, const char* marks, Buffer* out) {
-    char head[64];
-    bool some = false;
-    for (const char *line = block, *next; line < end; line = next) {
-        next = (const char*)memchr(line, '\n', (size_t)(end - line)) + 1;
-        const char mark = marks[line - block];
-        if (!mark) { continue; }
-        some = true;
-        const uint64_t end_at = at + (uint64_t)(next - block), n = size_min(end_at, TAIL);
-        const bool held = (uint64_t)(next - block) >= n;  // most ids need no system call
-        snprintf(head, sizeof head, "%sid: %" PRIu64 "\ndata: ", mark == 'p' ? "event: peak\n" : "",
-                 held ? log_id_of(end_at, next - n, n) : log_id(fd, end_at));
-        buffer_text(out, head);
-        buffer_add(out, line, (size_t)(next - line));
-        buffer_text(out, "\n");
+/* Chooses what a client gets of the history, which lies before it in the log. */
+static inline void log_thin(LogPlace* p, LogReader* r) {
+    Series* all = (Series*)xcalloc(OTHER, sizeof *all);
+    size_t n = 0;
+    all[STEP].stride = all[VAL].stride = 1;
+    log_seek(r, p->id >> 24);
+    for (const char* line; (line = log_next(r, &n));) {
+        const int kind = log_kind(p, line, n);
+        if (kind < OTHER) { series_add(&all[kind], line, n, r->end); }
     }
-    return some;
-}
-
-/* Reads blocks of lines until some are sent to `out`; NULL: reads all, to count them. */
-static inline void log_read(LogPlace* p, int fd, Buffer* out) {
-    char *block = (char*)xmalloc(LONGEST_LINE + 1), *marks = (char*)xmalloc(LONGEST_LINE);
-    uint64_t at = p->id >> 24;
-    ssize_t n = 0;
-    bool sent = false;
-    while (!sent && (n = pread(fd, block, LONGEST_LINE, (off_t)at)) > 0) {
-        const char* newline = (const char*)memrchr(block, '\n', (size_t)n);
-        if (!newline && n < LONGEST_LINE) { break; }  // the rest of the line is still to come
-        if (!newline) {
-            p->passes = true, at += (uint64_t)n;
-            continue;
+    p->kept = (uint64_t*)xmalloc((all[STEP].count + all[VAL].count) * sizeof all->buckets[0]);
+    for (int i = 0; i < 2 * NUM_PEAKS; i++) {
+        const Series* s = &all[i / NUM_PEAKS];
+        for (size_t b = 0; b < s->count; b++) {
+            const uint64_t end = s->buckets[b][i % NUM_PEAKS].end;
+            if (end > 0) { p->kept[p->num_kept++] = 2 * end + (i % NUM_PEAKS == LAST); }
         }
-        block[n] = 0;
-        memset(marks, 0, (size_t)n);
-        log_choose(p, block, newline + 1, marks);
-        sent = out && log_add(fd, at, block, newline + 1, marks, out);
-        at += (uint64_t)(newline + 1 - block);
     }
-    p->id = log_id(fd, at);
-    free(block);
-    free(marks);
+    qsort(p->kept, p->num_kept, sizeof *p->kept, checkpoint_compare_newest);
+    p->history = r->end;
+    free(all);
 }
 
 /* Adds the lines of a run that a client has not got yet: if they are many, only the next part of them. */
 static inline void log_send(const char* run, LogPlace* p, Buffer* out) {
+    char head[64];
+    size_t n = 0;
     Error ignored = NO_ERROR;
-    const int fd = open_inside(run, "log.jsonl", &ignored);
-    if (fd < 0) { return; }
-    if (log_id(fd, p->id >> 24) != p->id) {
+    LogReader r = {.lines.fd = open_inside(run, "log.jsonl", &ignored)};
+    if (r.lines.fd < 0) { return; }
+    if (log_id(&r, p->id >> 24) != p->id) {
         buffer_text(out, "event: reset\ndata: {}\n\n");
+        free(p->kept);
         *p = (LogPlace){.ranges = p->ranges, .ends = p->ends, .first = p->first, .last = p->last};
     }
-    if (!p->counted) {
-        LogPlace end = *p;
-        log_read(&end, fd, NULL);
-        memcpy(p->history, end.seen, sizeof p->history);
-        p->counted = true;
+    if (!p->kept) { log_thin(p, &r); }
+    log_seek(&r, p->id >> 24);
+    for (const char* line; buffer_waits(out) < PART && (line = log_next(&r, &n));) {
+        const int kind = log_kind(p, line, n);
+        const bool thins = kind < OTHER && r.end <= p->history;
+        uint64_t kept = thins ? 0 : 2 * r.end + 1;
+        while (thins && p->num_kept > 0 && p->kept[p->num_kept - 1] / 2 <= r.end) { kept = p->kept[--p->num_kept]; }
+        if (kind == NONE || kept / 2 != r.end) { continue; }
+        snprintf(head, sizeof head, "%sid: %" PRIu64 "\ndata: ", kept % 2 ? "" : "event: peak\n", log_id(&r, r.end));
+        buffer_text(out, head);
+        buffer_add(out, line, n);
+        buffer_text(out, "\n");
     }
-    log_read(p, fd, out);
-    close(fd);
+    p->id = log_id(&r, r.end);
+    close(r.lines.fd);
+    free(r.lines.text);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // how a run stands, by the end of its log and the lock that a running trainer holds
 
 enum { LOG_END = 128 << 10 };  // bytes of a log that are looked through
-static const char* const run_numbers[] = {"time", "step", "loss", "val"};
 
 /* Writes the run of a folder as an object: its name, its state, when its log was written, its last step and losses, and the
  * reason of its end. */
 static inline void run_write(FILE* f, const char* dir, const char* name) {
+    static const char* const names[] = {"time", "step", "loss", "val"};
+    double numbers[] = {0, NAN, NAN, NAN};
     struct stat st = {0};
     Error ignored = NO_ERROR;
     Json j;
-    double step = NAN, loss = NAN, val = NAN;
-    const int fd = open_inside(dir, "log.jsonl", &ignored);
-    char *text = (char*)xmalloc(LOG_END + 1), *reason = NULL;
-    const off_t from = fd >= 0 && fstat(fd, &st) == 0 && st.st_size > LOG_END ? st.st_size - LOG_END : 0;
-    const ssize_t n = fd >= 0 ? pread(fd, text, LOG_END, from) : 0;
-    text[n > 0 ? n : 0] = 0;
-    if (fd >= 0) { close(fd); }
-    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
-        const size_t length = (size_t)(end - line);
+    LogReader r = {.lines.fd = open_inside(dir, "log.jsonl", &ignored)};
+    char* reason = NULL;
+    size_t n = 0;
+    const bool there = r.lines.fd >= 0 && fstat(r.lines.fd, &st) == 0;
+    log_seek(&r, st.st_size > LOG_END ? (uint64_t)st.st_size - LOG_END : 0);
+    numbers[0] = (double)st.st_mtime;
+    for (const char* line; (line = log_next(&r, &n));) {
         if (log_is(line, "step")) {
-            step = log_number(line, length, "\"step\":"), loss = log_number(line, length, "\"loss\":");
+            numbers[1] = log_number(line, n, "\"step\":"), numbers[2] = log_number(line, n, "\"loss\":");
         }
-        if (log_is(line, "val")) { val = log_number(line, length, "\"loss\":"); }
-        if (!log_is(line, "end") || !json_parse_line(&j, line, length, "log", &ignored)) { continue; }
+        if (log_is(line, "val")) { numbers[3] = log_number(line, n, "\"loss\":"); }
+        if (!log_is(line, "end") || !json_parse_line(&j, line, n, "log", &ignored)) { continue; }
         const char* found = json_string(&j, json_get(&j, json_root(&j), "reason"), NULL);
         free(reason);
         reason = xstrdup(found ? found : "");
         json_free(&j);
     }
+    if (there) { close(r.lines.fd); }
+    free(r.lines.text);
     const bool locks = folder_has(dir, ".lock"), fresh = time(NULL) - st.st_mtime < FRESH_SECONDS;
-    const char* state = fd < 0                        ? "empty"
+    const char* state = !there                        ? "empty"
                         : locks && out_is_locked(dir) ? "running"
                         : reason ? (strcmp(reason, "done") == 0 || strcmp(reason, "patience") == 0 ? "finished" : "stopped")
                         : !locks && fresh ? "running"
                                           : "killed";
-    const double numbers[] = {(double)st.st_mtime, step, loss, val};
     fputs("{\"name\": ", f);
     json_write_text(f, name);
     fprintf(f, ", \"state\": \"%s\", \"reason\": ", state);
     json_write_text(f, reason ? reason : "");
-    for (int i = 0; i < 4; i++) { fprintf(f, ", \"%s\": ", run_numbers[i]), json_write_double(f, numbers[i]); }
+    for (int i = 0; i < 4; i++) { fprintf(f, ", \"%s\": ", names[i]), json_write_double(f, numbers[i]); }
     fputc('}', f);
     free(reason);
-    free(text);
 }
 
 /* Finds the folder of a run in a folder of runs by its name; "": the folder itself. It is no link: see open_inside(). */
@@ -235,20 +248,40 @@ static inline bool run_find(char path[PATH_CAP], const char* folder, const char*
            S_ISDIR(st.st_mode);
 }
 
-/* Writes the runs of a folder, with commas between; the folder alone if it is a run, or has none. */
+typedef struct {
+    double time;  // of its log
+    char* name;
+} RunName;
+
+static inline int run_newest(const void* a, const void* b) {
+    const double s = ((const RunName*)a)->time, t = ((const RunName*)b)->time;
+    return s > t ? -1 : s < t;
+}
+
+/* Writes the newest runs of a folder, with commas between; the folder alone if it is a run, or has none. */
 static inline void runs_write(FILE* f, const char* folder) {
-    char path[PATH_CAP];
-    struct dirent** names = NULL;
-    const bool one = folder_has(folder, "log.jsonl");
-    const int listed = one ? 0 : scandir(folder, &names, NULL, folder_order);
+    char path[PATH_CAP], log[PATH_CAP];
+    struct dirent** entries = NULL;
+    struct stat st;
+    Error ignored = NO_ERROR;
     int count = 0;
-    for (int i = listed; i-- > 0; free(names[i])) {
-        if (count == MOST_RUNS || !run_find(path, folder, names[i]->d_name) || !folder_has(path, "log.jsonl")) { continue; }
-        fputs(count++ ? ", " : "", f);
-        run_write(f, path, names[i]->d_name);
+    const int listed = folder_has(folder, "log.jsonl") ? 0 : scandir(folder, &entries, NULL, folder_order);
+    RunName* runs = (RunName*)xmalloc((listed > 0 ? (size_t)listed : 0) * sizeof *runs);
+    for (int i = 0; i < listed; i++) {
+        char* name = entries[i]->d_name;
+        if (run_find(path, folder, name) && path_join(log, path, "log.jsonl", &ignored) && lstat(log, &st) == 0) {
+            runs[count++] = (RunName){(double)os_changed(&st).tv_sec + 1e-9 * (double)os_changed(&st).tv_nsec, name};
+        }
     }
-    free(names);
+    if (count > 1) { qsort(runs, (size_t)count, sizeof *runs, run_newest); }
     if (count == 0) { run_write(f, folder, ""); }
+    for (int i = 0; i < count && i < MOST_RUNS; i++) {
+        if (i > 0) { fputs(", ", f); }
+        if (run_find(path, folder, runs[i].name)) { run_write(f, path, runs[i].name); }
+    }
+    for (int i = 0; i < listed; i++) { free(entries[i]); }
+    free(entries);
+    free(runs);
 }
 
 #endif

@@ -18,8 +18,7 @@
 
 #include "dev/serve/address.h"  // defines: Address, address_read, address_name, key_draw, key_read, Request, request_judge
 #include "dev/serve/buffer.h"   // defines: Buffer, buffer_add, buffer_error, buffer_text, buffer_waits
-#include "dev/serve/client.h"   // defines: Client, suspend, wake
-#include "dev/serve/queue.h"    // defines: Queue, queue_take, queue_leave, queue_read, queue_write
+#include "dev/serve/queue.h"    // defines: Client, Queue, queue_count, queue_leave, queue_read, queue_write, suspend, wake
 #include "dev/serve/run_log.h"  // defines: log_send, runs_write, run_find
 
 #include "llmc/text/text_rules.h"  // defines: TextRules, text_rules_find_template, text_rules_free
@@ -29,8 +28,7 @@
 #include <sys/resource.h>
 
 enum {
-    MOST_CLIENTS = 32,
-    MOST_OF_ADDRESS = 8,  // of them from one other machine
+    MOST_OF_ADDRESS = 8,  // clients from one other machine
     SPARE_CLIENTS = 8,    // places that those who follow a log do not take
     MOST_BODY = 256 << 10,
     LEAST_FILES = 64,      // a client needs one, and so do the process that answers, the log and what is always open
@@ -41,22 +39,22 @@ enum {
 
 struct Server {
     Address address;
-    const char* folder;            // a run's, or of runs
-    bool newest;                   // the page opens the newest run
-    char* key;                     // NULL: none
-    bool shows_key;                // it was drawn
-    Client clients[MOST_CLIENTS];  // without a connection: a free place
+    const char* folder;  // a run's, or of runs
+    bool newest;         // the page opens the newest run
+    char* key;           // NULL: none
+    bool shows_key;      // it was drawn
     Queue queue;
     double next_tick;
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// requests
+// responses
 
 static Respond respond_answer;
 
 static enum MHD_Result respond(const Client* c, unsigned status, const char* type, struct MHD_Response* r) {
-    static const char* const headers[][2] = {
+    const char* const headers[][2] = {
+        {"Content-Type", type},
         {"Content-Security-Policy",
          "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
          "frame-ancestors 'none'; style-src " SERVE_STYLE "; script-src " SERVE_SCRIPT},
@@ -64,26 +62,27 @@ static enum MHD_Result respond(const Client* c, unsigned status, const char* typ
         {"Referrer-Policy", "no-referrer"},
         {"Cache-Control", "no-store"},
         {"Cross-Origin-Resource-Policy", "same-origin"},
+        {status == MHD_HTTP_METHOD_NOT_ALLOWED ? "Allow" : NULL, c->respond == respond_answer ? "POST" : "GET, HEAD"},
+        {status == MHD_HTTP_UNAUTHORIZED ? "WWW-Authenticate" : NULL, "Bearer"},
+        {status == MHD_HTTP_TOO_MANY_REQUESTS ? "Retry-After" : NULL, "10"},
     };
-    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) { MHD_add_response_header(r, headers[i][0], headers[i][1]); }
-    MHD_add_response_header(r, "Content-Type", type);
-    const char* allowed = c->respond == respond_answer ? "POST" : "GET, HEAD";
-    if (status == MHD_HTTP_METHOD_NOT_ALLOWED) { MHD_add_response_header(r, "Allow", allowed); }
-    if (status == MHD_HTTP_UNAUTHORIZED) { MHD_add_response_header(r, "WWW-Authenticate", "Bearer"); }
-    if (status == MHD_HTTP_TOO_MANY_REQUESTS) { MHD_add_response_header(r, "Retry-After", "10"); }
+    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
+        if (headers[i][0]) { MHD_add_response_header(r, headers[i][0], headers[i][1]); }
+    }
     const enum MHD_Result result = MHD_queue_response(c->connection, status, r);
     MHD_destroy_response(r);
     return result;
 }
 
-static enum MHD_Result respond_json(const Client* c, unsigned status, const Buffer* b) {
-    return respond(c, status, "application/json", MHD_create_response_from_buffer(b->size, b->text, MHD_RESPMEM_MUST_FREE));
+/* Responds with the JSON in c->out. */
+static enum MHD_Result respond_json(const Client* c, unsigned status) {
+    const Buffer* b = &c->out;
+    return respond(c, status, "application/json", MHD_create_response_from_buffer(b->size, b->text, MHD_RESPMEM_MUST_COPY));
 }
 
-static enum MHD_Result refuse(const Client* c, unsigned status, const char* why) {
-    Buffer b = {NULL, 0, 0};
-    buffer_error(&b, why);
-    return respond_json(c, status, &b);
+static enum MHD_Result refuse(Client* c, unsigned status, const char* why) {
+    buffer_error(&c->out, why);
+    return respond_json(c, status);
 }
 
 /* Gives the next bytes of a response. A client for which there are none yet is suspended. */
@@ -99,18 +98,18 @@ static ssize_t give(void* client, uint64_t at, char* out, size_t most) {
     }
     const size_t n = size_min(most, buffer_waits(&c->out));
     if (n == 0 && c->done) { return MHD_CONTENT_READER_END_OF_STREAM; }
-    if (n == 0) {
-        suspend(c);
-        return 0;
-    }
-    memcpy(out, c->out.text + c->out.at, n);
+    if (n == 0) { suspend(c); }
+    if (n > 0) { memcpy(out, c->out.text + c->out.at, n); }
     c->out.at += n;
     return (ssize_t)n;
 }
 
-static enum MHD_Result respond_stream(Client* c, unsigned status, const char* type) {
-    return respond(c, status, type, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1 << 14, give, c, NULL));
+static enum MHD_Result respond_stream(const Client* c, unsigned status, const char* type) {
+    return respond(c, status, type, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1 << 14, give, (void*)c, NULL));
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// requests
 
 static const char* value_of(const Client* c, enum MHD_ValueKind kind, const char* name) {
     const char* value = MHD_lookup_connection_value(c->connection, kind, name);
@@ -120,16 +119,14 @@ static const char* value_of(const Client* c, enum MHD_ValueKind kind, const char
 static const char* header(const Client* c, const char* name) { return value_of(c, MHD_HEADER_KIND, name); }
 static const char* argument(const Client* c, const char* name) { return value_of(c, MHD_GET_ARGUMENT_KIND, name); }
 
-static enum MHD_Result respond_page(Server* s, Client* c) {
-    (void)s;
+static enum MHD_Result respond_page(Client* c) {
     return respond(c, MHD_HTTP_OK, "text/html; charset=utf-8",
                    MHD_create_response_from_buffer(sizeof serve_page, (void*)serve_page, MHD_RESPMEM_PERSISTENT));
 }
 
-static enum MHD_Result respond_log(Server* s, Client* c) {
+static enum MHD_Result respond_log(Client* c) {
     const char *first = argument(c, "first"), *last = argument(c, "last");
     Error e = NO_ERROR;
-    (void)s;
     const int fd = folder_has(c->run, "log.jsonl") ? open_inside(c->run, "log.jsonl", &e) : -1;
     if (fd < 0 && e.msg[0]) { return refuse(c, MHD_HTTP_FORBIDDEN, e.msg); }
     if (fd >= 0) { close(fd); }
@@ -141,67 +138,57 @@ static enum MHD_Result respond_log(Server* s, Client* c) {
     return respond_stream(c, MHD_HTTP_OK, "text/event-stream");
 }
 
-static enum MHD_Result respond_runs(Server* s, Client* c) {
-    Buffer b = {NULL, 0, 0};
-    FILE* f = xopen_memory(&b.text, &b.size);
+static enum MHD_Result respond_runs(Client* c) {
+    FILE* f = xopen_memory(&c->out.text, &c->out.size);
     fputs("{\"folder\": ", f);
-    json_write_text(f, s->folder);
-    fprintf(f, ", \"newest\": %s, \"runs\": [", s->newest ? "true" : "false");
-    runs_write(f, s->folder);
+    json_write_text(f, c->server->folder);
+    fprintf(f, ", \"newest\": %s, \"runs\": [", c->server->newest ? "true" : "false");
+    runs_write(f, c->server->folder);
     fputs("]}\n", f);
-    xclose_memory(f, &b.text);
-    return respond_json(c, MHD_HTTP_OK, &b);
+    xclose_memory(f, &c->out.text);
+    return respond_json(c, MHD_HTTP_OK);
 }
 
-/* Returns whether a checkpoint has a form of a chat, in files that open_inside() would open. */
-static bool has_chat(const char* run, uint64_t step) {
-    static const char* const names[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"};
+/* Returns whether the newest checkpoint has a form of a chat. */
+static bool has_chat(Client* c) {
     char dir[PATH_CAP], path[PATH_CAP], config[PATH_CAP];
-    struct stat folder;
     size_t size = 0;
-    Error e = NO_ERROR, ignored = NO_ERROR;
-    if (!checkpoint_path(dir, run, step, "", &e) || lstat(dir, &folder) != 0 || !S_ISDIR(folder.st_mode)) { return false; }
-    for (int i = 0; i < 3; i++) {
-        const int fd = open_inside(dir, names[i], &ignored);
-        if (fd < 0 && errno != ENOENT) { return false; }
-        if (fd >= 0) { close(fd); }
-    }
+    Error e = NO_ERROR;
     Tokenizer t = {.path = path};
     TextRules r = {.tokenizer = &t};
-    bool found = checkpoint_path(path, run, step, "/tokenizer.json", &e) &&
-                 checkpoint_path(config, run, step, "/tokenizer_config.json", &e);
-    t.config = found ? read_file(config, &size, 16 << 20, &e) : NULL;
-    found = found && text_rules_find_template(&r, &e) && r.chat_template;
+    c->step = NEWEST;
+    if (!checkpoint_of(c, dir, &e) || !path_join(path, dir, "tokenizer.json", &e)) { return false; }
+    t.config = path_join(config, dir, "tokenizer_config.json", &e) ? read_file(config, &size, 16 << 20, &e) : NULL;
+    const bool found = text_rules_find_template(&r, &e) && r.chat_template;
     free(t.config);
     text_rules_free(&r);
     return found;
 }
 
-static enum MHD_Result respond_checkpoints(Server* s, Client* c) {
+static enum MHD_Result respond_checkpoints(Client* c) {
     uint64_t* steps = NULL;
     size_t count = 0;
-    Buffer b = {NULL, 0, 0};
     Error e = NO_ERROR;
-    (void)s;
     if (!checkpoint_list(c->run, &steps, &count, &e)) { return refuse(c, MHD_HTTP_INTERNAL_SERVER_ERROR, e.msg); }
-    FILE* f = xopen_memory(&b.text, &b.size);
-    fprintf(f, "{\"chat\": %s, \"checkpoints\": [", count > 0 && has_chat(c->run, steps[0]) ? "true" : "false");
+    FILE* f = xopen_memory(&c->out.text, &c->out.size);
+    fprintf(f, "{\"chat\": %s, \"checkpoints\": [", has_chat(c) ? "true" : "false");
     while (count-- > 0) {
         fprintf(f, "{\"name\": \"step_%08" PRIu64 "\", \"step\": %" PRIu64 "}", steps[count], steps[count]);
         fputs(count > 0 ? ", " : "", f);
     }
     fputs("]}\n", f);
-    xclose_memory(f, &b.text);
+    xclose_memory(f, &c->out.text);
     free(steps);
-    return respond_json(c, MHD_HTTP_OK, &b);
+    return respond_json(c, MHD_HTTP_OK);
 }
 
-static enum MHD_Result respond_health(Server* s, Client* c) {
-    Buffer b = {NULL, 0, 0};
-    FILE* f = xopen_memory(&b.text, &b.size);
-    fprintf(f, "{\"answers\": %s, \"waiting\": %d}\n", s->queue.busy ? "true" : "false", s->queue.num_waiting);
-    xclose_memory(f, &b.text);
-    return respond_json(c, MHD_HTTP_OK, &b);
+static enum MHD_Result respond_health(Client* c) {
+    Queue* q = &c->server->queue;
+    Client* first = NULL;
+    char text[80];
+    snprintf(text, sizeof text, "{\"answers\": %s, \"waiting\": %d}\n", q->busy ? "true" : "false", queue_count(q, &first));
+    buffer_text(&c->out, text);
+    return respond_json(c, MHD_HTTP_OK);
 }
 
 /* Begins the response to a question once its status is known. */
@@ -212,7 +199,9 @@ static enum MHD_Result answer(Client* c) {
 }
 
 /* Takes a question as one line, and suspends its client until the first line of the answer comes. */
-static enum MHD_Result respond_answer(Server* s, Client* c) {
+static enum MHD_Result respond_answer(Client* c) {
+    Queue* q = &c->server->queue;
+    Client* first = NULL;
     Json j;
     char path[PATH_CAP];
     Error e = NO_ERROR;
@@ -227,8 +216,12 @@ static enum MHD_Result respond_answer(Server* s, Client* c) {
     json_free(&j);
     if (stop) { return refuse(c, MHD_HTTP_BAD_REQUEST, "question: wanted no member stop: leaving stops an answer"); }
     if (!there) { return refuse(c, MHD_HTTP_NOT_FOUND, "question: checkpoint is not one of the run's"); }
+    if (queue_count(q, &first) + q->busy == MOST_QUESTIONS) {
+        return refuse(c, MHD_HTTP_TOO_MANY_REQUESTS, "too many questions wait");
+    }
     for (char* p = c->body.text; p + 1 < c->body.text + c->body.size; p++) { *p = strchr("\r\n", *p) ? ' ' : *p; }
-    return queue_take(&s->queue, c) ? answer(c) : refuse(c, MHD_HTTP_TOO_MANY_REQUESTS, "too many questions wait");
+    c->turn = ++q->turns;
+    return answer(c);
 }
 
 static const struct {
@@ -244,13 +237,8 @@ enum { NUM_ROUTES = sizeof routes / sizeof *routes };
 
 /* Returns the status with which a request is refused before its body is read, and why; 0: it is not. */
 static unsigned judge(const Server* s, Client* c, const char* url, const char* method, const char** why) {
-    const Request r = {method,
-                       url,
-                       header(c, "Host"),
-                       header(c, "Origin"),
-                       header(c, "Sec-Fetch-Site"),
-                       header(c, "Authorization"),
-                       header(c, "Content-Type")};
+    Request r = {.method = method, .url = url, .host = header(c, "Host"), .origin = header(c, "Origin")};
+    r.site = header(c, "Sec-Fetch-Site"), r.authorization = header(c, "Authorization"), r.type = header(c, "Content-Type");
     int i = 0;
     while (i < NUM_ROUTES && strcmp(url, routes[i].url) != 0) { i++; }
     c->respond = i < NUM_ROUTES ? routes[i].respond : NULL;
@@ -264,12 +252,11 @@ static unsigned judge(const Server* s, Client* c, const char* url, const char* m
  * for a client that was suspended before its response, once the client is woken. */
 static enum MHD_Result handle(void* server, struct MHD_Connection* connection, const char* url, const char* method,
                               const char* version, const char* part, size_t* size, void** request) {
-    Server* s = (Server*)server;
     Client* c = (Client*)MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
     const char* why = NULL;
     (void)version;
     if (!*request) {
-        const unsigned status = judge(s, *request = c, url, method, &why);
+        const unsigned status = judge((Server*)server, *request = c, url, method, &why);
         return status ? refuse(c, status, why) : MHD_YES;
     }
     if (*size > 0) {
@@ -280,46 +267,40 @@ static enum MHD_Result handle(void* server, struct MHD_Connection* connection, c
     if (c->since == 0) { return answer(c); }  // the client was woken
     c->since = 0;
     if (c->body.size > MOST_BODY) { return refuse(c, MHD_HTTP_CONTENT_TOO_LARGE, "the question has more than 256 KiB"); }
-    return c->respond(s, c);
+    return c->respond(c);
 }
 
-static Client new_client(Server* s, struct MHD_Connection* connection, int fd) {
-    return (Client){.server = s, .connection = connection, .fd = fd, .since = now_seconds()};
-}
-
-static void client_end(Client* c) {
-    queue_leave(&c->server->queue, c);
+/* Ends the request of a place, if it has one. The place waits for another one or, without a connection, is free. */
+static void client_renew(Client* c, Server* s, struct MHD_Connection* connection, int fd) {
+    queue_leave(&s->queue, c);
     free(c->body.text);
     free(c->out.text);
+    free(c->place.kept);
+    *c = (Client){.server = s, .connection = connection, .fd = fd, .since = connection ? now_seconds() : 0};
 }
 
-/* The end of a request: the connection may bring another one. */
 static void on_completed(void* server, struct MHD_Connection* connection, void** request, enum MHD_RequestTerminationCode why) {
     Client* c = (Client*)*request;
-    (void)server, (void)connection, (void)why;
-    if (!c) { return; }
-    client_end(c);
-    *c = new_client(c->server, c->connection, c->fd);
+    (void)why;
+    if (c) { client_renew(c, (Server*)server, connection, c->fd); }
 }
 
 static void on_connection(void* server, struct MHD_Connection* connection, void** context,
                           enum MHD_ConnectionNotificationCode code) {
     Server* s = (Server*)server;
-    Client *c = (Client*)*context, *oldest = NULL;
+    Client *oldest = NULL, *place = NULL;  // a place is found, since libmicrohttpd counts the connections, too
     int places = 0;
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
-        client_end(c);
-        *c = (Client){0};
+        client_renew((Client*)*context, s, NULL, -1);
         return;
     }
-    for (c = s->clients; c < s->clients + MOST_CLIENTS; c++) {
-        places += !c->connection;
+    for (Client* c = s->queue.clients; c < s->queue.clients + MOST_CLIENTS; c++) {
+        if (!c->connection) { places++, place = c; }
         if (c->follows && (!oldest || c->began < oldest->began)) { oldest = c; }
     }
     if (oldest && places <= SPARE_CLIENTS) { shutdown(oldest->fd, SHUT_RDWR), oldest->follows = false; }
-    for (c = s->clients; c->connection;) { c++; }  // finds one, since libmicrohttpd counts the connections, too
-    *c = new_client(s, connection, MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd);
-    *context = c;
+    client_renew(place, s, connection, MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd);
+    *context = place;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -328,7 +309,7 @@ static void on_connection(void* server, struct MHD_Connection* connection, void*
 /* Lets the clients that follow look for events, and cuts off requests that take too long. */
 static void tick(Server* s) {
     const double now = now_seconds();
-    for (Client* c = s->clients; c < s->clients + MOST_CLIENTS; c++) {
+    for (Client* c = s->queue.clients; c < s->queue.clients + MOST_CLIENTS; c++) {
         if (c->follows) { wake(c); }
         if (c->since > 0 && now - c->since > REQUEST_SECONDS) { shutdown(c->fd, SHUT_RDWR); }
     }
@@ -338,27 +319,35 @@ static void tick(Server* s) {
 /* Waits for requests, for answers and for the next tick, and serves them. */
 static void serve(Server* s, struct MHD_Daemon* daemon) {
     Queue* q = &s->queue;
-    const bool writes = buffer_waits(&q->process.to_write) > 0;
-    struct pollfd fds[2 + MOST_CLIENTS] = {
-        {MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd, POLLIN, 0},
-        {q->process.pid > 0 ? q->process.lines.fd : -1, (short)(POLLIN | (writes ? POLLOUT : 0)), 0},
-    };
+    const int listens = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_LISTEN_FD)->listen_fd;
+    const bool gets = buffer_waits(&q->process.to_write) > 0;
     MHD_UNSIGNED_LONG_LONG wait = TICK_MS;
+    MHD_socket most = 0;
+    fd_set sets[3], *reads = &sets[0], *writes = &sets[1];
+    for (int i = 0; i < 3; i++) { FD_ZERO(&sets[i]); }
+    MHD_get_fdset(daemon, reads, writes, &sets[2], &most);
     if (MHD_get_timeout(daemon, &wait) != MHD_YES || wait > TICK_MS) { wait = TICK_MS; }
-    for (int i = 0; i < MOST_CLIENTS; i++) {
-        const Client* c = &s->clients[i];
-        fds[2 + i] = (struct pollfd){c->suspended || c->since > 0 ? c->fd : -1, POLLRDHUP, 0};
+    struct pollfd fds[MOST_CLIENTS + 2];
+    for (int i = 0; i < MOST_CLIENTS; i++) {  // libmicrohttpd looks at no hang-up of a client that is suspended
+        const Client* c = &q->clients[i];
+        const bool watched = c->suspended || c->since > 0;
+        fds[i] = (struct pollfd){c->connection ? c->fd : -1, watched ? OS_HANGUP : 0, 0};
+        if (c->connection && FD_ISSET(c->fd, reads)) { fds[i].events |= POLLIN; }
+        if (c->connection && FD_ISSET(c->fd, writes)) { fds[i].events |= POLLOUT; }
     }
-    poll(fds, 2 + MOST_CLIENTS, (int)wait);
+    struct pollfd* process = &fds[MOST_CLIENTS];
+    process[0] = (struct pollfd){q->process.pid > 0 ? q->process.lines.fd : -1, (short)(gets ? POLLIN | POLLOUT : POLLIN), 0};
+    process[1] = (struct pollfd){FD_ISSET(listens, reads) ? listens : -1, POLLIN, 0};
+    poll(fds, MOST_CLIENTS + 2, (int)wait);
     for (int i = 0; i < MOST_CLIENTS; i++) {
-        Client* c = &s->clients[i];
-        if (fds[2 + i].revents == 0) { continue; }
+        Client* c = &q->clients[i];
+        if (!(c->suspended || c->since > 0) || !(fds[i].revents & ~(POLLIN | POLLOUT))) { continue; }
         shutdown(c->fd, SHUT_RDWR);  // libmicrohttpd may overlook the end of a request that is cut off, but not this
         queue_leave(q, c);
         question_fail(c, "the client has left");  // nobody reads this, but it ends the response
     }
-    if (fds[1].revents & POLLOUT) { queue_write(q); }
-    if (fds[1].revents & ~POLLOUT) { queue_read(q); }
+    if (process->revents & POLLOUT) { queue_write(q); }
+    if (process->revents & ~POLLOUT) { queue_read(q); }
     if (now_seconds() >= s->next_tick) { tick(s); }
     MHD_run(daemon);
     queue_go_on(q);
@@ -434,7 +423,7 @@ int main(int argc, char** argv) {
     }
     signal(SIGPIPE, SIG_IGN);
     Address* a = &s.address;
-    const unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | (a->socket.any.sa_family == AF_INET6 ? MHD_USE_IPv6 : 0);
+    const unsigned flags = MHD_ALLOW_SUSPEND_RESUME | (a->socket.any.sa_family == AF_INET6 ? MHD_USE_IPv6 : 0);
     const unsigned most_of_address = a->is_local ? MOST_CLIENTS : MOST_OF_ADDRESS;
     struct MHD_Daemon* daemon =
         MHD_start_daemon(flags, 0, NULL, NULL, handle, &s, MHD_OPTION_SOCK_ADDR, &a->socket.any, MHD_OPTION_CONNECTION_LIMIT,

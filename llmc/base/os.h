@@ -22,10 +22,12 @@
 #include <sys/sysctl.h>
 #include <xlocale.h>  // towlower_l
 #define OS_UTF8_LOCALE "UTF-8"
+#define OS_HANGUP POLLHUP  // for poll(): the other end of a socket has closed it, in one direction at least
 #else
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #define OS_UTF8_LOCALE "C.UTF-8"
+#define OS_HANGUP POLLRDHUP
 #endif
 
 /* Writes `bytes` random bytes, at most 256, or ends the program. */

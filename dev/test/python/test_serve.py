@@ -214,7 +214,7 @@ def test_a_process_that_cannot_be_started_fails_its_question_alone(server):
     for most in (full + 1, full + 3):  # there is room for the connection, then also for the file of errors and one end of the socket
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, limit[1]))
         status, lines = server.post({"prompt": "a", "checkpoint": "step_00000100"})
-        assert status == 503 and lines[0]["error"].endswith("serve_stub.py: cannot be started: Too many open files")
+        assert status == 503 and lines[0]["error"].endswith(": Too many open files")
         wait_for(lambda: opened() <= full)
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limit)
     assert server.post({"prompt": "a"})[0] == 200
@@ -496,7 +496,7 @@ def test_a_link_in_a_run_is_not_read(tmp_path):
         assert "hunter2" not in each.get(path)[1]
     assert server.get("/log") == (403, json.dumps({
         "error": f"{out}/log.jsonl: is no regular file of the folder's owner, wanted one that is no link"}) + "\n")
-    assert "is a link, wanted a folder" in server.post({"prompt": "a", "checkpoint": "step_00000200"})[1][0]["error"]
+    assert "is or holds a link, wanted a folder" in server.post({"prompt": "a", "checkpoint": "step_00000200"})[1][0]["error"]
     for name in ("other", "..", ".", "run/../run", "run/", "secret", "%2e%2e", "%00", ""):
         assert (runs.get("/checkpoints?run=" + name)[0] == 404) == (name not in ("", "%00")), name
     template = out / "step_00000100" / "chat_template.jinja"
@@ -507,6 +507,7 @@ def test_a_link_in_a_run_is_not_read(tmp_path):
     template.rename(tmp_path / "form")
     template.symlink_to(tmp_path / "form")
     assert '"chat": false' in runs.get("/checkpoints?run=run")[1], "the template is a link"
+    assert "step_00000100: is or holds a link, wanted" in server.post({"prompt": "a"})[1][0]["error"]
     if os.geteuid() == 0:
         os.remove(out / "log.jsonl")
         os.link(secret, out / "log.jsonl")
@@ -514,6 +515,16 @@ def test_a_link_in_a_run_is_not_read(tmp_path):
         os.chown(secret, 65534, 65534)
         assert server.get("/log?end=1")[0] == 403
         os.chown(secret, 0, 0)
+
+
+def test_a_folder_lists_its_newest_200_runs(tmp_path):
+    for i in range(203):
+        (tmp_path / f"r{i}").mkdir()
+        (tmp_path / f"r{i}" / "log.jsonl").write_text(config())
+        os.utime(tmp_path / f"r{i}" / "log.jsonl", (1, 10**9 - i))
+    server = Server(tmp_path)
+    assert [r["name"] for r in json.loads(server.get("/runs")[1])["runs"]] == [f"r{i}" for i in range(200)]
+    server.end()
 
 
 def test_32_followers_do_not_starve_the_33rd(server):
