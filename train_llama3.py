@@ -31,7 +31,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from dev.reference.config import preset, presets, read_config
+from dev.reference.config import DIALLED, dial_of, preset, presets, read_config, settle
 from dev.reference.folders import (adapter_config, base_folder, checkpoints, model_of, read_adapters, read_weights,
                                    write_adapters, write_weights)
 from dev.reference.log import Log, StepTable, counted, die, mark, warn
@@ -572,8 +572,8 @@ class Training:
         self.text = text = Text(a.tokenizer or own or os.path.dirname(parts[0][0]), fresh=not is_folder)
         c = read_config(base_folder(folder)) if is_folder else None
         bos = next((i for i in (text.id("<|begin_of_text|>"), c and c.bos_token_id) if i is not None), None)
-        self.val = DataLoader(a.val, a.batch, a.seq, documents=a.documents, bos=bos) if a.val else None
-        self.loader = loader = train_loader(parts, a.batch, a.seq, a.seed, a.documents, bos, self.val)
+        self.val = DataLoader(a.val, 1, a.seq, documents=a.documents, bos=bos) if a.val else None
+        self.loader = loader = train_loader(parts, a.batch or 1, a.seq, a.seed, a.documents, bos, self.val)
         self.c = c = c or preset(folder, text.vocab_size or loader.vocab_size or loader.usual_vocab)
         if c is None:
             die(f"--model: {folder} is neither a folder nor a preset, wanted a Hugging Face folder, dN, {', '.join(presets())}")
@@ -583,6 +583,9 @@ class Training:
         turn = text.learn_turn(loader.files)
         if turn is not None and turn not in (c.eos_token_id or []):
             c.eos_token_id = (c.eos_token_id or []) + [turn]
+        dial = not is_folder and folder not in presets() and not a.lora
+        settle(a, dial_of(a, c.matmul_parameters(), loader.rows_per_epoch, self.device.type == "cuda") if dial else {})
+        loader.B = a.batch
         micro = a.batch * a.seq
         a.total_batch = a.total_batch or micro
         if a.total_batch % micro:
@@ -751,7 +754,7 @@ def parse_arguments(argv):
     flags = {name: (*c[name][:5], *CHANGED.get(name, c[name][5:])) for name in SHARED} | OWN
     for name, (_, aliases, default, _, _, value, text) in flags.items():
         text = text.replace("%", "%%") + (f" ({default})" if default else "")
-        p.add_argument("--" + name, *aliases, default=default, metavar=value, help=text)
+        p.add_argument("--" + name, *aliases, default=None if name in DIALLED else default, metavar=value, help=text)
     p.add_argument("--compile", action="store_true", help="use torch.compile")
     p.add_argument("--config", nargs="+", metavar="KEY=VALUE", help="fields of config.json for --write-model")
     theirs = {word: name for name in c.keys() - {*SHARED, "help"} for word in ("--" + name, *c[name][1])}
@@ -762,7 +765,7 @@ def parse_arguments(argv):
     for name, (kind, _, _, low, high, value, _) in flags.items():
         field = name.replace("-", "_")
         text, wanted = getattr(a, field), None
-        if kind in ("INT", "LONG", "FLOAT"):
+        if kind in ("INT", "LONG", "FLOAT") and text is not None:
             number = flag_value(kind, text)
             if number is None or not low <= number <= high:
                 wanted = f"a number from {low:.10g} to {high:.10g}" if kind == "FLOAT" else \
@@ -780,6 +783,7 @@ def parse_arguments(argv):
 def main():
     a = parse_arguments(sys.argv[1:])
     if len(sys.argv) == 1 or a.write_model or a.write_state:
+        settle(a, {})
         from dev.reference import oracles  # which imports this file
         oracles.write(a)
         return

@@ -1,10 +1,12 @@
-"""config.py -- the shape of a model: its configuration, the presets, and config.json. llmc/config.h has the same in C."""
+"""config.py -- the shape of a model: its configuration, the presets, config.json, and the flags of training that dN gets.
+llmc/config.h and llmc/run/session/dial.h have the same in C."""
 import json
+import math
 import os
 from dataclasses import dataclass, fields
 
 from dev.reference.log import die
-from dev.reference.tables import c_table
+from dev.reference.tables import c_flags, c_numbers, c_table, flag_value
 
 LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -68,6 +70,46 @@ def preset(name, vocab_size):
     ffn = -(-(-(-64 * N * 8 // 3)) // 256) * 256
     return Config(vocab_size=vocab_size, hidden_size=64 * N, intermediate_size=ffn, num_hidden_layers=N,
                   num_attention_heads=N, num_key_value_heads=kv, head_dim=64, rms_norm_eps=1e-5, rope_theta=500000.0)
+
+
+DIALLED = "steps batch total-batch lr warmup".split()  # flags that a new model dN gets from dial_of()
+
+
+def dial_of(a, weights, rows, cuda):
+    """Returns {flag: value} by the laws of llmc/run/session/dial.h, which choose_dial() and choose_rate() apply in C."""
+    d, row, flags = c_numbers("llmc/run/session/dial.h", "DIAL"), a.seq, {}
+    data, power = rows * row, d["BATCH_D"]
+    tokens = min(d["TOKENS_PER_WEIGHT"] * weights, d["EPOCHS"] * data) if a.steps is None else data if a.steps < 0 else 0
+    if a.batch is None and a.total_batch is None:
+        best = d["BATCH"] * tokens ** power
+        if tokens == 0:
+            best = (d["BATCH"] * a.steps ** power) ** (1 / (1 - power))
+            best = min(best, d["EPOCHS"] * data / max(a.steps, 1))
+        share = 2 ** round(math.log2(max(best / row, d["ROWS"])))
+        while share > 1 and share > rows:
+            share //= 2
+        flags["total-batch"] = share * row
+    step = flags.get("total-batch") or a.total_batch or (a.batch or 1) * row
+    if a.batch is None:
+        micro, most = 1, d["MICRO_GPU" if cuda else "MICRO_CPU"]
+        while step // row % (2 * micro) == 0 and 2 * micro * row <= most:
+            micro *= 2
+        flags["batch"] = micro
+    flags["steps"] = max(1, int(tokens / step))
+    steps = flags["steps"] if a.steps is None else a.steps if a.steps >= 0 else max(1, rows * row // step)
+    law = d["RATE"] * weights ** d["RATE_N"] * max(steps * step, 1) ** d["RATE_D"] * (d["RATE_MUON"] if a.optimizer == "muon" else 1)
+    flags["lr"] = float(f"{min(law * math.sqrt(step / (d['BATCH'] * max(steps * step, 1) ** power)), d['RATE_MOST']):.1e}")
+    flags["warmup"] = int(d["WARMUP"] * steps)
+    return flags
+
+
+def settle(a, chosen):
+    """Gives the flags of DIALLED that are not given the values of `chosen`, or their defaults."""
+    c = c_flags()
+    for name in DIALLED:
+        field = name.replace("-", "_")
+        if getattr(a, field) is None:
+            setattr(a, field, chosen.get(name, flag_value(c[name][0], c[name][2])))
 
 
 def read_rope(c, j, path):

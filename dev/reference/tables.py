@@ -28,6 +28,11 @@ def c_strings(path, start, end):
     return [json.loads(text) for text in re.findall(r'"(?:[^"\\]|\\.)*"', body)]
 
 
+def c_numbers(path, prefix):
+    """Returns {name: number} of the numbers that a header defines by #define PREFIX_NAME."""
+    return {name: float(number) for name, number in re.findall(rf"^#define {prefix}_(\w+) \(?([-\d.e]+)", source(path), re.M)}
+
+
 def gpu_peak(name):
     """Returns the dense bf16 peak in TFLOP/s of the device with this name, by gpu_peak_flops() of llmc/train/mfu.h. 0: unknown,
     or no bf16 units."""

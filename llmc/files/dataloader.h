@@ -441,15 +441,22 @@ static inline void dataloader_close(DataLoader* d) {
     memset(d, 0, sizeof *d);
 }
 
+/* Takes batches of B rows. No batch has been read yet. */
+static inline void dataloader_set_batch(DataLoader* d, int B) {
+    const size_t row = (size_t)d->T * sizeof(int32_t);
+    d->B = B;
+    d->ahead_rows = (int32_t*)xrealloc(d->ahead_rows, (size_t)B * 3 * row);
+    if (d->documents != DOCUMENTS_MASK) { return; }
+    free(d->starts);
+    d->starts = (int32_t*)xcalloc((size_t)B, row);
+}
+
 /* Makes room for the batches that are read ahead. */
 static void dataloader_open_batches(DataLoader* d, BatchShare share) {
-    const size_t row = (size_t)share.T * sizeof(int32_t);
-    d->B = share.B;
     d->T = share.T;
     d->rank = share.rank;
     d->num_ranks = share.num_ranks;
-    d->ahead_rows = (int32_t*)xmalloc((size_t)share.B * 3 * row);
-    if (d->documents == DOCUMENTS_MASK) { d->starts = (int32_t*)xcalloc((size_t)share.B, row); }
+    dataloader_set_batch(d, share.B);
     pthread_mutex_init(&d->mutex, NULL);
     pthread_cond_init(&d->changed, NULL);
 }

@@ -317,6 +317,12 @@ static inline bool mix_open(Mix* m, DataLoader* stream, const char* text, BatchS
     return ok;
 }
 
+/* Takes batches of B rows, before the first is read. */
+static inline void mix_set_batch(Mix* m, int B) {
+    dataloader_set_batch(m->stream, B);
+    if (m->batch_sources) { m->batch_sources = (int32_t*)xrealloc(m->batch_sources, (size_t)B * sizeof *m->batch_sources); }
+}
+
 /* Checks every source against the model and the run's tokenizer, as dataloader_check_vocab() does. */
 static inline bool mix_check_vocab(Mix* m, int model_vocab, uint64_t tokenizer_fingerprint, Error* e) {
     for (int s = 0; s < m->count; s++) {

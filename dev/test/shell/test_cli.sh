@@ -132,9 +132,25 @@ last=$(printf 'step_%08d' "${steps:-0}")
 train --model d1 --steps "${steps:-0}" --schedule wsd --decay 7 --out counted --train data.bin >/dev/null
 check "--minutes is the run that --steps with its number makes" same_checkpoint "minutes/$last" "counted/$last"
 
+# the laws of dial.h choose what a new model dN is not given
+dial() { "$bin/train_llama3" --threads 1 --sample-tokens 0 --seq 32 --train data.bin "$@"; }
+expect "a new model gets its batch, steps, rate and warm-up" 0 "dial    --warmup " dial --model d1 --dry-run
+check "each with its reason" test "$(grep -cE '^dial    --(steps|total-batch|batch|lr|warmup) [^:]+: .+' stdout)" -eq 5
+check "of little data four epochs" grep -qE '^plan .* (4\.00|3\.9[0-9]) epochs' stdout
+check "a step of a power of two of rows" sh -c 'n=$(sed -n "s/^dial    --total-batch \([0-9]*\):.*/\1/p" stdout) && n=$((n / 32)) && [ $n -ge 4 ] && [ $((n & (n - 1))) -eq 0 ]'
+expect "a flag that is given stays" 0 "lr=0.002" dial --model d1 --lr 2e-3 --batch 2 --steps 40 --warmup 3 --dry-run
+check "and nothing is chosen then" sh -c '! grep -q "^dial" stdout && grep -q "^plan    40 steps of 64 tokens (1 x 2 x 32)" stdout'
+rate() { dial --model d1 --dry-run "$@" | sed -n 's/^dial    --lr \([^:]*\):.*/\1/p'; }
+check "four times the batch has twice the rate" awk "BEGIN { q = $(rate --steps 1000 --batch 16 --model d6) / $(rate --steps 4000 --batch 4 --model d6); exit !(q > 1.9 && q < 2.1) }"
+check "Muon's is twice AdamW's" awk "BEGIN { q = $(rate --steps 1000 --batch 4 --model d6 --optimizer muon) / $(rate --steps 1000 --batch 4 --model d6); exit !(q > 1.9 && q < 2.1) }"
+dial --model d1 --steps 100 --stop-after 2 --out dialled >/dev/null 2>&1
+expect "a run that is resumed keeps them" 0 "resume" dial --resume --strict-resume --steps 100 --stop-after 4 --out dialled
+check "and chooses none" sh -c '! grep -q "^dial" stdout && [ "$(grep -o "\"warmup\":[0-9]*" dialled/log.jsonl | sort -u)" = "\"warmup\":5" ]'
+expect "a folder has its own defaults" 0 "lr=0.0003" dial --model dialled --steps 3 --dry-run
+
 tokens=1024
 [ -z "${BIN:-}" ] || tokens=256  # a build with sanitizers makes as many steps of fewer tokens
-background --model d1 --train data.bin --minutes 0.1 --batch 8 --total-batch $tokens --schedule linear --final-lr-frac 0 \
+background --model d1 --train data.bin --minutes 0.1 --batch 8 --total-batch $tokens --schedule linear --final-lr-frac 0 --warmup 0 \
     --checkpoint-every 10 --out slower
 wait_for has_steps slower/log.jsonl 3
 slow_down $pid &
@@ -256,7 +272,7 @@ expect "a trainer_state.json of transformers' Trainer is no hindrance" 0 "5 6" \
 # --- signals and the lock ----------------------------------------------------------------------------------------------------
 
 for signal in INT TERM; do
-    background --model d1 --steps 1000000 --out signal$signal --train data.bin --schedule constant
+    background --model d1 --steps 1000000 --lr 3e-4 --warmup 0 --out signal$signal --train data.bin --schedule constant
     wait_for has_steps signal$signal/log.jsonl 3
     if [ $signal = INT ]; then
         expect "a second run in the same --out is refused" 1 "another run (process" \
@@ -272,12 +288,12 @@ for signal in INT TERM; do
         test -s "signal$signal/$(printf 'step_%08d' "$last")/trainer_state.json"
     check "SIG$signal: and says so" grep -q '"event":"end","step":'"$last"',"reason":"signal"' signal$signal/log.jsonl
 done
-train --model d1 --steps "$last" --out unsignalled --train data.bin --schedule constant >/dev/null
+train --model d1 --steps "$last" --lr 3e-4 --warmup 0 --out unsignalled --train data.bin --schedule constant >/dev/null
 check "and the weights are those of that step" \
     cmp "signalTERM/$(printf 'step_%08d' "$last")/model.safetensors" "unsignalled/$(printf 'step_%08d' "$last")/model.safetensors"
 
 # a grace period is short: the run drops the step, and between a signal and the end it only writes the checkpoint
-background --model d2 --batch 1 --seq 64 --total-batch 262144 --steps 9 --val-every 1 --out grace --train data.bin \
+background --model d2 --batch 1 --seq 64 --total-batch 262144 --steps 9 --lr 3e-4 --val-every 1 --out grace --train data.bin \
     --val val.bin
 wait_for test -s grace/log.jsonl
 sleep 0.3
@@ -286,7 +302,7 @@ finish
 check "a signal in a step: it is dropped, its validation left out" \
     test "$(grep -oE '"event":"(step|val|checkpoint)"' grace/log.jsonl | tr -d '\n')" = '"event":"checkpoint"'
 resume --model d2 --out grace --total-batch 64 --steps 1 >/dev/null
-train --model d2 --batch 1 --seq 64 --steps 1 --out graceless --train data.bin --val val.bin >/dev/null
+train --model d2 --batch 1 --seq 64 --steps 1 --lr 3e-4 --out graceless --train data.bin --val val.bin >/dev/null
 check "a dropped step leaves no trace in the next" \
     cmp grace/step_00000001/model.safetensors graceless/step_00000001/model.safetensors
 

@@ -11,7 +11,7 @@
 #include "llmc/run/loop/training.h"       // defines: Training, Due, training_due, training_report, training_close
 #include "llmc/run/session/open_model.h"  // defines: model_use, model_create, memory_text, load_states, check_weights
 #include "llmc/run/session/memory.h"      // defines: MemoryRoom, memory_room, memory_check
-#include "llmc/run/session/choose.h"      // defines: choose_recompute, choose_dtype, choose_minutes
+#include "llmc/run/session/choose.h"      // defines: choose_batch, choose_rate, choose_recompute, choose_dtype
 #include "llmc/run/session/resume.h"      // defines: run_compare, run_begin, out_take
 #include "llmc/run/session/session.h"     // defines: Program
 #include "llmc/run/session/together.h"    // defines: together_compare_weights, together_share_out
@@ -78,6 +78,7 @@ static inline void training_print_plan(const Training* t) {
     const uint64_t rows = (uint64_t)(plan->tokens_per_step / o->seq);
     uint64_t counts[MIX_MOST];
     char tokens[32];
+    dial_print(stdout, &t->run->dial, o, steps, plan->tokens_per_step);
     print_plan(stdout, plan, o, steps, process_share(t->process, o).groups, &t->data->train);
     for (int i = 0; i < m->count; i++) { print_rows(stdout, m->sources[i].pattern, m->sources[i].data); }
     if (t->data->has_val) { print_rows(stdout, o->val, &t->data->val); }
@@ -156,6 +157,7 @@ static inline void training_measure(Training* t, Options* chosen) {
     dataloader_seek(train, row);
     const double elapsed = now_seconds() - t->process->started;
     choose_minutes(chosen, steps_for_minutes(chosen->minutes, elapsed, time.ms * 1e-3), t->process->team);
+    choose_rate(chosen, &run->dial, chosen->steps, run->plan.tokens_per_step);
     run->state.schedule = plan_schedule(chosen, chosen->steps);
     if (!plan_check_decay(chosen, chosen->steps, &e)) { warn("%s: it begins after the warm-up", e.msg); }
     char count[32];
@@ -289,6 +291,18 @@ static inline void training_check(Training* t, Options* chosen, const ModelUse* 
     if (t->start->resumed) { training_print_resumed(t); }
 }
 
+/* Settles the micro-batch, now that the memory is known, and the plan with it. */
+static inline void training_fit_batch(Training* t, Options* chosen) {
+    const ModelUse use = model_use(t->process, chosen, &t->spec->config, t->data);
+    const MemoryRoom room = memory_room(t->trainer, &t->spec->config, &use, chosen);
+    const int before = chosen->batch;
+    Error e = NO_ERROR;
+    choose_batch(chosen, &t->run->dial, &room, t->process->team);
+    if (chosen->batch == before) { return; }
+    must(plan_make(&t->run->plan, chosen, process_share(t->process, chosen).groups, &e), &e);
+    if (t->data->has_train) { mix_set_batch(&t->data->mix, chosen->batch); }
+}
+
 /* Does everything before the first step; the last of it are the last choices. Returns false for --dry-run and --profile, which
  * do not train. */
 static inline bool training_open(Training* t, const Trainer* trainer, Program* p) {
@@ -303,6 +317,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Program* p
     t->data = &p->data;
     t->run = &p->run;
     run_catch_save_signals();
+    training_fit_batch(t, &p->chosen);
     const ModelUse use = model_use(&p->process, o, &p->spec.config, &p->data);
     training_check(t, &p->chosen, &use);
     if (p->process.job == JOB_DRY_RUN) {

@@ -9,8 +9,12 @@
  *   choose_data         the data of dev/data/tinytales
  *   choose_eval_rows    the length of rows for --eval with --val
  *   choose_rows         the length of rows for --eval with --tasks
+ *   choose_to_dial      whether dial.h chooses
+ *   choose_dial         tokens of a step, micro-batch and steps of a new model dN
  *   choose_steps        the steps of --epochs
+ *   choose_rate         rate and warm-up of a new model dN
  *   choose_branch       the end of a run that branches off to decay
+ *   choose_batch        fewer rows in the micro-batch of a new model dN
  *   choose_dtype        the type of the weights in checkpoints
  *   choose_recompute    the blocks of --recompute auto
  *   choose_minutes      the steps of --minutes
@@ -22,6 +26,7 @@
 
 #include "llmc/dist/agree.h"          // defines: agree_first, agree_most
 #include "llmc/run/cli/options.h"     // defines: Options, options_copy, options_merge, options_read_text, option_own_text
+#include "llmc/run/session/dial.h"    // defines: Dial, dial_tokens, dial_batch, dial_batch_of_steps, dial_rate
 #include "llmc/run/session/memory.h"  // defines: MemoryRoom, memory_find_recompute
 #include "llmc/run/session/session.h"
 #include "llmc/text/text_rules.h"  // defines: Sampling
@@ -143,6 +148,60 @@ static inline void choose_eval_rows(Options* chosen, const Start* start, int max
 static inline void choose_rows(Options* chosen, const Tasks* tasks, int max_positions) {
     const int most = chosen->given[OPT_seq] ? chosen->seq : max_positions;
     chosen->seq = (int)size_min(tasks_longest(tasks), (size_t)most);
+}
+
+/* Notes whether the run trains a new model dN, whose flags the laws of dial.h choose. Data is then opened for one row, since its
+ * size decides the batch. */
+static inline void choose_to_dial(Options* chosen, Dial* d, const Start* start) {
+    ModelConfig preset;
+    d->on = !start->dir[0] && chosen->lora == 0 && config_preset(&preset, chosen->model, 1) && preset.vocab_size == 1;
+    if (d->on && !chosen->given[OPT_batch]) { chosen->batch = 1; }
+}
+
+/* Takes the tokens of a step, the rows of a micro-batch and the steps that dial.h has for the data of `rows` rows and `groups`
+ * of ranks. A given --batch also is the whole step. A run reads data at most DIAL_EPOCHS times for the sake of larger steps. */
+static inline void choose_dial(Options* chosen, const Dial* d, uint64_t rows, int groups) {
+    const bool* given = chosen->given;
+    const double tokens = dial_tokens(d, chosen), row = (double)chosen->seq * groups;
+    if (!d->on) { return; }
+    if (!given[OPT_batch] && !given[OPT_total_batch]) {
+        double best = dial_batch(tokens);
+        if (tokens == 0) { best = dial_batch_of_steps(chosen->steps); }
+        if (tokens == 0 && chosen->steps > 0 && d->data > 0) { best = fmin(best, DIAL_EPOCHS * d->data / chosen->steps); }
+        int share = dial_power_of_two(fmax(best / row, DIAL_ROWS));
+        while (share > 1 && d->data > 0 && (uint64_t)share * (uint64_t)groups > rows) { share /= 2; }
+        chosen->total_batch = (int64_t)share * chosen->seq * groups;
+    }
+    if (!given[OPT_batch]) {
+        const int most = chosen->trainer == ON_GPU ? DIAL_MICRO_GPU : DIAL_MICRO_CPU;
+        const int64_t share = chosen->total_batch / chosen->seq / groups;
+        for (chosen->batch = 1; share % (2 * chosen->batch) == 0 && 2 * chosen->batch * chosen->seq <= most;) {
+            chosen->batch *= 2;
+        }
+    }
+    if (!given[OPT_steps] && chosen->epochs == 0 && chosen->minutes == 0) {
+        const double step = chosen->total_batch ? (double)chosen->total_batch : chosen->batch * row;
+        chosen->steps = (int)fmin(fmax(1, tokens / step), 2e9);
+    }
+}
+
+/* Takes the rate and the warm-up that dial.h has for `steps` steps of `batch` tokens. */
+static inline void choose_rate(Options* chosen, const Dial* d, int64_t steps, int64_t batch) {
+    if (!d->on || steps <= 0) { return; }
+    if (!chosen->given[OPT_lr]) {
+        chosen->lr = dial_rate(d, (double)steps * (double)batch, (double)batch, chosen->optimizer != 0);
+    }
+    if (!chosen->given[OPT_warmup]) { chosen->warmup = (int)(DIAL_WARMUP * (double)steps); }
+}
+
+/* Halves the micro-batch of dial.h until every rank has room for it. The tokens of a step stay. */
+static inline void choose_batch(Options* chosen, const Dial* d, const MemoryRoom* room, Team* team) {
+    if (!d->on || chosen->given[OPT_batch]) { return; }
+    Options o = *chosen;
+    int halvings = 0;
+    for (; o.batch > 1 && room->have > 0 && !memory_fits(room, &o); halvings++) { o.batch /= 2; }
+    agree_most(team, &halvings, 1);
+    chosen->batch >>= halvings;
 }
 
 /* From here on a run with --epochs is one with --steps. */

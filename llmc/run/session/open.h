@@ -578,9 +578,16 @@ static inline void program_plan(Program* p) {
     Run* run = &p->run;
     Error e = NO_ERROR;
     int64_t steps = 0;
-    must(plan_make(&run->plan, o, process_share(&p->process, o).groups, &e), &e);
-    must(plan_steps(&run->plan, o, p->data.train.rows_per_epoch, &steps, &e), &e);
+    const int groups = process_share(&p->process, o).groups;
+    const DataLoader* train = &p->data.train;
+    run->dial.weights = (double)p->spec.table.num_matmul;
+    run->dial.data = (double)train->rows_per_epoch * o->seq;
+    choose_dial(&p->chosen, &run->dial, train->rows_per_epoch, groups);
+    if (p->data.has_train) { mix_set_batch(&p->data.mix, o->batch); }
+    must(plan_make(&run->plan, o, groups, &e), &e);
+    must(plan_steps(&run->plan, o, train->rows_per_epoch, &steps, &e), &e);
     choose_steps(&p->chosen, steps);
+    choose_rate(&p->chosen, &run->dial, steps, run->plan.tokens_per_step);
     run_settle_schedule(run, o, &p->start, steps);
     if (resume_decays(&p->start, o)) { choose_branch(&p->chosen, run->state.schedule.steps); }
     if (p->process.rank == 0) {
@@ -645,6 +652,7 @@ static inline void program_open(Program* p, int argc, char** argv, OptionScope t
         }
     }
     data_find_tokenizer(data, &p->start, chosen, p->start.resumed ? p->run.state.fingerprint : 0);
+    if (job_trains(process->job)) { choose_to_dial(chosen, &p->run.dial, &p->start); }
     data_open(data, process, chosen, row_rule(data, (Documents)chosen->documents, !p->start.dir[0], config->bos_id));
     if (!p->start.dir[0]) { config_of_preset(config, data, chosen); }
     check_share(chosen, process, config);

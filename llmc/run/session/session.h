@@ -23,6 +23,7 @@
 #include "llmc/files/logger.h"
 #include "llmc/files/mix.h"
 #include "llmc/run/cli/options.h"
+#include "llmc/run/session/dial.h"
 #include "llmc/run/session/plan.h"
 #include "llmc/text/tasks.h"
 #include "llmc/text/text_rules.h"
@@ -82,6 +83,7 @@ typedef struct {
 
 /* The training run, which writes into --out. */
 typedef struct {
+    Dial dial;
     Plan plan;
     TrainerState state;     // which run it is, and how far; the trainer keeps it up to date. Until --minutes is
                             // measured, its schedule has one epoch
