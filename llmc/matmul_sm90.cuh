@@ -59,15 +59,16 @@ enum MatmulSplit { SPLIT_ROWS, SPLIT_TILES };
 enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE };  // the first: bench_product's
 
 /* B_COLUMNS: whether sums go over the rows of B in memory (backward input), otherwise along them (forward) HD: columns of a
- * head, 64 or 128, for RoPE */
-template <MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 64>
+ * head, 64 or 128, for RoPE. RING: the buffers, if not as many as fit */
+template <MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 64, int RING = 0>
 struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int B_COLUMNS = B_COLUMNS_, HD = HD_;
     static constexpr bool SWIGLU = EPILOGUE == EPILOGUE_SWIGLU, GRADIENT = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD,
                           ROPE = EPILOGUE == EPILOGUE_ROPE;
     static constexpr int TURNS = SPLIT == SPLIT_TILES ? 2 : 1;  // consumers that take turns
     static constexpr int BANDS = TURNS;                         // bands of 64 rows that a consumer has of a tile
-    static constexpr int BM = 128, BN = 256 / TURNS, BK = 64, STAGES = TURNS == 2 ? 6 : 4, BOXES = 2;
+    static constexpr int BM = 128, BN = 256 / TURNS, BK = 64, BOXES = 2;
+    static constexpr int STAGES = RING ? RING : TURNS == 2 ? 6 : 4;
     static constexpr int A_BYTES = BM * BK * 2, HALF_BYTES = BN / 2 * BK * 2, STAGE_BYTES = A_BYTES + 2 * HALF_BYTES;
     static constexpr int READ_BYTES = BM * 64 * 2;  // bytes of gate or up that a step of SwiGLU's gradient reads
     static constexpr int BOX_BYTES = 16 * 64 * 2, SMEM = STAGES * STAGE_BYTES + 8 * BOXES * BOX_BYTES + 1024;

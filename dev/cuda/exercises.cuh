@@ -1,5 +1,5 @@
-/* exercises.cuh -- the thirty exercises of dev/doc/learn.md. `make -C dev/cuda learn` lists them; learn.py makes a file of each,
- * with the lines of #else, where the reader works. Those of #ifdef SOLVED are the solution. A head says the number, the kind
+/* exercises.cuh -- the thirty exercises of dev/doc/learn.md. `make -C dev/cuda learn` lists them. learn.py makes a file of
+ * each, with the lines of #else, where the reader works; those of #ifdef SOLVED are the solution. A head says the number, the kind
  * (finish, fault or predict) and the ladder of the zoo that checks it; for a prediction, the stored row whose ms it must meet
  * within 20 %. `hint:` begins what is shown on demand.
  */
@@ -371,7 +371,7 @@ static void fifteen(floatX* out, float* rstd, const floatX* x, const floatX* wei
 static const Mine mine("forward", "exercise", forward<fifteen>);
 
 // ==== 16 fault rmsnorm backward: dweight, half of the time
-// All threads add the rows of a column into one word of shared memory. How often is a word written that another thread has read?
+// All threads add the rows of a column into one word of shared memory. What if another thread writes it after you have read it?
 // hint: `total += d` is a read, an addition and a write. Let each thread add up its rows alone, then block_sum().
 __global__ void sixteen_dweight(float* dweight, const floatX* dout, const floatX* x, const float* rstd, RowShape rows) {
     __shared__ float shared[32];
@@ -611,7 +611,7 @@ const double ms = 1e3 * 9 * 32768.0 * 2048 * 8192 / 3.345e13;
 const double ms = 0;
 #endif
 
-// ==== 30 predict matmul forward 8 N,C,OC=65536,2048,8192: tensor cores
+// ==== 30 predict matmul forward 17 N,C,OC=65536,2048,8192: tensor cores
 // cuBLASLt does 7.05e14 operations a second here, and the trainer's kernel nearly as many. A multiplication and an addition are
 // two. Is memory slower?
 // hint: 2 N C OC operations by the rate; the three matrices of 2 bytes by 2.99e12 take less.

@@ -1,11 +1,12 @@
-/* matmul.cu -- a matrix product in steps: out (N, OC) = x (N, C) w (OC, C)^T, as every linear layer has it. Sums go along the
- * rows of both factors.
+/* matmul.cu -- a matrix product in steps: out (N, OC) = x (N, C) w (OC, C)^T, as every linear layer has it, and its gradients
+ * dx = dout w and dw += dout^T x. The lesson is dev/doc/matmul.md.
  *
- *   make -C dev/cuda matmul && build/zoo/matmul [forward] [N...]
+ *   make -C dev/cuda matmul && build/zoo/matmul [forward|input|weight] [N...]
  *
  * N C OC multiplications and additions, and (N C + OC C + N OC) elements. A product differs from all other layers: it has far
- * more arithmetic than bytes, so the question is how often an element is read again, and from where. Versions 1 to 5 are for
- * fp32 without TF32, versions 6 to 8 for 16 bits. Version 0 is cuBLASLt.
+ * more arithmetic than bytes, so the question is how often an element is read again, and from where. Versions 1 to 9 are for
+ * fp32 without TF32, versions 10 to 17 for 16 bits. Version 0 is cuBLASLt, with which the trainer computes both gradients. The
+ * kernels that the gradients share with the forward pass have the same number.
  */
 #include "llmc/matmul_sm90.cuh"
 #include "dev/cuda/product.cuh"
@@ -14,6 +15,17 @@ enum { X, W, OUT };
 
 struct Sizes {
     int N, C, OC;
+};
+
+/* A factor: rows of K elements, along which sums go. If it is TURNED, memory has its transpose, (K, rows). The gradient of the
+ * input turns w, the gradient of the weight both factors. */
+template <bool TURNED>
+struct Rows {
+    const float* m;
+    int rows, K;
+    __device__ float operator()(int row, int k) const {  // 0 outside
+        return row < rows && k < K ? m[TURNED ? (size_t)k * rows + row : (size_t)row * K + k] : 0;
+    }
 };
 
 static double macs(const Case& c) { return (double)c.n[0] * (double)c.n[1] * (double)c.n[2]; }
@@ -38,21 +50,25 @@ static unsigned tiles(Sizes s, int BM, int BN) { return (unsigned)(ceil_div(s.N,
 // ---------------------------------------------------------------------------------------------------------------------
 // 1: a thread a sum. Neighboring threads take neighboring rows of x, so each load of a warp touches 32 sectors.
 
-__global__ void forward1_kernel(float* out, const float* x, const float* w, Sizes s) {
+template <bool XT, bool WT, bool ADD>
+__global__ void product1_kernel(float* out, Rows<XT> x, Rows<WT> w) {
     const int n = blockIdx.x * 32 + threadIdx.x, o = blockIdx.y * 32 + threadIdx.y;
-    if (n >= s.N || o >= s.OC) { return; }
-    float sum = 0;
-    for (int k = 0; k < s.C; k++) { sum += x[(size_t)n * s.C + k] * w[(size_t)o * s.C + k]; }
-    out[(size_t)n * s.OC + o] = sum;
+    if (n >= x.rows || o >= w.rows) { return; }
+    float sum = ADD ? out[(size_t)n * w.rows + o] : 0;
+    for (int k = 0; k < x.K; k++) { sum += x(n, k) * w(o, k); }
+    out[(size_t)n * w.rows + o] = sum;
 }
 
-static void forward1(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
+template <bool XT = false, bool WT = false, bool ADD = false>
+static void product1(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
     const dim3 grid(blocks_for(s.N, 32), blocks_for(s.OC, 32));
-    forward1_kernel<<<grid, dim3(32, 32), 0, stream>>>(out, x, w, s);
+    product1_kernel<XT, WT, ADD><<<grid, dim3(32, 32), 0, stream>>>(out, Rows<XT>{x, s.N, s.C}, Rows<WT>{w, s.OC, s.C});
 }
 
 // The L1 cache takes a clock for each of the 32 sectors of a warp's load: as long as 128 instructions.
 static Work predict_forward1(const Case& c) { return predict_lanes(c, 128 + 4); }
+// Where x is turned, neighboring threads read neighboring elements of it, and all threads of a warp the same one of w.
+static Work predict_weight1(const Case& c) { return predict_lanes(c, 2 * 4 + 4); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 2: a warp a sum. Its lanes read neighboring elements of a row, so a load is 4 whole sectors. Nothing is used twice.
@@ -77,70 +93,98 @@ static Work predict_forward2(const Case& c) { return predict_lanes(c, 2 * 4 + 4 
 // 3: a block computes a tile of 32 x 32 sums, and reads its rows once into shared memory, 32 elements of each at a time. So an
 // element from memory is used 32 times.
 
-__global__ void forward3_kernel(float* out, const float* x, const float* w, Sizes s) {
-    __shared__ float xs[32][33], ws[32][33];  // 33: the 32 rows of a column lie in 32 banks
-    const int tx = threadIdx.x, ty = threadIdx.y, n0 = blockIdx.x * 32, o0 = blockIdx.y * 32;
-    float sum = 0;
-    for (int k0 = 0; k0 < s.C; k0 += 32) {
-        const bool in = k0 + tx < s.C;
-        xs[ty][tx] = in && n0 + ty < s.N ? x[(size_t)(n0 + ty) * s.C + k0 + tx] : 0;
-        ws[ty][tx] = in && o0 + ty < s.OC ? w[(size_t)(o0 + ty) * s.C + k0 + tx] : 0;
-        __syncthreads();
-        for (int k = 0; k < 32; k++) { sum += xs[ty][k] * ws[tx][k]; }
-        __syncthreads();
-    }
-    if (n0 + ty < s.N && o0 + tx < s.OC) { out[(size_t)(n0 + ty) * s.OC + o0 + tx] = sum; }
+/* Puts 32 x 32 elements of a factor into a tile [row][k]: neighboring threads read neighbors in memory. */
+template <bool TURNED>
+__device__ void load_tile3(float (&tile)[32][33], Rows<TURNED> f, int row, int k) {
+    const int tx = threadIdx.x, ty = threadIdx.y;
+    (TURNED ? tile[tx][ty] : tile[ty][tx]) = TURNED ? f(row + tx, k + ty) : f(row + ty, k + tx);
 }
 
-static void forward3(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
+template <bool XT, bool WT, bool ADD>
+__global__ void product3_kernel(float* out, Rows<XT> x, Rows<WT> w) {
+    __shared__ float xs[32][33], ws[32][33];  // 33: the 32 rows of a column lie in 32 banks
+    const int n = blockIdx.x * 32 + threadIdx.y, o = blockIdx.y * 32 + threadIdx.x;
+    float sum = 0;
+    for (int k0 = 0; k0 < x.K; k0 += 32) {
+        load_tile3(xs, x, blockIdx.x * 32, k0);
+        load_tile3(ws, w, blockIdx.y * 32, k0);
+        __syncthreads();
+        for (int k = 0; k < 32; k++) { sum += xs[threadIdx.y][k] * ws[threadIdx.x][k]; }
+        __syncthreads();
+    }
+    if (n < x.rows && o < w.rows) { out[(size_t)n * w.rows + o] = sum + (ADD ? out[(size_t)n * w.rows + o] : 0); }
+}
+
+template <bool XT = false, bool WT = false, bool ADD = false>
+static void product3(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
     const dim3 grid(blocks_for(s.N, 32), blocks_for(s.OC, 32));
-    forward3_kernel<<<grid, dim3(32, 32), 0, stream>>>(out, x, w, s);
+    product3_kernel<XT, WT, ADD><<<grid, dim3(32, 32), 0, stream>>>(out, Rows<XT>{x, s.N, s.C}, Rows<WT>{w, s.OC, s.C});
 }
 
 // Two loads from shared memory for an addition.
 static Work predict_forward3(const Case& c) { return predict_lanes(c, 2 * 4 + 1); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 4: a thread computes 4 x 4 sums of a tile of 64 x 64. It loads 8 values from shared memory for 16 additions.
+// 4, 5, 6: a thread computes 4 x 1, 4 x 4, 8 x 8 sums of a tile of 64 x 16, 64 x 64, 128 x 128. For I x J additions it loads
+// I + J values from shared memory, and keeps them in registers.
 
-__global__ void __launch_bounds__(256) forward4_kernel(float* out, const float* x, const float* w, Sizes s) {
-    __shared__ float xs[16][65], ws[16][65];  // [k][row]
-    const Tile tile(s, 64, 64, blockIdx.x);
-    const int k = threadIdx.x % 16, first = threadIdx.x / 16, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    float sum[4][4] = {};
-    for (int k0 = 0; k0 < s.C; k0 += 16) {
-        for (int r = first; r < 64; r += 16) {
-            const bool in = k0 + k < s.C;
-            xs[k][r] = in && tile.row + r < s.N ? x[(size_t)(tile.row + r) * s.C + k0 + k] : 0;
-            ws[k][r] = in && tile.column + r < s.OC ? w[(size_t)(tile.column + r) * s.C + k0 + k] : 0;
-        }
+enum { BK4 = 16 };
+
+/* Puts R rows of a factor, BK4 elements of each, into a tile [k][row]. */
+template <int R, bool TURNED>
+__device__ void load_tile4(float (&tile)[BK4][R + 1], Rows<TURNED> f, int row, int k) {
+    for (int i = threadIdx.x; i < BK4 * R; i += 256) {
+        const int r = TURNED ? i % R : i / BK4, at = TURNED ? i / R : i % BK4;
+        tile[at][r] = f(row + r, k + at);
+    }
+}
+
+template <int I, int J, bool XT, bool WT, bool ADD>
+__global__ void __launch_bounds__(256) product4_kernel(float* out, Rows<XT> x, Rows<WT> w) {
+    __shared__ float xs[BK4][16 * I + 1], ws[BK4][16 * J + 1];
+    const Tile tile({x.rows, x.K, w.rows}, 16 * I, 16 * J, blockIdx.x);
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    float sum[I][J] = {};
+    for (int k0 = 0; k0 < x.K; k0 += BK4) {
+        load_tile4<16 * I>(xs, x, tile.row, k0);
+        load_tile4<16 * J>(ws, w, tile.column, k0);
         __syncthreads();
-        for (int i = 0; i < 16; i++) {
-            float a[4], b[4];
+        for (int k = 0; k < BK4; k++) {
+            float a[I], b[J];
 #pragma unroll
-            for (int j = 0; j < 4; j++) { a[j] = xs[i][ty + 16 * j], b[j] = ws[i][tx + 16 * j]; }
+            for (int i = 0; i < I; i++) { a[i] = xs[k][ty + 16 * i]; }
 #pragma unroll
-            for (int j = 0; j < 16; j++) { sum[j / 4][j % 4] += a[j / 4] * b[j % 4]; }
+            for (int j = 0; j < J; j++) { b[j] = ws[k][tx + 16 * j]; }
+#pragma unroll
+            for (int i = 0; i < I * J; i++) { sum[i / J][i % J] += a[i / J] * b[i % J]; }
         }
         __syncthreads();
     }
 #pragma unroll
-    for (int j = 0; j < 16; j++) {
-        const int n = tile.row + ty + j / 4 * 16, o = tile.column + tx + j % 4 * 16;
-        if (n < s.N && o < s.OC) { out[(size_t)n * s.OC + o] = sum[j / 4][j % 4]; }
+    for (int i = 0; i < I * J; i++) {
+        const int n = tile.row + ty + i / J * 16, o = tile.column + tx + i % J * 16;
+        float* to = out + (size_t)n * w.rows + o;
+        if (n < x.rows && o < w.rows) { *to = sum[i / J][i % J] + (ADD ? *to : 0); }
     }
 }
 
-static void forward4(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
-    forward4_kernel<<<tiles(s, 64, 64), 256, 0, stream>>>(out, x, w, s);
+template <int I, int J, bool XT = false, bool WT = false, bool ADD = false>
+static void product4(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
+    const Rows<XT> a{x, s.N, s.C};
+    const Rows<WT> b{w, s.OC, s.C};
+    product4_kernel<I, J, XT, WT, ADD><<<tiles(s, 16 * I, 16 * J), 256, 0, stream>>>(out, a, b);
 }
 
-static Work predict_forward4(const Case& c) { return predict_lanes(c, 8 * 4 / 16.0 + 1); }
+// A load from shared memory counts 4.
+template <int I, int J>
+static Work predict_product4(const Case& c) {
+    return predict_lanes(c, (I + J) * 4.0 / (I * J) + 1);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 5: 8 x 8 sums a thread, of a tile of 128 x 128, and 16 bytes a load: 4 loads for 64 additions. The next part of the factors
-// travels to registers during the additions, and two buffers in shared memory take turns, so a part costs one barrier. C and OC
-// are multiples of 4.
+// 7: 16 bytes a load, from memory and from shared memory: 4 loads for 64 additions. The lanes of a warp have sums close to
+// each other, so they load the same values. 8: the next part of the factors travels to registers during the additions. 9: two
+// buffers in shared memory take turns, so a part costs one barrier. C and OC are multiples of 4.
 
 enum { BK5 = 8, PITCH5 = 132 };  // 132: the two halves of a warp store to other banks
 
@@ -149,8 +193,9 @@ __device__ __forceinline__ Vec<float, 4> load4(const float* m, int row, int rows
     return row < rows && k < C ? load_vec<4>(m + (size_t)row * C + k) : Vec<float, 4>{};
 }
 
-__global__ void __launch_bounds__(256, 2) forward5_kernel(float* out, const float* x, const float* w, Sizes s) {
-    __shared__ __align__(16) float xs[2][BK5][PITCH5], ws[2][BK5][PITCH5];  // [buffer][k][row]
+template <int BUFFERS, bool AHEAD>
+__global__ void __launch_bounds__(256, 2) forward7_kernel(float* out, const float* x, const float* w, Sizes s) {
+    __shared__ __align__(16) float xs[BUFFERS][BK5][PITCH5], ws[BUFFERS][BK5][PITCH5];  // [buffer][k][row]
     const Tile tile(s, 128, 128, blockIdx.x);
     const int row = threadIdx.x / 2, k = threadIdx.x % 2 * 4;  // of what this thread brings: k to k + 3
     // a warp has 32 x 64 sums, a lane rows y to y + 3 and y + 16 to y + 19, columns z to z + 3 and z + 32 to z + 35
@@ -169,9 +214,9 @@ __global__ void __launch_bounds__(256, 2) forward5_kernel(float* out, const floa
     fetch(0);
     keep(0);
     __syncthreads();
-    for (int k0 = 0, buffer = 0; k0 < s.C; k0 += BK5, buffer ^= 1) {
+    for (int k0 = 0, buffer = 0; k0 < s.C; k0 += BK5, buffer ^= BUFFERS - 1) {
         const bool more = k0 + BK5 < s.C;
-        if (more) { fetch(k0 + BK5); }
+        if (more && AHEAD) { fetch(k0 + BK5); }
 #pragma unroll 2
         for (int i = 0; i < BK5; i++) {
             Vec<float, 4> p[2], q[2];
@@ -183,7 +228,9 @@ __global__ void __launch_bounds__(256, 2) forward5_kernel(float* out, const floa
 #pragma unroll
             for (int j = 0; j < 64; j++) { sum[j / 8][j % 8] += p[j / 32].v[j / 8 % 4] * q[j % 8 / 4].v[j % 4]; }
         }
-        if (more) { keep(buffer ^ 1); }
+        if (BUFFERS == 1) { __syncthreads(); }  // all have read the one buffer
+        if (more && !AHEAD) { fetch(k0 + BK5); }
+        if (more) { keep(buffer ^ (BUFFERS - 1)); }
         __syncthreads();
     }
 #pragma unroll
@@ -196,45 +243,66 @@ __global__ void __launch_bounds__(256, 2) forward5_kernel(float* out, const floa
     }
 }
 
-static void forward5(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
-    forward5_kernel<<<tiles(s, 128, 128), 256, 0, stream>>>(out, x, w, s);
+template <int BUFFERS, bool AHEAD>
+static void forward7(float* out, const float* x, const float* w, Sizes s, cudaStream_t stream) {
+    forward7_kernel<BUFFERS, AHEAD><<<tiles(s, 128, 128), 256, 0, stream>>>(out, x, w, s);
 }
 
-// Loads run beside additions here, so only the additions count, and a tenth for the instructions of loads and addresses.
-static Work predict_forward5(const Case& c) { return predict_lanes(c, 1.1); }
+// In 9 loads run beside additions, so only the additions count, and a tenth for the instructions of loads and addresses. A part
+// is 64 * 8 additions of 8 warps on 4 schedulers, 1,024 clocks. In 7 a block then waits for two barriers and a trip to the L2
+// cache of some 230 clocks, and the SM's other block covers half of that; in 8 it waits for the barriers alone.
+static Work predict_forward7(const Case& c) { return predict_lanes(c, 1.1 * 1.15); }
+static Work predict_forward8(const Case& c) { return predict_lanes(c, 1.1 * 1.05); }
+static Work predict_forward9(const Case& c) { return predict_lanes(c, 1.1); }
 
 #ifndef PRECISION_FP32
 // ---------------------------------------------------------------------------------------------------------------------
-// 6: tensor cores. From here on factors have 16 bits, and C and OC are multiples of 8, so each 16 bytes lie in one row. A warp
+// 10: tensor cores. From here on factors have 16 bits, and C and OC are multiples of 8, so each 16 bytes lie in one row. A warp
 // multiplies 16 x 16 by 16 x 8 in one instruction; it has 64 x 32 sums of a tile of 128 x 128. A block loads a part of the
-// factors, waits, multiplies, waits.
+// factors, waits, multiplies, waits. A turned factor keeps its form in shared memory, and ldmatrix turns it.
 
-enum { PITCH6 = 80 };  // rows of 32 elements, 80 bytes apart: 8 rows of a chunk lie in all 32 banks
+enum { PITCH10 = 80, TURNED10 = 272 };  // bytes from row to row of 32 or 128 elements: 8 rows of a chunk lie in all 32 banks
 
-__global__ void __launch_bounds__(256) forward6_kernel(floatX* out, const floatX* x, const floatX* w, Sizes s) {
-    __shared__ __align__(16) char xs[128 * PITCH6], ws[128 * PITCH6];
+/* Puts 128 rows of a factor (rows, K), 32 elements of each, into a tile [row][k], or [k][row] if it is turned. */
+template <bool TURNED>
+__device__ __forceinline__ void load_tile10(char* tile, const floatX* m, int row, int rows, int k0, int K) {
+#pragma unroll
+    for (int i = threadIdx.x; i < 512; i += 256) {
+        const int line = TURNED ? i / 16 : i / 4, chunk = TURNED ? i % 16 : i % 4;
+        const int r = row + (TURNED ? 8 * chunk : line), k = k0 + (TURNED ? line : 8 * chunk);
+        *(uint4*)(tile + line * (TURNED ? TURNED10 : PITCH10) + chunk * 16) =
+            k < K && r < rows ? *(const uint4*)(m + (TURNED ? (size_t)k * rows + r : (size_t)r * K + k))
+                              : make_uint4(0, 0, 0, 0);
+    }
+}
+
+template <bool XT, bool WT, bool ADD>
+__global__ void __launch_bounds__(256) product10_kernel(floatX* out, const floatX* x, const floatX* w, Sizes s) {
+    __shared__ __align__(16) char xs[128 * PITCH10], ws[128 * PITCH10];
     const Tile tile(s, 128, 128, blockIdx.x);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, y = warp / 4 * 64, z = warp % 4 * 32;
-    const uint32_t x_place = shared_address(xs) + (y + lane % 16) * PITCH6 + lane / 16 * 16;
-    const uint32_t w_place = shared_address(ws) + (z + lane % 8 + lane / 16 * 8) * PITCH6 + lane / 8 % 2 * 16;
+    const uint32_t x_place = shared_address(xs) + (XT ? (lane % 8 + lane / 16 * 8) * TURNED10 + (y + lane / 8 % 2 * 8) * 2
+                                                      : (y + lane % 16) * PITCH10 + lane / 16 * 16);
+    const uint32_t w_place = shared_address(ws) + (WT ? lane % 16 * TURNED10 + (z + lane / 16 * 8) * 2
+                                                      : (z + lane % 8 + lane / 16 * 8) * PITCH10 + lane / 8 % 2 * 16);
     float sum[4][4][4] = {};
     for (int k0 = 0; k0 < s.C; k0 += 32) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = threadIdx.x / 4 + 64 * i, chunk = threadIdx.x % 4, k = k0 + 8 * chunk;
-            const uint4 zero = make_uint4(0, 0, 0, 0);
-            const int n = tile.row + row, o = tile.column + row;
-            *(uint4*)(xs + row * PITCH6 + chunk * 16) = k < s.C && n < s.N ? *(const uint4*)(x + (size_t)n * s.C + k) : zero;
-            *(uint4*)(ws + row * PITCH6 + chunk * 16) = k < s.C && o < s.OC ? *(const uint4*)(w + (size_t)o * s.C + k) : zero;
-        }
+        load_tile10<XT>(xs, x, tile.row, s.N, k0, s.C);
+        load_tile10<WT>(ws, w, tile.column, s.OC, k0, s.C);
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < 2; k++) {  // 16 elements at a time
             uint32_t a[4][4], b[2][4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) { load_matrix_x4(a[i], x_place + 16 * i * PITCH6 + 32 * k); }
+            for (int i = 0; i < 4; i++) {
+                XT ? load_matrix_x4_trans(a[i], x_place + 32 * i + 16 * k * TURNED10)
+                   : load_matrix_x4(a[i], x_place + 16 * i * PITCH10 + 32 * k);
+            }
 #pragma unroll
-            for (int j = 0; j < 2; j++) { load_matrix_x4(b[j], w_place + 16 * j * PITCH6 + 32 * k); }
+            for (int j = 0; j < 2; j++) {
+                WT ? load_matrix_x4_trans(b[j], w_place + 32 * j + 16 * k * TURNED10)
+                   : load_matrix_x4(b[j], w_place + 16 * j * PITCH10 + 32 * k);
+            }
 #pragma unroll
             for (int i = 0; i < 16; i++) {
                 mma_16x8x16(sum[i / 4][i % 4], a[i / 4], b[i % 4 / 2][i % 2 * 2], b[i % 4 / 2][i % 2 * 2 + 1]);
@@ -247,51 +315,51 @@ __global__ void __launch_bounds__(256) forward6_kernel(floatX* out, const floatX
         const int row = tile.row + y + i / 8 * 16 + i % 2 * 8 + lane / 4,
                   column = tile.column + z + i / 2 % 4 * 8 + lane % 4 * 2;
         const float* pair = sum[i / 8][i / 2 % 4] + i % 2 * 2;
-        if (row < s.N && column < s.OC) { *(uint32_t*)(out + (size_t)row * s.OC + column) = pack2(pair[0], pair[1]); }
+        if (row >= s.N || column >= s.OC) { continue; }
+        floatX* to = out + (size_t)row * s.OC + column;
+        *(uint32_t*)to = pack2(pair[0] + (ADD ? to_float(to[0]) : 0), pair[1] + (ADD ? to_float(to[1]) : 0));
     }
 }
 
-static void forward6(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
-    forward6_kernel<<<tiles(s, 128, 128), 256, 0, stream>>>(out, x, w, s);
+template <bool XT = false, bool WT = false, bool ADD = false>
+static void product10(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
+    product10_kernel<XT, WT, ADD><<<tiles(s, 128, 128), 256, 0, stream>>>(out, x, w, s);
 }
 
-// Two blocks of an SM take turns at loading and multiplying. For each part a block also waits for a trip to the L2 cache, which
-// takes a third of a trip to memory.
-static Work predict_forward6(const Case& c) { return {c.bytes / 32, c.flops / (0.6 * mma_rate())}; }
-
 // ---------------------------------------------------------------------------------------------------------------------
-// 7: copies that pass through no register: cp.async fills buffers while the warps multiply from the oldest. A swizzle takes the
-// place of padding. A tile is 128 x 256, and a warp has 64 x 64 sums: a loaded element is used 64 times from registers. While
-// the tensor cores multiply, a warp loads its next 16 elements of each row. A block has several tiles. Its copies run ahead of
-// its products, so the copies for a tile begin before the sums of the tile before it are written.
+// 11: copies that pass through no register: cp.async fills buffers while the warps multiply from the oldest. A tile is 128 x
+// 256, and a warp has 64 x 64 sums: a loaded element is used 64 times from registers. 12: a swizzle takes the place of
+// padding. 13: while the tensor cores multiply, a warp loads its next 16 elements of each row. 14: a block has several tiles.
+// Its copies run ahead of its products, so the copies for a tile begin before the sums of the tile before it are written.
 
-enum { BM7 = 128, BN7 = 256, STAGE7 = (BM7 + BN7) * 128 };  // bytes: rows of 64 elements, x above w
+enum { BM11 = 128, BN11 = 256, STAGE11 = (BM11 + BN11) * 128 };  // bytes: rows of 64 elements, x above w
 
 /* The swizzle: chunk c of a row lies at place c ^ key of the row. A load of a matrix takes one chunk from each of 8 rows. The
  * keys of the 8 rows differ, so the chunks lie in all 32 banks. In w the rows of a load are r, r + 1, r + 8, r + 9 ... r + 25.
  * So the sums of a lane, two columns of each of four tiles, are 8 neighbors, which the lane writes as 16 bytes. */
+template <bool SWIZZLE>
 struct Swizzled {
     int row, key;  // of this lane
-    __device__ Swizzled(int row) : row(row), key(row < BM7 ? row % 8 : row / 8 % 4 * 2 + row % 2) {}
+    __device__ Swizzled(int row) : row(row), key(!SWIZZLE ? 0 : row < BM11 ? row % 8 : row / 8 % 4 * 2 + row % 2) {}
     __device__ int operator()(int chunk) const { return row * 128 + ((chunk ^ key) << 4); }
 };
 
-template <int STAGES>
-__global__ void __launch_bounds__(256, 1) forward7_kernel(floatX* out, const floatX* x, const floatX* w, Sizes s, int count) {
+template <int STAGES, bool SWIZZLE, bool AHEAD>
+__global__ void __launch_bounds__(256, 1) forward11_kernel(floatX* out, const floatX* x, const floatX* w, Sizes s, int count) {
     extern __shared__ char buffers[];
     const uint32_t base = shared_address(buffers);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, y = warp / 4 * 64, z = warp % 4 * 64;
 
     // this thread copies a chunk of 8 elements of every 32nd row, of the part of tile `ahead` that begins at k0
     const int first = threadIdx.x / 8, chunk = threadIdx.x % 8;
-    const int x_to = Swizzled(first)(chunk), w_to = Swizzled(BM7 + first)(chunk);
+    const int x_to = Swizzled<SWIZZLE>(first)(chunk), w_to = Swizzled<SWIZZLE>(BM11 + first)(chunk);
     int ahead = blockIdx.x, k0 = 0, to = 0;
-    Tile from(s, BM7, BN7, ahead);
+    Tile from(s, BM11, BN11, ahead);
     auto copy = [&](int i) {  // past the last row it copies the last one, whose sums nobody writes
-        const bool of_x = i < BM7 / 32, in = ahead < count && k0 + 8 * chunk < s.C;
-        const int row = of_x ? min(from.row + first + 32 * i, s.N - 1) : min(from.column + first + 32 * i - BM7, s.OC - 1);
+        const bool of_x = i < BM11 / 32, in = ahead < count && k0 + 8 * chunk < s.C;
+        const int row = of_x ? min(from.row + first + 32 * i, s.N - 1) : min(from.column + first + 32 * i - BM11, s.OC - 1);
         const floatX* source = (of_x ? x : w) + (int64_t)row * s.C + (in ? k0 + 8 * chunk : 0);
-        copy_async<16>(base + to * STAGE7 + (of_x ? x_to + i * 4096 : w_to + i * 4096 - BM7 * 128), source, in);
+        copy_async<16>(base + to * STAGE11 + (of_x ? x_to + i * 4096 : w_to + i * 4096 - BM11 * 128), source, in);
     };
     auto end_part = [&] {
         copy_async_commit();
@@ -300,14 +368,14 @@ __global__ void __launch_bounds__(256, 1) forward7_kernel(floatX* out, const flo
         if (k0 < s.C) { return; }
         k0 = 0;
         ahead += gridDim.x;
-        if (ahead < count) { from = Tile(s, BM7, BN7, ahead); }
+        if (ahead < count) { from = Tile(s, BM11, BN11, ahead); }
     };
     // a warp's factors of 16 elements, two of them: one is multiplied, the other loaded
     uint32_t a[2][4][4], b[2][4][4];
-    const Swizzled x_at(y + lane % 16), w_at(BM7 + z + lane % 8 / 2 * 8 + lane % 2 + lane / 16 * 2);
+    const Swizzled<SWIZZLE> x_at(y + lane % 16), w_at(BM11 + z + lane % 8 / 2 * 8 + lane % 2 + lane / 16 * 2);
     auto load = [&](int stage, int q) {
-        const uint32_t xs = base + stage * STAGE7 + x_at(2 * q + lane / 16),
-                       ws = base + stage * STAGE7 + w_at(2 * q + lane / 8 % 2);
+        const uint32_t xs = base + stage * STAGE11 + x_at(2 * q + lane / 16),
+                       ws = base + stage * STAGE11 + w_at(2 * q + lane / 8 % 2);
 #pragma unroll
         for (int i = 0; i < 4; i++) { load_matrix_x4(a[q % 2][i], xs + i * 16 * 128); }
 #pragma unroll
@@ -320,19 +388,20 @@ __global__ void __launch_bounds__(256, 1) forward7_kernel(floatX* out, const flo
     }
     copy_async_wait<STAGES - 2>();
     __syncthreads();
-    load(0, 0);
+    if (AHEAD) { load(0, 0); }
     for (int index = blockIdx.x, stage = 0; index < count; index += gridDim.x) {
         float sum[4][8][4] = {};
         for (int k = 0; k < s.C; k += 64) {
 #pragma unroll
             for (int q = 0; q < 4; q++) {
+                if (!AHEAD) { load(stage, q); }
                 if (q == 3) {
                     end_part();
                     copy_async_wait<STAGES - 2>();
                     __syncthreads();  // the next buffer is full, and all warps have loaded the last of this one
                     stage = (stage + 1) % STAGES;
                 }
-                load(stage, (q + 1) % 4);
+                if (AHEAD) { load(stage, (q + 1) % 4); }
 #pragma unroll
                 for (int i = 4 * q; i < 4 * q + 4 && q < 3; i++) { copy(i); }
 #pragma unroll
@@ -342,7 +411,7 @@ __global__ void __launch_bounds__(256, 1) forward7_kernel(floatX* out, const flo
                 }
             }
         }
-        const Tile tile(s, BM7, BN7, index);
+        const Tile tile(s, BM11, BN11, index);
 #pragma unroll
         for (int i = 0; i < 16; i++) {  // tile of 16 rows, half of the rows, four tiles of 8 columns
             const int row = tile.row + y + i / 4 * 16 + i / 2 % 2 * 8 + lane / 4,
@@ -361,40 +430,90 @@ __global__ void __launch_bounds__(256, 1) forward7_kernel(floatX* out, const flo
 }
 
 // four buffers of 48 KB on a card with 228 KB of shared memory, three on one with 164, two on one with 100
-static void forward7(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
-    const int stages = min(4, (int)shared_limit(forward7_kernel<2>) / STAGE7), bytes = stages * STAGE7;
-    auto* kernel = stages == 4 ? forward7_kernel<4> : stages == 3 ? forward7_kernel<3> : forward7_kernel<2>;
+template <bool SWIZZLE, bool AHEAD, bool SEVERAL>
+static void forward11(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
+    const int stages = min(4, (int)shared_limit(forward11_kernel<2, SWIZZLE, AHEAD>) / STAGE11), bytes = stages * STAGE11;
+    auto* kernel = stages == 4   ? forward11_kernel<4, SWIZZLE, AHEAD>
+                   : stages == 3 ? forward11_kernel<3, SWIZZLE, AHEAD>
+                                 : forward11_kernel<2, SWIZZLE, AHEAD>;
     CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    const int count = (int)tiles(s, BM7, BN7);
-    kernel<<<(unsigned)min(count, (int)sms()), 256, bytes, stream>>>(out, x, w, s, count);
+    const int count = (int)tiles(s, BM11, BN11);
+    kernel<<<(unsigned)(SEVERAL ? min(count, (int)sms()) : count), 256, bytes, stream>>>(out, x, w, s, count);
 }
-
-// The warps never wait for memory; they wait for each other once in 64 elements, and no warp multiplies while it writes.
-static Work predict_forward7(const Case& c) { return {c.bytes / 32, c.flops / (0.9 * mma_rate())}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 8: the trainer's, for Hopper: one thread copies by TMA, two warpgroups multiply from shared memory by wgmma
+// 15: Hopper. One thread copies by TMA, two warpgroups multiply from shared memory by wgmma. With two buffers, a copy has the
+// time of one part's products. 16: a ring of six buffers; the warpgroups take turns at tiles of 128 x 128, and one writes
+// while the other multiplies. 17, the trainer's: both share a tile of 128 x 256, which needs fewer bytes of shared memory for
+// a product. 17 also computes dx, with w as its columns.
 
-static void forward8(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
-    typedef MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_STORE> Tiles;
+template <typename Tiles>
+static void forward15(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
     matmul_tiles_launch<Tiles>(out, x, w, {(size_t)s.N, (size_t)s.OC, (size_t)s.C}, stream);
 }
+static constexpr auto two_buffers = forward15<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_STORE, 64, 2>>;
+static constexpr auto tiles_in_turns = forward15<MatmulTiles<SPLIT_TILES, 0, EPILOGUE_STORE>>;
+static constexpr auto shared_tile = forward15<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_STORE>>;
+static constexpr auto shared_tile_of_input = forward15<MatmulTiles<SPLIT_ROWS, 1, EPILOGUE_STORE>>;
 #else
-static void forward6(float*, const float*, const float*, Sizes, cudaStream_t) {}
-static void forward7(float*, const float*, const float*, Sizes, cudaStream_t) {}
-static void forward8(float*, const float*, const float*, Sizes, cudaStream_t) {}
-static const auto predict_forward6 = predict_forward5, predict_forward7 = predict_forward5;
+template <bool...>
+static void product10(floatX*, const floatX*, const floatX*, Sizes, cudaStream_t) {}
+template <bool...>
+static void forward11(floatX*, const floatX*, const floatX*, Sizes, cudaStream_t) {}
+static constexpr auto two_buffers = product10<>, tiles_in_turns = product10<>, shared_tile = product10<>,
+                      shared_tile_of_input = product10<>;
 #endif
 
-static Work predict_forward8(const Case& c) { return {c.bytes / 32, c.flops / 0.93}; }
+// 10: two blocks of an SM take turns at loading and multiplying. For each part a block also waits for a trip to the L2 cache,
+// which takes a third of a trip to memory.
+static Work predict_product10(const Case& c) { return {c.bytes / 32, c.flops / (0.6 * mma_rate())}; }
+
+// 11: without a swizzle the 8 rows of a matrix lie in the same 4 banks, so a load takes 8 times as long: 8 warps need 8 loads
+// of 32 clocks for 16 elements of each row, 2,048 clocks, where mma takes some 410. 12: with the swizzle it is 256, but a warp
+// loads, then multiplies, and only one other warp of its scheduler multiplies meanwhile. 13: a block with one tile has nothing
+// to copy while it writes. 14: the warps never wait for memory; they wait for each other once in 64 elements, and no warp
+// multiplies while it writes.
+static Work predict_mma(const Case& c, double share) { return {c.bytes / 32, c.flops / (share * mma_rate())}; }
+static Work predict_forward11(const Case& c) { return predict_mma(c, 0.2); }
+static Work predict_forward12(const Case& c) { return predict_mma(c, 0.75); }
+static Work predict_forward13(const Case& c) { return predict_mma(c, 0.85); }
+static Work predict_forward14(const Case& c) { return predict_mma(c, 0.9); }
+
+// 15: a part of 64 elements is 128 * 256 * 64 multiplications, 1,024 clocks at full rate. A trip to the L2 cache, the copy and
+// its barriers take some 700, and the second buffer is free only when the products before have ended. 16: tiles of 128 x 128
+// read a third more from shared memory.
+static Work predict_forward15(const Case& c) { return {c.bytes / 32, c.flops / 0.75}; }
+static Work predict_forward16(const Case& c) { return {c.bytes / 32, c.flops / 0.9}; }
+static Work predict_forward17(const Case& c) { return {c.bytes / 32, c.flops / 0.93}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void cublas(const Case& c, cudaStream_t stream) { product_cuda(c, OUT, X, W, c.n[0], c.n[1], c.n[2], stream); }
 
+static void cublas_input(const Case& c, cudaStream_t stream) {
+    const Operand dout = operand(c.at<floatX>(X), c.n[2]), w = operand(c.at<floatX>(W), c.n[1]);
+    matmul_backward_input_cuda(product_context(), output(c.at<floatX>(OUT), c.n[1]), dout, w,
+                               {c.n[0], (int)c.n[1], (int)c.n[2]}, stream);
+}
+
+static void cublas_weight(const Case& c, cudaStream_t stream) {
+    const Operand dout = operand(c.at<floatX>(X), c.n[2]), x = operand(c.at<floatX>(W), c.n[1]);
+    matmul_backward_weight_cuda(product_context(), output(c.at<floatX>(OUT), c.n[1]), dout, x,
+                                {c.n[0], (int)c.n[1], (int)c.n[2]}, true, stream);
+}
+
+/* Runs a product of a ladder: its first factor, its second one, and their rows and common width as Sizes. */
 template <typename T, void LAUNCH(T*, const T*, const T*, Sizes, cudaStream_t)>
 static void forward(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<T>(OUT), c.at<T>(X), c.at<T>(W), {(int)c.n[0], (int)c.n[1], (int)c.n[2]}, stream);
+}
+template <typename T, void LAUNCH(T*, const T*, const T*, Sizes, cudaStream_t)>
+static void input(const Case& c, cudaStream_t stream) {
+    LAUNCH(c.at<T>(OUT), c.at<T>(X), c.at<T>(W), {(int)c.n[0], (int)c.n[2], (int)c.n[1]}, stream);
+}
+template <typename T, void LAUNCH(T*, const T*, const T*, Sizes, cudaStream_t)>
+static void weight(const Case& c, cudaStream_t stream) {
+    LAUNCH(c.at<T>(OUT), c.at<T>(X), c.at<T>(W), {(int)c.n[2], (int)c.n[0], (int)c.n[1]}, stream);
 }
 
 static void make(Case& c) {
@@ -404,25 +523,78 @@ static void make(Case& c) {
     c.bytes = sizeof(floatX) * (double)(c.n[0] * c.n[1] + c.n[2] * c.n[1] + c.n[0] * c.n[2]);
     c.flops = 2 * macs(c);
 }
+static void make_input(Case& c) {
+    c.tensor<floatX>("dout", READ, c.n[0], c.n[2]);
+    c.tensor<floatX>("w", READ, c.n[2], c.n[1]);
+    c.tensor<floatX>("dx", WRITE, c.n[0], c.n[1]);
+    c.bytes = sizeof(floatX) * (double)(c.n[0] * c.n[1] + c.n[2] * c.n[1] + c.n[0] * c.n[2]);
+    c.flops = 2 * macs(c);
+}
+static void make_weight(Case& c) {
+    c.tensor<floatX>("dout", READ, c.n[0], c.n[2]);
+    c.tensor<floatX>("x", READ, c.n[0], c.n[1]);
+    c.tensor<floatX>("dw", ADD, c.n[2], c.n[1]);
+    c.bytes = sizeof(floatX) * (double)(c.n[0] * c.n[1] + 2 * c.n[2] * c.n[1] + c.n[0] * c.n[2]);
+    c.flops = 2 * macs(c);
+}
 static void values(Case& c) { to_sixteenths(c, X, W); }
 static void oracle(Case& c) { product_oracle(c, OUT, X, W, c.n[0], c.n[1], c.n[2]); }
+static void oracle_input(Case& c) {
+    std::vector<char> scratch(matmul_scratch());
+    matmul_backward_input(c[OUT], scratch.data(), c[X], c[W], c.n[0], (int)c.n[1], (int)c.n[2]);
+}
+static void oracle_weight(Case& c) {
+    std::vector<char> scratch(matmul_scratch());
+    matmul_backward_weight(c[OUT], scratch.data(), c[X], c[W], c.n[0], (int)c.n[1], (int)c.n[2]);
+}
 
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const bool fp32 = sizeof(floatX) == 4;  // 8 takes whole tiles alone
-    const Shape odd = fp32 ? Shape{{33, 44, 76}} : Shape{{131, 72, 136}, 6, 7};
+    const bool fp32 = sizeof(floatX) == 4;  // 15 to 17 take whole tiles alone
+    const Shape odd = fp32 ? Shape{{33, 44, 76}} : Shape{{131, 72, 136}, 10, 14};
     const Shape tail = fp32 ? Shape{{150, 36, 132}} : Shape{{768, 192, 256}}, classic = {{8192, 768, 3072}};
-    const Shape large = fp32 ? Shape{{32768, 2048, 8192}} : Shape{{65536, 2048, 8192}};
-    const Ladder l("forward", "N,C,OC", make, values, oracle, {odd, tail, {{512, 64, 512}}}, {classic}, {large},
-                   {{0, "cuBLASLt", REFERENCE, cublas, predict_product},
-                    {1, "a thread a sum", ONLY_FP32, forward<float, forward1>, predict_forward1},
-                    {2, "a warp a sum, whole sectors", ONLY_FP32, forward<float, forward2>, predict_forward2},
-                    {3, "tiles of 32 x 32 in shared memory", ONLY_FP32, forward<float, forward3>, predict_forward3},
-                    {4, "64 x 64, 4 x 4 sums a thread", ONLY_FP32, forward<float, forward4>, predict_forward4},
-                    {5, "128 x 128, 8 x 8, 16 bytes, two buffers", ONLY_FP32, forward<float, forward5>, predict_forward5},
-                    {6, "tensor cores: mma", ONLY_16, forward<floatX, forward6>, predict_forward6},
-                    {7, "cp.async, swizzle, 64 x 64 a warp", ONLY_16 | SM80, forward<floatX, forward7>, predict_forward7},
-                    {8, "TMA and wgmma", BOLD | ONLY_16 | SM90, forward<floatX, forward8>, predict_forward8}});
-    return zoo(argc, argv, "matmul", {l});
+    const Shape large = fp32 ? Shape{{32768, 2048, 8192}} : Shape{{65536, 2048, 8192}}, whole = {{512, 64, 512}};
+    const Ladder f(
+        "forward", "N,C,OC", make, values, oracle, {odd, tail, whole}, {classic}, {large},
+        {{0, "cuBLASLt", REFERENCE, cublas, predict_product},
+         {1, "a thread a sum", ONLY_FP32, forward<float, product1>, predict_forward1},
+         {2, "a warp a sum, whole sectors", ONLY_FP32, forward<float, forward2>, predict_forward2},
+         {3, "tiles of 32 x 32 in shared memory", ONLY_FP32, forward<float, product3>, predict_forward3},
+         {4, "64 x 16, 4 sums a thread", ONLY_FP32, forward<float, product4<4, 1>>, predict_product4<4, 1>},
+         {5, "64 x 64, 4 x 4 sums a thread", ONLY_FP32, forward<float, product4<4, 4>>, predict_product4<4, 4>},
+         {6, "128 x 128, 8 x 8 sums a thread", ONLY_FP32, forward<float, product4<8, 8>>, predict_product4<8, 8>},
+         {7, "16 bytes a load, a warp's sums together", ONLY_FP32, forward<float, forward7<1, false>>, predict_forward7},
+         {8, "the next part travels to registers", ONLY_FP32, forward<float, forward7<1, true>>, predict_forward8},
+         {9, "two buffers, one barrier a part", ONLY_FP32, forward<float, forward7<2, true>>, predict_forward9},
+         {10, "tensor cores: mma", ONLY_16, forward<floatX, product10>, predict_product10},
+         {11, "cp.async, 64 x 64 a warp", ONLY_16 | SM80, forward<floatX, forward11<false, false, false>>, predict_forward11},
+         {12, "a swizzle", ONLY_16 | SM80, forward<floatX, forward11<true, false, false>>, predict_forward12},
+         {13, "fragments ahead of their products", ONLY_16 | SM80, forward<floatX, forward11<true, true, false>>,
+          predict_forward13},
+         {14, "several tiles a block", ONLY_16 | SM80, forward<floatX, forward11<true, true, true>>, predict_forward14},
+         {15, "TMA and wgmma, two buffers", ONLY_16 | SM90, forward<floatX, two_buffers>, predict_forward15},
+         {16, "a ring of buffers, tiles in turns", ONLY_16 | SM90, forward<floatX, tiles_in_turns>, predict_forward16},
+         {17, "TMA and wgmma, a shared tile", BOLD | ONLY_16 | SM90, forward<floatX, shared_tile>, predict_forward17}});
+    const Ladder i(
+        "input", "N,C,OC", make_input, values, oracle_input, {odd, fp32 ? tail : Shape{{768, 256, 192}}, {{512, 256, 64}}},
+        {classic}, {large},
+        {{0, "cuBLASLt", BOLD | REFERENCE, cublas_input, predict_product},
+         {1, "a thread a sum", ONLY_FP32, input<float, product1<false, true>>, predict_forward1},
+         {3, "tiles of 32 x 32 in shared memory", ONLY_FP32, input<float, product3<false, true>>, predict_forward3},
+         {5, "64 x 64, 4 x 4 sums a thread", ONLY_FP32, input<float, product4<4, 4, false, true>>, predict_product4<4, 4>},
+         {6, "128 x 128, 8 x 8 sums a thread", ONLY_FP32, input<float, product4<8, 8, false, true>>, predict_product4<8, 8>},
+         {10, "tensor cores: mma", ONLY_16, input<floatX, product10<false, true>>, predict_product10},
+         {17, "TMA and wgmma, a shared tile", ONLY_16 | SM90, input<floatX, shared_tile_of_input>, predict_forward17}});
+    const Ladder w(
+        "weight", "N,C,OC", make_weight, values, oracle_weight, {odd, tail, whole}, {classic}, {large},
+        {{0, "cuBLASLt", BOLD | REFERENCE, cublas_weight, predict_product},
+         {1, "a thread a sum", ONLY_FP32, weight<float, product1<true, true, true>>, predict_weight1},
+         {3, "tiles of 32 x 32 in shared memory", ONLY_FP32, weight<float, product3<true, true, true>>, predict_forward3},
+         {5, "64 x 64, 4 x 4 sums a thread", ONLY_FP32, weight<float, product4<4, 4, true, true, true>>,
+          predict_product4<4, 4>},
+         {6, "128 x 128, 8 x 8 sums a thread", ONLY_FP32, weight<float, product4<8, 8, true, true, true>>,
+          predict_product4<8, 8>},
+         {10, "tensor cores: mma", ONLY_16, weight<floatX, product10<true, true, true>>, predict_product10}});
+    return zoo(argc, argv, "matmul", {f, i, w});
 }

@@ -2,7 +2,7 @@
 """table.py [--check|BENCH.json] -- makes dev/results/zoo.md and the lessons' tables and pictures from dev/results/zoo.json: a JSON
 object a line, the rates of a run and then a line a version and shape. BENCH.json, which `make -C dev/cuda bench` wrote, goes into it first, and replaces what
 the same card, build and files had there. The first of COLUMNS is shown whole, of the others the time and the share. In a lesson,
-the lines between <!-- zoo: FILE LADDER --> and <!-- end --> become a table of that ladder, and zoo-FILE.svg is its picture.
+the lines between <!-- zoo: FILE LADDER --> or <!-- zoo: FILE LADDER FP32 --> and <!-- end --> become a table of that ladder, and zoo-FILE.svg is its picture.
 --check writes nothing and exits with 1 if a file is stale."""
 import json
 import re
@@ -28,7 +28,8 @@ where 4.9e-4 was allowed: in fp16, roundings of terms that cancel show. Since th
 Its 27 tests passed at 4160e0c.
 The rates of a run stand before its rows in zoo.json. Those of these runs were not kept: a trip and a launch are solved from the
 predictions that they made. [predict.cuh](../cuda/predict.cuh) makes every prediction again, to 0.1 %.
-mma's version 7 in code of sm_80 with 4, 3 and 2 buffers had a share of 0.61, 0.63 and 0.52 at the large shape (47cfef9).
+Of matmul, versions 4, 6 to 8, 11 to 13, 15, 16 and the ladders input and weight were not measured yet.
+matmul's version 14 in code of sm_80 with 4, 3 and 2 buffers had a share of 0.61, 0.63 and 0.52 at the large shape (47cfef9).
 """
 
 
@@ -50,7 +51,7 @@ def read():
         of = rates.setdefault((row["arch"], row["precision"]), {})
         for rate in [r for r in RATES if r in row]:
             of.setdefault(rate, []).append(row[rate])
-        if row.get("version") == 0 and row["large"]:
+        if row.get("version") == 0 and row["large"] and row["ms"]:
             of.setdefault("product", []).append(row["rate"])
     rows = [row for row in rows if "ladder" in row]
     zoo, gpus = {}, {}
@@ -86,12 +87,14 @@ def predicted(row):
 
 
 def gain(row, before):  # times as fast as the version before, if both ran in the same way
-    same = before and all(before[key] == row[key] for key in ("sizes", "column"))
+    same = before and before["ms"] and row["ms"] and all(before[key] == row[key] for key in ("sizes", "column"))
     return f"{before['ms'] / row['ms']:.2f}" if same else ""
 
 
 def measured(row):
     """A version's cell at a shape: at a large one also the rate and the energy."""
+    if not row["ms"]:
+        return f"{predicted(row)}, not measured"
     rate = f"{row['rate'] * (1e-12 if row['products'] else 1e-9):.0f} {'TFLOP/s' if row['products'] else 'GB/s'}, "
     joules = f", {digits(row['joules'])} J"
     return f"{predicted(row)}, {digits(row['ms'])}, {rate * row['large']}{row['share']:.2f}{joules * row['large']}"
@@ -118,8 +121,8 @@ def page(zoo, gpus, rates):
                 rest = [main_row(of[c]) if c in of else None for c in others]
                 cells = [f"{name} **{number}**" if row["bold"] else f"{name} {number}", row["idea"],
                          f"{checked['error']:.0e} of {checked['allowed']:.0e}" if checked["allowed"] else "",
-                         "yes" if checked["same"] else "no", *at, gain(row, before)]
-                text += "| " + " | ".join(cells + [f"{digits(r['ms'])}, {r['share']:.2f}" if r else "" for r in rest]) + " |\n"
+                         "" if not checked["ms"] else "yes" if checked["same"] else "no", *at, gain(row, before)]
+                text += "| " + " | ".join(cells + [f"{digits(r['ms'])}, {r['share']:.2f}" if r and r["ms"] else "" for r in rest]) + " |\n"
                 name, before, said = "", row, shapes
     return text
 
@@ -132,11 +135,13 @@ def shown(versions):
     return [(number, of[0]["idea"], next((r for r in of if r["shape"] == shape), None)) for number, of in rows.items()]
 
 
-def lesson_table(versions):
+def lesson_table(versions, precision):
+    versions = {v: {c: rows for c, rows in of.items() if c[1] == precision or not precision} for v, of in versions.items()}
+    versions = {v: of for v, of in versions.items() if of}
     text, before = "| version | predicted ms | ms | share | x |\n|---|---|---|---|---|\n", None
     for number, idea, row in shown(versions):
-        text += f"| {number} {idea} | " + (f"{predicted(row)} | {digits(row['ms'])} | {row['share']:.2f} | {gain(row, before)} |\n"
-                                          if row else "not run | | |\n")
+        ran = f"{digits(row['ms'])} | {row['share']:.2f}" if row and row["ms"] else "not measured |"
+        text += f"| {number} {idea} | " + (f"{predicted(row)} | {ran} | {gain(row, before)} |\n" if row else "not run | | |\n")
         before = row or before
     return text
 
@@ -155,7 +160,9 @@ def picture(ladders):
     parts = [bar(8, 14, grey), word(320, 20, "share, measured"), mark(442, 8), word(450, 20, "predicted"),
              bar(8, 14, blue).replace("300", "526"), word(546, 20, "the trainer's own kernel")]
     for file, ladder, versions in ladders:
-        rows = [each for each in shown(versions) if each[2]]
+        rows = [each for each in shown(versions) if each[2] and each[2]["ms"]]
+        if not rows:
+            continue
         unit = "version 0" if rows[0][2]["products"] else "a copy of as many bytes"
         parts += [word(8, y + 14, f"{file} {ladder}", bold),
                   word(608, y + 14, f"1.00: {unit}", ' text-anchor="end" fill="#59636e"')]
@@ -182,8 +189,8 @@ def main():
     made = {RESULTS / "zoo.md": page(zoo, gpus, rates)} if zoo else {}
     for path in sorted(DOC.glob("*.md")):
         text = path.read_text()
-        made[path] = re.sub(r"(<!-- zoo: (\w+) (\w+) -->\n).*?(<!-- end -->)",
-                            lambda m: m[1] + lesson_table(zoo[m[2]][m[3]]) + m[4] if m[2] in zoo else m[0], text, flags=re.S)
+        made[path] = re.sub(r"(<!-- zoo: (\w+) (\w+)(?: (\w+))? -->\n).*?(<!-- end -->)",
+                            lambda m: m[1] + lesson_table(zoo[m[2]][m[3]], m[4]) + m[5] if m[2] in zoo else m[0], text, flags=re.S)
         for name in re.findall(r"\(zoo-(\w+)\.svg\)", text) if zoo else []:
             made[DOC / f"zoo-{name}.svg"] = picture([(f, l, v) for f in zoo if f.startswith(name) for l, v in zoo[f].items()])
     stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]

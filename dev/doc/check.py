@@ -25,9 +25,10 @@ import numpy as np
 
 DOC = Path(__file__).resolve().parent
 ROOT = DOC.parents[1]
-LESSONS = "rmsnorm rope attention swiglu crossentropy bugs".split()
+LESSONS = "rmsnorm matmul rope attention swiglu crossentropy bugs".split()
 FUNCTIONS = """rmsnorm_forward rmsnorm_backward rope_forward rope_backward attention_forward_plain attention_backward_plain
-swiglu_forward swiglu_backward crossentropy_fused muon_orthogonalize""".split()
+swiglu_forward swiglu_backward crossentropy_fused muon_orthogonalize
+matmul_forward_plain matmul_backward_input_plain matmul_backward_weight_plain""".split()
 
 
 class Shape(ctypes.Structure):
