@@ -101,6 +101,17 @@ static inline const char* test_text(const char* path) {
     return text;
 }
 
+/* Returns the next part of a text, whose parts this character divides; NULL after the last. */
+static inline const char* test_next(const char** rest, char divider) {
+    if (!*rest) { return NULL; }
+    const char* end = strchr(*rest, divider);
+    const size_t size = end ? (size_t)(end - *rest) : strlen(*rest);
+    char* part = (char*)test_memory(size + 1);
+    memcpy(part, *rest, size);
+    *rest = end ? end + 1 : NULL;
+    return part;
+}
+
 static inline bool contains(const char* text, const char* part) { return strstr(text, part) != NULL; }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -136,97 +136,25 @@ TEST(defaults_lie_in_their_ranges_and_choices_follow_their_enums) {
 }
 
 TEST(values_are_read_whole_and_in_range) {
-    static const char* const wrong[] = {
-        "--batch 0",
-        "--batch -1",
-        "--batch 1048577",
-        "--batch 4x",
-        "--batch 4.0",
-        "--batch \"\"",
-        "--batch 1e3",
-        "--batch 0x10",
-        "--batch +4",
-        "--batch=",
-        "--lr nan",
-        "--lr inf",
-        "--lr -inf",
-        "--lr 1e999",
-        "--lr 3e-4x",
-        "--lr \"\"",
-        "--lr 0x1p-3",
-        "--lr -1",
-        "--beta1 1",
-        "--beta2 1.0",
-        "--eps 0",
-        "--top-p 1.1",
-        "--seed -1",
-        "--seed 1e3",
-        "--steps -2",
-        "--steps 3000000000",
-        "--steps 99999999999999999999",
-        "--schedule cos",
-        "--schedule COSINE",
-        "--schedule 1",
-        "--schedule \"\"",
-        "--schedule cosine|linear",
-        "--chat=maybe",
-        "--chat=",
-        "--no-chat=on",
-        "--export-dtype f64",
-        "-k cosin",
-        "-k 4",
-        "--final-lr-frac 2",
-        "--temperature -0.1",
-        "--val-batches 0",
-        "--tokens 0",
-        "--lr --batch",
-        "--train --val x",
-        "--train",
-        "--steps",
-        "batch 4",
-        "-batch 4",
-        "--b 4",
-        "--",
-        "-",
-        "--=4",
-        "--unknown",
-        "4",
-        "--no-batch 4",
-        "--no-",
-        "--total-batch 100",
-        "--chat --eval",
-        "--generate x --dry-run",
-        "--minutes 1 --steps 5",
-    };
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    const char* wrong =
+        "--batch 0;--batch -1;--batch 1048577;--batch 4x;--batch 4.0;--batch \"\";--batch 1e3;--batch 0x10;--batch +4;"
+        "--batch=;--lr nan;--lr inf;--lr -inf;--lr 1e999;--lr 3e-4x;--lr \"\";--lr 0x1p-3;--lr -1;--beta1 1;--beta2 1.0;"
+        "--eps 0;--top-p 1.1;--seed -1;--seed 1e3;--steps -2;--steps 3000000000;--steps 99999999999999999999;"
+        "--schedule cos;--schedule COSINE;--schedule 1;--schedule \"\";--schedule cosine|linear;--chat=maybe;--chat=;"
+        "--no-chat=on;--export-dtype f64;-k cosin;-k 4;--final-lr-frac 2;--temperature -0.1;--val-batches 0;--tokens 0;"
+        "--lr --batch;--train --val x;--train;--steps;batch 4;-batch 4;--b 4;--;-;--=4;--unknown;4;--no-batch 4;--no-;"
+        "--total-batch 100;--chat --eval;--generate x --dry-run;--minutes 1 --steps 5";
+    for (const char* line; (line = test_next(&wrong, ';')) != NULL;) {
         Options o;
         Error e;
-        CHECK(parse(&o, ON_CPU, wrong[i], &e) == OPTIONS_WRONG && e.msg[0], "\"%s\" was taken", wrong[i]);
+        CHECK(parse(&o, ON_CPU, line, &e) == OPTIONS_WRONG && e.msg[0], "\"%s\" was taken", line);
     }
-    static const char* const right[] = {
-        "",
-        "--batch 1048576",
-        "--lr 0",
-        "--lr .5",
-        "--lr 1e-3",
-        "--steps -1",
-        "--steps 0",
-        "--top-p 1",
-        "--top-p 0",
-        "--generate \"\"",
-        "--prompt=--x",
-        "--train=--val",
-        "--minutes 5 --steps -1",
-        "--prompt \"\"",
-        "--grad-clip 0",
-        "--eval on",
-        "--eval 0 --chat",
-        "--no-chat",
-        "--batch 2 --batch 4",
-        "--resume --steps 4",
-    };
-    for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
-        CHECK(parses(ON_CPU, right[i]), "\"%s\" was refused", right[i]);
+    const char* right =
+        ";--batch 1048576;--lr 0;--lr .5;--lr 1e-3;--steps -1;--steps 0;--top-p 1;--top-p 0;--generate \"\";--prompt=--x;"
+        "--train=--val;--minutes 5 --steps -1;--prompt \"\";--grad-clip 0;--eval on;--eval 0 --chat;--no-chat;"
+        "--batch 2 --batch 4;--resume --steps 4";
+    for (const char* line; (line = test_next(&right, ';')) != NULL;) {
+        CHECK(parses(ON_CPU, line), "\"%s\" was refused", line);
     }
     Options o;
     Error e;

@@ -168,32 +168,12 @@ TEST(tasks_of_this_node_are_counted) {
         CHECK(here == cases[i].here && total == cases[i].total, "%s, node %d: %d of %d", cases[i].list, cases[i].node, here,
               total);
     }
-    static const char* const wrong[] = {"",
-                                        ",",
-                                        "x",
-                                        "4(",
-                                        "4(x",
-                                        "4(x)",
-                                        "4(x2",
-                                        "4(2)",
-                                        "4,",
-                                        ",4",
-                                        "4 ",
-                                        "-4",
-                                        "4(x2)3",
-                                        "4(x0)",
-                                        "0",
-                                        "1025",
-                                        "4(x-2)",
-                                        "512(x3)",
-                                        "4(x2),",
-                                        "4;4",
-                                        "4(x2]",
-                                        "99999999999999999999",
-                                        "1(x99999999999999999999)"};
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    const char* wrong =
+        "|,|x|4(|4(x|4(x)|4(x2|4(2)|4,|,4|4 |-4|4(x2)3|4(x0)|0|1025|4(x-2)|512(x3)|4(x2),|4;4|4(x2]|99999999999999999999|"
+        "1(x99999999999999999999)";
+    for (const char* list; (list = test_next(&wrong, '|')) != NULL;) {
         int here, total;
-        CHECK(!ranks_count_tasks(wrong[i], 0, &here, &total), "\"%s\" is no list", wrong[i]);
+        CHECK(!ranks_count_tasks(list, 0, &here, &total), "\"%s\" is no list", list);
     }
     expect(srun, "SLURM_STEP_TASKS_PER_NODE=4,3,1\nSLURM_NODEID=2\nSLURM_PROCID=7\nSLURM_LOCALID=0", "srun", 7, 8, 0, 1);
     expect(srun, "SLURM_NODEID=", "srun", 5, 8, 1, 4);  // all nodes have the same number
