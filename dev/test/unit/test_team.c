@@ -173,6 +173,15 @@ static void expect_success(Child* c) {
     CHECK(WIFEXITED(c->status) && WEXITSTATUS(c->status) == 0 && !*said(c), "status %x: %s", (unsigned)c->status, c->text);
 }
 
+/* A run of so many ranks ends well. */
+static void all_succeed(int ranks, void (*body)(Team*, int)) {
+    Group g;
+    group_init(&g, ranks, body);
+    start_all(&g);
+    for (int r = 0; r < ranks; r++) { expect_success(&g.child[r]); }
+    group_end(&g);
+}
+
 /* The child ended with status 1 and said this error alone. */
 LLMC_PRINTF(2, 3) static void expect_error(Child* c, const char* fmt, ...) {
     char wanted[1024], line[1100];
@@ -297,12 +306,8 @@ TEST(one_rank_alone_opens_no_socket) {
 TEST(all_ranks_get_the_bytes_of_all_in_order) {
     static const int counts[] = {2, 8, 16};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        Group g;
         const double begin = now_seconds();
-        group_init(&g, counts[i], gather_1000);
-        start_all(&g);
-        for (int r = 0; r < counts[i]; r++) { expect_success(&g.child[r]); }
-        group_end(&g);
+        all_succeed(counts[i], gather_1000);
         printf("    1000 rounds of %d ranks: %.2f s\n", counts[i], now_seconds() - begin);
     }
 }
@@ -352,11 +357,7 @@ static void bring_values(Team* t, int odd) {
 }
 
 TEST(ranks_agree_on_the_largest_values) {
-    Group g;
-    group_init(&g, 3, bring_values);
-    start_all(&g);
-    for (int r = 0; r < 3; r++) { expect_success(&g.child[r]); }
-    group_end(&g);
+    all_succeed(3, bring_values);
     int alone = 5;
     agree_most(NULL, &alone, 1);
     CHECK(alone == 5, "a process alone: %d", alone);
@@ -384,22 +385,10 @@ static void too_many_bytes(Team* t, int odd) {
     if (team_gather(t, mine, sizeof mine, all, &e) || !strstr(e.msg, "217 bytes, wanted at most 216")) { die("%s", e.msg); }
 }
 
-TEST(a_part_that_is_too_large_is_refused) {
-    Group g;
-    group_init(&g, 2, too_many_bytes);
-    start_all(&g);
-    for (int r = 0; r < 2; r++) { expect_success(&g.child[r]); }
-    group_end(&g);
-}
+TEST(a_part_that_is_too_large_is_refused) { all_succeed(2, too_many_bytes); }
 
 TEST(teams_open_and_close_again_and_again) {
-    for (int i = 0; i < 20; i++) {
-        Group g;
-        group_init(&g, 5, do_nothing);
-        start_all(&g);
-        for (int r = 0; r < 5; r++) { expect_success(&g.child[r]); }
-        group_end(&g);
-    }
+    for (int i = 0; i < 20; i++) { all_succeed(5, do_nothing); }
 }
 
 static void odd_sequence(Team* t, int odd) {
