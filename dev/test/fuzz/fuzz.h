@@ -73,6 +73,20 @@ static inline char* fuzz_text(const void* data, size_t size) {
     return text;
 }
 
+/* Weights that number their elements. */
+static inline bool fuzz_give(void* ctx, const Param* p, size_t first, size_t n, float* dst, Error* e) {
+    (void)ctx, (void)p, (void)e;
+    for (size_t i = 0; i < n; i++) { dst[i] = (float)(first + i); }
+    return true;
+}
+
+/* Checks elements that a reader gives: they lie in their parameter, and can be read. */
+static inline void fuzz_taken(const Param* p, size_t first, size_t n, const float* src) {
+    REQUIRE(first + n <= param_size(p) && n > 0);
+    volatile float read = src[0] + src[n - 1];
+    (void)read;
+}
+
 /* Sets up a model of a few dozen weights. */
 static inline void fuzz_tiny_model(ModelConfig* c) {
     config_preset(c, "d1", 3);
