@@ -9,6 +9,10 @@ The blocks of a page run one after the other and see these names:
   c.NAME(...)              a function of llmc/*.h: numpy arrays become pointers, ints size_t, floats float
   shape(B, T, NH, NKV, HD) an AttentionShape
   rows(N, C, pitch)        a RowShape
+
+The indented formulas are checked, too: a comment <!-- formulas 4 of a row of x: out, r = forward(x, w) --> after them says how many
+of those since the last such comment must hold, and binds the names that no block has. `out_i` is an element, `x_t` a row, or
+with `of a row` an element of each of its rows in turn; Σ_n adds up over n, and neighbors are multiplied.
 """
 import os
 import sys
@@ -88,6 +92,115 @@ def slope(f, x, h=1e-3):
     return gradient
 
 
+class Formula:
+    """Evaluates a formula of a page, such as `dout_j w_j r - x_j r³ mean(dout w x)`, for one value of each index."""
+    TOKEN = re.compile(r"\s*(Σ_[a-z]|[A-Za-zθ]+'?(?:_[a-z]+)?|\d+(?:\.\d+)?|[-+/·()\[\]=^²³])")
+    FUNCTIONS = {"sqrt": np.sqrt, "log": np.log, "cos": np.cos, "sin": np.sin, "max": np.max,
+                 "mean": lambda x: x.mean(-1, keepdims=x.ndim > 1)}
+
+    def __init__(self, text, names, row=None):
+        self.tokens, self.names, self.row, self.sizes = self.TOKEN.findall(text), names, row, {}
+        if "".join(self.tokens) != re.sub(r"\s", "", text):
+            raise KeyError(text)  # prose
+        for name, letters in (t.split("_") for t in self.tokens if "_" in t and t[0] != "Σ"):
+            shape = np.shape(names[name])
+            while len(shape) > len(letters) and shape[-1] == 1:
+                shape = shape[:-1]
+            if letters not in names:
+                self.sizes.update(zip(letters, shape if row is None else shape[-len(letters) :]))
+
+    def at(self, index):
+        self.index, self.p = dict(index), 0
+        value = self.sum()
+        if self.p < len(self.tokens):
+            raise KeyError(self.tokens[self.p])
+        return value
+
+    def next(self):
+        return self.tokens[self.p] if self.p < len(self.tokens) else ""
+
+    def take(self):
+        self.p += 1
+        return self.tokens[self.p - 1]
+
+    def sum(self):
+        value = self.product()
+        while self.next() in ("+", "-"):
+            value = value + self.product() if self.take() == "+" else value - self.product()
+        return value
+
+    def product(self):
+        value = self.power()
+        while self.next() and self.next() not in "+-)]=":
+            sign = self.take() if self.next() in ("/", "·") else ""
+            other = self.power()
+            value = value / other if sign == "/" else value @ other if sign == "·" and np.ndim(value) == 1 else value * other
+        return value
+
+    def power(self):
+        if self.next() == "-":
+            self.take()
+            return -self.power()
+        value = self.atom()
+        while self.next() in ("^", "²", "³"):
+            sign = self.take()
+            value = value ** (2 if sign == "²" else 3 if sign == "³" else self.power())
+        return value
+
+    def atom(self):
+        word = self.take()
+        if word in ("(", "["):
+            value = self.sum()
+            if word == "[":  # [i = j]
+                self.take()
+                value = float(value == self.sum())
+            self.take()
+            return value
+        if word[0] == "Σ":
+            begin, total = self.p, 0
+            for self.index[word[2]] in range(self.sizes[word[2]]):
+                self.p = begin
+                total = total + self.product()
+            return total
+        if word in self.FUNCTIONS:
+            return self.FUNCTIONS[word](self.power())
+        return float(word) if word[0].isdigit() else np.e if word == "e" else self.look_up(*word.split("_"))
+
+    def look_up(self, name, letters=""):
+        if not letters and name in self.index:
+            return self.index[name]
+        value = np.asarray(self.names[name])
+        if not letters:  # in a row's formula, integers are one a row
+            return value[self.row] if self.row is not None and (value.ndim > 1 or value.dtype.kind == "i" and value.ndim) else value
+        at = [int(self.names[letters][self.row])] if letters in self.names else [self.index[i] for i in letters]
+        while value.ndim > len(at) and value.shape[-1] == 1:
+            value = value[..., 0]
+        return (value[self.row] if self.row is not None and value.ndim > len(at) else value)[tuple(at)]
+
+
+def check_formulas(text, names, by_rows):
+    """Checks the formulas of a page's indented lines whose names are all known; returns how many. Any inequality raises."""
+    count = 0
+    for line in re.findall(r"^    (\S.*)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M):
+        for part in re.split(r"\s{2,}", re.sub(r"\s*=\s*", " = ", line)):
+            sides = re.split(r" = (?![^\[]*\])", part)
+            try:
+                rows = [None] if not by_rows else range(len(names[by_rows]))
+                for row in rows if "_" in part or by_rows else [None]:
+                    sizes = Formula(" ".join(sides), names, row).sizes
+                    left = re.fullmatch(r"\S+?(?:_([a-z]+))?", sides[0])
+                    for values in np.ndindex(*[sizes[i] for i in left[1] or ""]):
+                        index = dict(zip(left[1] or "", values))
+                        got = [Formula(side, names, row).at(index) for side in sides]
+                        for side in got[1:]:
+                            if np.all(np.isfinite(got[0])) and not np.allclose(got[0], side, 1e-8, 1e-12):
+                                raise AssertionError(f"{part}: {got[0]} is not {side}")
+                count += len(sides) > 1
+            except (KeyError, TypeError, IndexError, ValueError):
+                pass  # prose, a step of a derivation, or a name that the page has not bound
+    return count
+
+
 def main():
     names = sys.argv[1:] or LESSONS
     unknown = [n for n in names if not (DOC / f"{n}.md").exists()]
@@ -98,15 +211,24 @@ def main():
         text = (DOC / f"{name}.md").read_text()
         scope = {"np": np, "rng": np.random.default_rng(1), "near": near, "slope": slope, "c": oracle, "shape": Shape,
                  "rows": Rows}
-        for block in re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S):
-            line = text[: block.start(1)].count("\n") + 1
+        since = 0
+        for block in re.finditer(r"^(?:```python\n(.*?)^```|<!-- formulas (\d+)(?: of a row of (\w+))?: (.*?) -->)", text, re.M | re.S):
+            line = text[: block.start()].count("\n") + 2
             try:
+                if block.group(2):
+                    exec(block.group(4), scope)
+                    holds = check_formulas(text[since : block.start()], scope, block.group(3))
+                    since = block.end()
+                    if holds != int(block.group(2)):
+                        raise AssertionError(f"{holds} formulas hold, wanted {block.group(2)}")
+                    continue
                 exec(compile("\n" * (line - 1) + block.group(1), f"dev/doc/{name}.md", "exec"), scope)
             except Exception as e:
                 at = e.__traceback__
+                of_page = at.tb_next and at.tb_next.tb_frame.f_code.co_filename.endswith(f"{name}.md")
                 while at.tb_next and at.tb_next.tb_frame.f_code.co_filename.endswith(f"{name}.md"):
                     at = at.tb_next
-                where = at.tb_next.tb_lineno if at.tb_next else line
+                where = at.tb_lineno if of_page else line
                 print(f"FAIL {name}, line {where}: {type(e).__name__}: {e}")
                 failed += 1
                 break

@@ -23,9 +23,12 @@ def test_lesson(name):
     assert got.returncode == 0, got.stdout + got.stderr
 
 
-def test_a_wrong_derivation_fails(tmp_path):
+@pytest.mark.parametrize("right, wrong", [("r**3 *", "r**2 *"), ("x_j r³ mean", "x_j r² mean"), ("x_ni r_n", "x_ni")])
+def test_a_wrong_derivation_or_formula_fails(right, wrong):
     page = DOC / "wrong.md"  # beside the others, where check.py looks
-    page.write_text((DOC / "rmsnorm.md").read_text().replace("r**3 *", "r**2 *"))
+    text = (DOC / "rmsnorm.md").read_text()
+    assert right in text
+    page.write_text(text.replace(right, wrong))
     try:
         got = check("wrong")
     finally:
