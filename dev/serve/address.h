@@ -8,47 +8,34 @@
 #include "llmc/base/text.h"            // defines: text_starts
 #include "llmc/files/trainer_state.h"  // defines: run_id_draw
 
-#include <arpa/inet.h>
+#include <netdb.h>
 
 typedef struct {
-    union {
-        struct sockaddr any;  // its sa_family says which of the others counts
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } socket;
+    struct sockaddr_storage socket;
     bool is_local;      // only this machine reaches it
-    char names[2][64];  // with the port; an IPv6 address in brackets, as in a URL
-    char wanted[128];   // the answer to a request with another name
+    char host[64];      // as in a URL: an IPv6 address in brackets, shortened as browsers do
+    char names[2][80];  // with the port
+    char wanted[160];   // the answer to a request with another name
 } Address;
 
 /* Reads an address; false: it is none, or it stands for all addresses of a machine and so names none. */
-static inline bool address_read(Address* a, const char* host, uint16_t port) {
+static inline bool address_read(Address* a, const char* host, const char* port) {
+    char text[60] = "";
+    struct addrinfo want = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM}, *found = NULL;
     memset(a, 0, sizeof *a);
-    if (inet_pton(AF_INET, host, &a->socket.v4.sin_addr) == 1) {
-        a->socket.v4.sin_family = AF_INET;
-        a->socket.v4.sin_port = htons(port);
-        a->is_local = ntohl(a->socket.v4.sin_addr.s_addr) >> 24 == 127;
-        return a->socket.v4.sin_addr.s_addr != INADDR_ANY;
-    }
-    if (inet_pton(AF_INET6, host, &a->socket.v6.sin6_addr) != 1) { return false; }
-    a->socket.v6.sin6_family = AF_INET6;
-    a->socket.v6.sin6_port = htons(port);
-    a->is_local = IN6_IS_ADDR_LOOPBACK(&a->socket.v6.sin6_addr);
-    return !IN6_IS_ADDR_UNSPECIFIED(&a->socket.v6.sin6_addr);
+    if (getaddrinfo(host, port, &want, &found) != 0) { return false; }
+    memcpy(&a->socket, found->ai_addr, found->ai_addrlen);
+    getnameinfo(found->ai_addr, found->ai_addrlen, text, sizeof text, NULL, 0, NI_NUMERICHOST);
+    freeaddrinfo(found);
+    a->is_local = text_starts(text, "127.") || strcmp(text, "::1") == 0;
+    snprintf(a->host, sizeof a->host, strchr(text, ':') ? "[%s]" : "%s", text);
+    return *text && strcmp(text, "0.0.0.0") != 0 && strcmp(text, "::") != 0;
 }
 
-/* Names the address, once the port is known. Browsers write an IPv6 address as inet_ntop does. */
+/* Names the address, once the port is known. */
 static inline void address_name(Address* a, int port) {
-    char text[INET6_ADDRSTRLEN] = "";
-    if (a->socket.any.sa_family == AF_INET) {
-        inet_ntop(AF_INET, &a->socket.v4.sin_addr, text, sizeof text);
-        snprintf(a->names[0], sizeof a->names[0], "%s:%d", text, port);
-    } else {
-        inet_ntop(AF_INET6, &a->socket.v6.sin6_addr, text, sizeof text);
-        snprintf(a->names[0], sizeof a->names[0], "[%s]:%d", text, port);
-    }
-    snprintf(a->names[1], sizeof a->names[1], "%s", a->names[0]);
-    if (a->is_local) { snprintf(a->names[1], sizeof a->names[1], "localhost:%d", port); }
+    snprintf(a->names[0], sizeof a->names[0], "%s:%d", a->host, port);
+    snprintf(a->names[1], sizeof a->names[1], "%s:%d", a->is_local ? "localhost" : a->host, port);
     snprintf(a->wanted, sizeof a->wanted, "Host or Origin is not this server, wanted Host: %s", a->names[0]);
 }
 
@@ -67,10 +54,10 @@ enum { LEAST_KEY = 16 };  // characters
 
 /* Draws a key of 128 bits. */
 static inline char* key_draw(void) {
-    RunId parts[2];
+    RunId first, second;
     char text[2 * sizeof(RunId)];
-    run_id_draw(parts[0]), run_id_draw(parts[1]);
-    snprintf(text, sizeof text, "%s%s", parts[0], parts[1]);
+    run_id_draw(first), run_id_draw(second);
+    snprintf(text, sizeof text, "%s%s", first, second);
     return xstrdup(text);
 }
 

@@ -306,17 +306,7 @@ static void on_connection(void* server, struct MHD_Connection* connection, void*
 // ---------------------------------------------------------------------------------------------------------------------
 // the loop
 
-/* Lets the clients that follow look for events, and cuts off requests that take too long. */
-static void tick(Server* s) {
-    const double now = now_seconds();
-    for (Client* c = s->queue.clients; c < s->queue.clients + MOST_CLIENTS; c++) {
-        if (c->follows) { wake(c); }
-        if (c->since > 0 && now - c->since > REQUEST_SECONDS) { shutdown(c->fd, SHUT_RDWR); }
-    }
-    s->next_tick = now + TICK_MS / 1e3;
-}
-
-/* Waits for requests, for answers and for the next tick, and serves them. */
+/* Waits for requests, for answers and for the next tick, and serves them. At a tick the clients that follow look for events. */
 static void serve(Server* s, struct MHD_Daemon* daemon) {
     Queue* q = &s->queue;
     const int listens = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_LISTEN_FD)->listen_fd;
@@ -339,16 +329,20 @@ static void serve(Server* s, struct MHD_Daemon* daemon) {
     process[0] = (struct pollfd){q->process.pid > 0 ? q->process.lines.fd : -1, (short)(gets ? POLLIN | POLLOUT : POLLIN), 0};
     process[1] = (struct pollfd){FD_ISSET(listens, reads) ? listens : -1, POLLIN, 0};
     poll(fds, MOST_CLIENTS + 2, (int)wait);
+    const double now = now_seconds();
+    const bool ticks = now >= s->next_tick;
+    if (ticks) { s->next_tick = now + TICK_MS / 1e3; }
     for (int i = 0; i < MOST_CLIENTS; i++) {
         Client* c = &q->clients[i];
-        if (!(c->suspended || c->since > 0) || !(fds[i].revents & ~(POLLIN | POLLOUT))) { continue; }
+        const bool left = (c->suspended || c->since > 0) && fds[i].revents & ~(POLLIN | POLLOUT);
+        if (ticks && c->follows) { wake(c); }
+        if (!left && (c->since == 0 || now - c->since < REQUEST_SECONDS)) { continue; }
         shutdown(c->fd, SHUT_RDWR);  // libmicrohttpd may overlook the end of a request that is cut off, but not this
         queue_leave(q, c);
         question_fail(c, "the client has left");  // nobody reads this, but it ends the response
     }
     if (process->revents & POLLOUT) { queue_write(q); }
     if (process->revents & ~POLLOUT) { queue_read(q); }
-    if (now_seconds() >= s->next_tick) { tick(s); }
     MHD_run(daemon);
     queue_go_on(q);
 }
@@ -390,7 +384,7 @@ static bool server_init(Server* s, char** argv) {
     if (number < 0 || number > 65535 || *end || end == port) {
         die_usage("--port: is \"%s\", wanted a number from 0 to 65535", port);
     }
-    if (!address_read(&s->address, host, (uint16_t)number)) {
+    if (!address_read(&s->address, host, port)) {
         die_usage("--host: is \"%s\", wanted an IPv4 or IPv6 address of this machine, by which browsers reach it", host);
     }
     if (no_key && key_file) { die_usage("--no-key: is given with --key-file, wanted one of them"); }
@@ -410,11 +404,9 @@ static bool server_init(Server* s, char** argv) {
 }
 
 int main(int argc, char** argv) {
-    Server s;
+    Server s = {.queue = {.trainer = "./train_llama3"}};
     struct rlimit files;
     (void)argc;
-    memset(&s, 0, sizeof s);
-    s.queue.trainer = "./train_llama3";
     if (!server_init(&s, argv)) { return 0; }
     // without a free descriptor libmicrohttpd would look at the same new connection again and again
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < LEAST_FILES) {
@@ -423,13 +415,12 @@ int main(int argc, char** argv) {
     }
     signal(SIGPIPE, SIG_IGN);
     Address* a = &s.address;
-    const unsigned flags = MHD_ALLOW_SUSPEND_RESUME | (a->socket.any.sa_family == AF_INET6 ? MHD_USE_IPv6 : 0);
+    const unsigned flags = MHD_ALLOW_SUSPEND_RESUME | (a->socket.ss_family == AF_INET6 ? MHD_USE_IPv6 : 0);
     const unsigned most_of_address = a->is_local ? MOST_CLIENTS : MOST_OF_ADDRESS;
-    struct MHD_Daemon* daemon =
-        MHD_start_daemon(flags, 0, NULL, NULL, handle, &s, MHD_OPTION_SOCK_ADDR, &a->socket.any, MHD_OPTION_CONNECTION_LIMIT,
-                         (unsigned)MOST_CLIENTS, MHD_OPTION_PER_IP_CONNECTION_LIMIT, most_of_address,
-                         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)REQUEST_SECONDS, MHD_OPTION_NOTIFY_COMPLETED, on_completed,
-                         &s, MHD_OPTION_NOTIFY_CONNECTION, on_connection, &s, MHD_OPTION_END);
+    struct MHD_Daemon* daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, handle, &s, MHD_OPTION_SOCK_ADDR, &a->socket, MHD_OPTION_CONNECTION_LIMIT, (unsigned)MOST_CLIENTS,
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, most_of_address, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)REQUEST_SECONDS,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, &s, MHD_OPTION_NOTIFY_CONNECTION, on_connection, &s, MHD_OPTION_END);
     if (!daemon) { die("the server cannot listen there: %s\n  hint: --port 0 takes a free port", strerror(errno)); }
     address_name(a, MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT)->port);
     printf("serve   http://%s/ shows %s; Ctrl-C ends it\n", a->names[0], s.folder);

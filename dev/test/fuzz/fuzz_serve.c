@@ -17,7 +17,7 @@ static void check_request(char* text) {
     static const char key[] = "0123456789abcdef", bearer[] = "Bearer 0123456789abcdef";
     Address a;
     const char* why = NULL;
-    REQUIRE(address_read(&a, "127.0.0.1", 8080));
+    REQUIRE(address_read(&a, "127.0.0.1", "8080"));
     address_name(&a, 8080);
     const bool page = is_one_of(r.url, "/", "/"), post = is_one_of(r.url, "/generation", "/generation");
     const char* methods = post ? "POST" : page || is_one_of(r.url, "/health", "/log") ? "GET, HEAD" : NULL;
