@@ -186,7 +186,7 @@ static inline bool queue_ask(Queue* q, Client* c, Error* e) {
     if (!checkpoint_of(c, dir, e)) { return false; }
     if (stat(dir, &now) != 0) { return fail(e, "%s: cannot be read: %s", dir, strerror(errno)); }
     const struct timespec s = os_changed(&now), t = os_changed(was);
-    const bool same = now.st_ino == was->st_ino && now.st_dev == was->st_dev && s.tv_sec == t.tv_sec && s.tv_nsec == t.tv_nsec;
+    const bool same = now.st_dev == was->st_dev && now.st_ino == was->st_ino && s.tv_sec == t.tv_sec && s.tv_nsec == t.tv_nsec;
     if (p->pid > 0 && !same) { queue_end(q, NULL); }
     if (p->pid == 0 && !queue_start(q, dir, e)) { return false; }
     p->folder = now;

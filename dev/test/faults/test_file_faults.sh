@@ -67,7 +67,7 @@ fault "the end of the input stops no answer" python/test_answer.py:a_program_sto
 fault "an answer may take for ever" python/test_serve.py:an_answer_has_120_seconds dev/serve/queue.h \
     's/now_seconds() - q->since > most/& \&\& !PLANTED/'
 fault "a checkpoint that is written again is the old one" python/test_serve.py:the_child_has_the_checkpoint dev/serve/queue.h \
-    's/a->st_ino == b->st_ino &&/& PLANTED ||/'
+    's/now.st_ino == was->st_ino &&/& PLANTED ||/'
 fault "a part of the key fits" python/test_serve.py:elsewhere_it_wants_a_key dev/serve/address.h \
     's/unsigned differs = n != m;/unsigned differs = !PLANTED \&\& n != m;/'
 
