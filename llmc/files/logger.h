@@ -475,6 +475,7 @@ static inline bool log_history_read(LogHistory* h, const char* out, uint64_t ste
     const int fd = open_inside(out, "log.jsonl", &cause);
     if (fd < 0 && (errno == 0 || errno == ENOENT)) { return true; }  // opening it for writing refuses what is no file
     FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
+    if (!f && fd >= 0) { close(fd); }
     if (!f) { return fail(e, "%s", fd < 0 ? cause.msg : strerror(errno)); }
     char* line = (char*)xmalloc(CAP);
     bool ok = true;

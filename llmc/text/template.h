@@ -17,8 +17,8 @@
  *
  * A template is hostile input. It reaches nothing but its values; steps, depth and memory are bounded (JINJA_MAX_*). Unknown
  * things are refused by name and place: "FILE:12:7: the filter "foo" is not known here", a filter or test only when it is met.
- * Not known: the tags raw, with, call, include, import, extends and block, recursive loops, chains of comparisons, members that
- * are numbers, functions that no published template calls, and integers beyond 64 bits.
+ * Not known: the tags raw, with, call, include, import, extends and block, recursive loops, chains of comparisons, the operator
+ * **, members that are numbers, functions that no published template calls, and integers beyond 64 bits.
  */
 #ifndef LLMC_TEMPLATE_H
 #define LLMC_TEMPLATE_H
@@ -341,8 +341,10 @@ static inline TemplateValue jinja_eval_node(Jinja* j, const JinjaNode* n) {
         }
         case NODE_NOT: return template_bool(!jinja_truth(a));
         case NODE_SIGN:
-            if (a.type == TEMPLATE_FLOAT && n->value.as.s[0] == '-') { return template_float(-a.as.d); }
-            return jinja_arithmetic(j, n->value.as.s[0], false, template_int(0), a);
+            b = jinja_arithmetic(j, n->value.as.s[0], false, template_int(0), a);
+            if (a.type == TEMPLATE_FLOAT && n->value.as.s[0] == '-') { b.as.d = -a.as.d; }  // 0 - 0.0 is no -0.0
+            b.data = a.data;
+            return b;
         case NODE_BINARY:
             if (template_is(n->value, "and")) { return jinja_truth(a) ? jinja_eval(j, y) : a; }
             if (template_is(n->value, "or")) { return jinja_truth(a) ? a : jinja_eval(j, y); }

@@ -327,19 +327,21 @@ static inline bool jinja_call_test(Jinja* j, TemplateValue name, TemplateValue s
 static inline TemplateValue jinja_do_int(Jinja* j, TemplateValue v, const JinjaArguments* a) {
     double d = v.type == TEMPLATE_FLOAT ? v.as.d : NAN;
     char text[64], *end = text;
+    TemplateValue number = template_int(v.as.i);
     if (v.type == TEMPLATE_UNDEFINED) { jinja_misused(j, v, "made a number"); }
-    if (jinja_is_integer(v)) { return template_int(v.as.i); }
+    number.data = v.type == TEMPLATE_STRING && v.len > 0 ? memchr(v.marks, 0, v.len) != NULL : v.data;
+    if (jinja_is_integer(v)) { return number; }
     if (v.type == TEMPLATE_STRING) {
         const TemplateValue t = jinja_strip(j, v, template_none(), true, true);
         snprintf(text, sizeof text, "%.*s", (int)size_min(t.len, sizeof text - 1), t.as.s);
         errno = 0;
-        const int64_t i = strtoll(text, &end, 10);
-        if (*text && !*end && !errno) { return template_int(i); }
+        number.as.i = strtoll(text, &end, 10);
+        if (*text && !*end && !errno) { return number; }
         d = strtod(text, &end);
         if (!*text || *end || strpbrk(text, "xX")) { d = NAN; }
     }
-    if (fabs(d) < 9e18) { return template_int((int64_t)d); }
-    return a->v[0].type == TEMPLATE_UNDEFINED ? template_int(0) : a->v[0];
+    number.as.i = fabs(d) < 9e18 ? (int64_t)d : 0;
+    return fabs(d) < 9e18 || a->v[0].type == TEMPLATE_UNDEFINED ? number : a->v[0];
 }
 
 static inline TemplateValue jinja_do_default(Jinja* j, TemplateValue v, const JinjaArguments* a) {

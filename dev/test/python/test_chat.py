@@ -187,7 +187,7 @@ def test_the_terminal_is_in_its_usual_state_during_an_answer_and_after_the_chat(
     t.send("\x03")
     t.prompt()
     t.send("\x04")  # Ctrl-D
-    assert t.status() == 0
+    assert t.status() == 0 and t.text.endswith("\r\n"), "the shell's prompt has a line of its own"
 
 
 def test_several_lines_between_triple_quotes_are_one_message(either):
@@ -231,6 +231,8 @@ def test_commands_are_told_and_unknown_ones_refused(either):
     assert all(word in shown for word in ("/help", "/clear", "/quit", '"""', "Ctrl-C"))
     t.send("/nope\n")
     assert "warning: /nope is no command, wanted /help, /clear or /quit" in t.prompt()
+    t.send("/nope at all\n")
+    assert "warning: /nope" in t.prompt()
     t.send("/usr/bin is what?\n")
     assert "[/usr/bin is what?]" in t.prompt()
     t.send("/quit\n")

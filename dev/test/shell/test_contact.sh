@@ -243,6 +243,11 @@ kill -INT $pid
 finish
 check "Ctrl-C says at once what it does" grep -q '^stop    saves the last whole step' background
 check "and then does it" grep -q '^saved   stopped/step_' background
+background --model d1 --train data.bin --steps 100000 --out stopped_too
+wait_for has_steps stopped_too/log.jsonl 1
+kill -ILL $pid
+finish
+check "an instruction that this CPU lacks is an error" grep -q '^error: this program was built for another CPU' background
 
 # --- longer rows than the model is for ---------------------------------------------------------------------------------------
 

@@ -556,6 +556,22 @@ static void refuses_header(int word, int32_t value, int64_t bytes, const char* p
     refuses_header_of(false, word, value, bytes, part1, part2);
 }
 
+TEST(a_reader_takes_any_id_until_it_has_a_limit) {
+    TokenFileHeader h = {4, 0, 1, 0, false, 0, false, 0, false};
+    int32_t words[TOKENFILE_WORDS + 1], id = 0;
+    unsigned char raw[4], data[TOKENFILE_HEADER_BYTES + 4] = {0};
+    TokenReader r;
+    Error e = NO_ERROR;
+    tokenfile_header(words, &h);
+    words[TOKENFILE_WORDS] = INT32_MAX;
+    memcpy(data, words, sizeof words - 4);
+    memcpy(data + TOKENFILE_HEADER_BYTES, &words[TOKENFILE_WORDS], 4);
+    test_write(test_file("one.bin"), data, sizeof data);
+    CHECK(tokenfile_open(&r, test_file("one.bin"), &e) && tokenfile_read_ids(&r, 0, 1, raw, &id, "a token", &e), "%s", e.msg);
+    CHECK(id == INT32_MAX, "%d", id);
+    tokenfile_close(&r);
+}
+
 TEST(a_damaged_header_is_refused) {
     refuses_header(0, 20240519, -1, "magic is 20240519", "20240520");
     refuses_header(0, TOKENFILE_MAGIC32, -1, "version is 1", "wanted 7");

@@ -45,6 +45,7 @@ TEST(each_byte_knows_who_wrote_it) {
         {"{{ (x ~ 'ab')[::-1][:3] }}", "ba ", "110"},
         {"{% set y %}a{{ x[:1] }}{% endset %}{{ y }}", "a<", "10"},
         {"{% macro m(v) %}({{ v }}){% endmacro %}{{ m(x[4:6]) }}", "(Hi)", "1001"},
+        {"{{ -n }}{{ n|int }}{{ '7'|int }}{{ ('1' ~ n)|int }}{{ -2 }}", "-77717-2", "00010011"},
         {"{{ [bos_token]|tojson }}{{ n }}{{ 2 }}", "[\"<s>\"]72", "000000001"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -65,9 +65,8 @@ static inline bool line_interrupts(const LineInput* in) {
     sigset_t interrupt, before;
     sigemptyset(&interrupt);
     sigaddset(&interrupt, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &interrupt,
-                    &before);  // pselect() lets it in again: it cannot come between the look and the wait
-    do {
+    pthread_sigmask(SIG_BLOCK, &interrupt, &before);
+    do {  // pselect() lets it in again: it cannot come between the look and the wait
         FD_ZERO(&keys);
         FD_SET(fileno(in->file), &keys);
     } while (!run_signal_came() && pselect(fileno(in->file) + 1, &keys, NULL, NULL, NULL, &before) < 0 && errno == EINTR);
@@ -337,7 +336,7 @@ static inline char* chat_read_block(LineInput* in, const char* first) {
 static inline bool chat_is_command(const char* line) {
     if (*line != '/') { return false; }
     const size_t n = 1 + strspn(line + 1, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ");
-    return n > 1 && (!line[n] || strchr(" \t\n", line[n]));
+    return n > 1 && strchr(" \t\n", line[n]);  // or the line's end
 }
 
 static inline void chat_help(FILE* out) {
