@@ -146,17 +146,82 @@ def lesson_table(versions, precision):
     return text
 
 
-def picture(ladders):
-    """An SVG of bars: a version's share of the limit. A line marks the share that was predicted."""
-    def word(x, y, text, more=""):
-        return f'<text x="{x:.1f}" y="{y}"{more}>{escape(text)}</text>'
+GREY, LIGHT, BLUE, ORANGE, LINE = "#9aa4b0", "#e6eaef", "#1f6feb", "#e8912d", ' stroke="#59636e" stroke-width="0.5"'
 
+
+def word(x, y, text, more=""):
+    return f'<text x="{x:.1f}" y="{y}"{more}>{escape(text)}</text>'
+
+
+def box(x, y, width, height, color):
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{color}"{LINE}/>'
+
+
+def grid(x, y, rows, columns, side, color, label=lambda r, c: ""):
+    """Cells of `side`, with color(row, column), and a label in each."""
+    return [part for r in range(rows) for c in range(columns)
+            for part in [box(x + c * side, y + r * side, side, side, color(r, c))] +
+            ([word(x + c * side + side / 2, y + r * side + side / 2 + 4, label(r, c), ' text-anchor="middle" font-size="10"')]
+             if label(r, c) else [])]
+
+
+def lines(x, y, *texts):
+    return [word(x, y + 15 * i, text, ' font-weight="bold"' if i == 0 else "") for i, text in enumerate(texts)]
+
+
+def draw_access(y):
+    """The sectors that one load of a warp touches."""
+    shown = [*lines(8, y + 14, "a thread a row", "A cell is a sector of 32 bytes.", "Lane i reads row i (orange): 32", "sectors, an element of each.",
+                    "Here are 8 of the 32 lanes."),
+             *lines(358, y + 14, "a warp a row", "Lane i reads element i. In fp32", "the 32 lanes read 4 sectors", "(blue), and use all of them.")]
+    shown += grid(220, y + 6, 8, 8, 14, lambda r, c: ORANGE if c == 0 else LIGHT, lambda r, c: "" if c else str(r))
+    return shown + grid(570, y + 6, 8, 8, 14, lambda r, c: BLUE if r == 0 and c < 4 else LIGHT), 132
+
+
+def draw_tiles(y):
+    """A block's tile and its factors; a swizzle; a ring of buffers in time."""
+    def dark(i):
+        return "#b8660f" if i == 3 else ORANGE
+    parts = lines(8, y + 14, "a tile", "Orange: a block's rows of", "x and w, read by parts", "(dark). Blue: its sums.")
+    parts += grid(40, y + 140, 2, 8, 12, lambda r, c: dark(c)) + [word(16, y + 156, "x")]
+    parts += grid(180, y + 36, 8, 2, 12, lambda r, c: dark(r)) + [word(208, y + 84, "w^T")]
+    parts += grid(180, y + 140, 2, 2, 12, lambda r, c: BLUE) + [word(208, y + 156, "out")]
+    parts += lines(244, y + 14, "a swizzle", "Chunk c of row r lies at c XOR r.", "Then a column (blue) meets all banks.")
+    for x, name, mask in ((244, "as it is", 0), (352, "swizzled", 7)):
+        parts += grid(x, y + 56, 8, 8, 12, lambda r, c, m=mask: BLUE if c ^ (r & m) == 2 else LIGHT, lambda r, c, m=mask: str(c ^ (r & m)))
+        parts.append(word(x, y + 168, name))
+    parts += lines(490, y + 14, "a ring of four buffers", "Time runs right. Orange: a part", "comes. Blue: it is multiplied.")
+    for buffer in range(4):
+        parts.append(word(490, y + 70 + 22 * buffer, str(buffer)))
+        for turn in range(2):
+            x = 506 + 17 * buffer + 68 * turn
+            parts += [box(x, y + 58 + 22 * buffer, 46, 16, ORANGE), box(x + 46, y + 58 + 22 * buffer, 17, 16, BLUE)]
+    return parts, 180
+
+
+def draw_walk(y):
+    """The tiles of a causal square, in the order in which blocks take them."""
+    order = {}
+    for row in reversed(range(6)):
+        for column in range(row + 1):
+            order[row, column] = len(order) + 1
+    return (lines(8, y + 14, "the walk over a causal square", "A tile is queries (a row) by keys (a column).", "White: above the diagonal, skipped.",
+                  "Orange: on it, masked. Blue: no mask.", "The longest row of tiles comes first, so that no block", "begins a long one at the end.") +
+            grid(440, y + 6, 6, 6, 20, lambda r, c: "#fff" if c > r else ORANGE if c == r else "#8fb8f5", lambda r, c: str(order.get((r, c), ""))), 136)
+
+
+DRAWN = {"rmsnorm": draw_access, "matmul": draw_tiles, "attention": draw_walk}
+
+
+def picture(ladders, drawn=None):
+    """An SVG of an idea, and of bars: a version's share of the limit. A line marks the share that was predicted."""
     def bar(y, width, color):
         return f'<rect x="300" y="{y}" width="{width:.1f}" height="14" fill="{color}"/>'
 
     def mark(x, y):
         return f'<path d="M{x:.1f} {y - 1}v16" stroke="#cf222e" stroke-width="2"/>'
-    grey, blue, bold, y = "#9aa4b0", "#1f6feb", ' font-weight="bold"', 28
+    above, top = drawn(0) if drawn else ([], 0)
+    grey, blue, bold, y = GREY, BLUE, ' font-weight="bold"', 28
     parts = [bar(8, 14, grey), word(320, 20, "share, measured"), mark(442, 8), word(450, 20, "predicted"),
              bar(8, 14, blue).replace("300", "526"), word(546, 20, "the trainer's own kernel")]
     for file, ladder, versions in ladders:
@@ -175,6 +240,8 @@ def picture(ladders):
                       word(306 + 300 * max(share, guess), y + 12, f"{share:.2f}" if share >= 0.01 else f"{share:.3f}")]
             y += 20
         y += 8
+    if drawn:
+        parts, y = [*above, f'<g transform="translate(0 {top})">', *parts, "</g>"], y + top
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="700" height="{y}" font-family="sans-serif" font-size="12">'
             f'<rect width="700" height="{y}" fill="#fff"/>' + "\n".join(parts) + "</svg>\n")
 
@@ -192,7 +259,8 @@ def main():
         made[path] = re.sub(r"(<!-- zoo: (\w+) (\w+)(?: (\w+))? -->\n).*?(<!-- end -->)",
                             lambda m: m[1] + lesson_table(zoo[m[2]][m[3]], m[4]) + m[5] if m[2] in zoo else m[0], text, flags=re.S)
         for name in re.findall(r"\(zoo-(\w+)\.svg\)", text) if zoo else []:
-            made[DOC / f"zoo-{name}.svg"] = picture([(f, l, v) for f in zoo if f.startswith(name) for l, v in zoo[f].items()])
+            made[DOC / f"zoo-{name}.svg"] = picture([(f, l, v) for f in zoo if f.startswith(name) for l, v in zoo[f].items()],
+                                                   DRAWN.get(name))
     stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         print(f"{path.relative_to(ROOT)} is {'stale: python3 dev/cuda/table.py' if check else 'made anew'}")
