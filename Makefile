@@ -11,7 +11,7 @@ q = '$(subst ','\'',$(1))'
 tool = $(if $(and $(word 2,$(1)),$(wildcard $(subst $() $(),\ ,$(1)))),$(call q,$(1)),$(1))
 override CC := $(call tool,$(CC))
 # dev/make/choose.sh asks this machine, once, when an answer is first needed: $(eval) keeps it
-choose = $(eval $(1) := $(shell CC=$(call q,$(CC)) NVCC=$(call q,$(CUDA_COMPILER)) dev/make/choose.sh $(2)))$($(1))
+choose = $(eval $(1) := $(shell CC=$(call q,$(CC) $(USER_FLAGS) $(LDFLAGS)) NVCC=$(call q,$(CUDA_COMPILER)) dev/make/choose.sh $(2)))$($(1))
 MARCH ?= $(call choose,MARCH,march)
 OPT ?= $(call choose,OPT,opt)
 OPENMP_FLAGS = $(call choose,OPENMP_FLAGS,openmp $(OPENMP))
@@ -38,15 +38,15 @@ COMPILE = $(CC) $(FLAGS) $(WARNINGS) $(DEFINES) -I. $(USER_FLAGS) $(if $(filter 
           -lm -lpthread $(LIBS) $(LDLIBS)
 # a stamp is a file with the flags of the last build; if they change, so does the file. This one also has the compiler's macros: its
 # version, and what -march=native stands for on this machine
-stamp = printf '%s\n' $(call q,$(1)) | cmp -s - $@ || { $(2) printf '%s\n' $(call q,$(1)) > $@; }
+stamp = [ "$$(cat $@ 2>/dev/null)" = $(call q,$(1)) ] || { $(2) printf '%s\n' $(call q,$(1)) > $@; }
 build/cpu_flags: FORCE | build
-	@$(call stamp,$(CC) $(OWN_FLAGS) $(EDIT) $(USER_FLAGS) $(LDFLAGS) $(LDLIBS) $(shell $(CC) $(OWN_FLAGS) -dM -E -x c /dev/null | cksum))
+	@$(call stamp,$(CC) $(CXX) $(OWN_FLAGS) $(EDIT) $(USER_FLAGS) $(LDFLAGS) $(LDLIBS) $(shell $(CC) $(OWN_FLAGS) -dM -E -x c /dev/null | cksum))
 
 .PHONY: all help quickstart install train run chat generate require-microhttpd format format-check clean FORCE
 all: train_llama3 tokenize
 
 help: # the tables of the manual
-	@awk -F ' *[|] *' '/^[|] `make/ { gsub(/[]][(][^)]*[)]|[[`]/, ""); printf "%-42s %s\n", $$2, $$3 }' dev/doc/installing.md
+	@awk -F ' *[|] *' '/^[|] `make/ { gsub(/\]\([^)]*\)|\[|`/, ""); printf "%-42s %s\n", $$2, $$3 }' dev/doc/installing.md
 
 # --- programs ----------------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ QUICKSTART_OUT ?= out/quickstart-$(shell date +%Y%m%d-%H%M%S)
 QUICKSTART_FLAGS = --model d3 --batch 4 --seq 256 --lr 4e-3 --warmup 50 --final-lr-frac 0.05 --val-every 200 \
                    --sample-every 400 --sample-tokens 250 $(if $(STEPS),--steps $(STEPS),--minutes 3) --out $(QUICKSTART_OUT)
 quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
-	@$(if $(FOUND_ARCH),,$(shell dev/make/choose.sh cards ""))
+	@$(if $(and $(NVCC),$(FOUND_ARCH)),,$(shell NVCC=$(call q,$(NVCC)) dev/make/choose.sh cards ""))
 	./$(QUICKSTART_TRAINER) $(QUICKSTART_FLAGS)
 	@echo "page    make serve && ./serve $(QUICKSTART_OUT)"
 
@@ -102,7 +102,8 @@ test: test-programs
 	    $(wildcard dev/test/python/test_*.py)
 
 # what is built of the programs, the manual page made of the table of flags, and completion for bash; for all users of the machine
-PREFIX ?= /usr/local
+prefix ?= /usr/local
+PREFIX ?= $(prefix)
 SHARE = $(call q,$(DESTDIR)$(PREFIX)/share)
 OF_FLAGS = $(CC) -E -P '-DOPTION(kind,field,other,default,min,max,trainer,life,group,value,help)=kind~field~other~default~group~value~help' \
            -x c llmc/run/cli/options.def | awk -f dev/make/manual.awk

@@ -2,10 +2,10 @@
 # choose.sh TOPIC ... -- asks this machine what make cannot know. The answer goes to stdout. What was not found, and what that
 # costs, is a line on stderr. POSIX's tools are enough, since macOS has no others. CC, CXX and NVCC are commands with their flags.
 set -u
-export LC_ALL=C
+export LC_ALL=C PATH="$PATH:/usr/lib/wsl/lib" # where WSL has nvidia-smi; sudo forgets it
 topic=$1
 shift
-tmp=$(mktemp -d "${TMPDIR:-/tmp}/llama3_make_XXXXXX") || exit 1
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/llama3_make_XXXXXX" 2>/dev/null || mktemp -d ./llama3_make_XXXXXX) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 say() { echo "make: $*" >&2; }
 fail() { echo "error: $*" >&2 && exit 1; }
@@ -43,7 +43,8 @@ case $topic in
         ;;
     march)
         case $(eval "$CC -dumpmachine") in a*) builds stdio.h -mcpu=native && exit ;; esac # ARM
-        builds stdio.h -march=native || say "code for every CPU of its kind: $CC knows no -march=native; MARCH= sets another"
+        builds stdio.h -march=native || builds stdio.h -mcpu=native || # POWER
+            say "code for every CPU of its kind: $CC knows no -march=native; MARCH= sets another"
         ;;
     opt)
         # with these the layers' loops are as fast as with -O3, which takes longer to build; clang has no such flags
@@ -80,12 +81,13 @@ case $topic in
                 awk -F_ -v c="$card" '/^sm_[0-9]+$/ && $2 <= c && $2 > most { most = $2 } END { print most ? most : c }'
         done
         ;;
-    cards) # cards ARCHS HOME: says what nvcc builds for; without ARCHS, only which card cannot be used
+    cards) # cards ARCHS HOME: says what nvcc builds for; without ARCHS, only why no card can be used
         [ -z "$1" ] || say "CUDA $(cuda_version) in $(toolkit), for GPU_ARCH=\"$1\""
         [ -z "${2:-}" ] || [ -x "$2/bin/nvcc" ] || say "CUDA_HOME=$2 was not taken: it has no bin/nvcc"
         cards | awk -F, '$1 < 7.5 { print "make: the GPU" $2 " of compute capability " $1 " is too old: 7.5 (T4) or newer is needed" }' >&2
         why=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>&1 | head -n 1)
         command -v nvidia-smi >/dev/null || why="not found"
+        [ -n "$NVCC" ] || [ -z "$(cards)" ] || say "nvcc was not found: the GPU is not used without a CUDA toolkit, 12 or 13"
         [ -n "$(cards)" ] || [ "$1$why" = "not found" ] || say "no GPU is seen (nvidia-smi: ${why:-no card})${1:+; set GPU_ARCH=}"
         ;;
     libraries) # cuBLAS for the linker and, by -rpath, for the loader. The wheels of pip have it in lib, with a version alone
@@ -105,16 +107,24 @@ case $topic in
         version=$(cuda_version)
         [ "${version%.*}" -ge 12 ] 2>/dev/null || [ -z "$version" ] ||
             fail "$NVCC is CUDA $version, wanted 12 or 13: install a newer CUDA toolkit, or set NVCC=/path/to/nvcc"
-        printf '#include <cublasLt.h>\n__global__ void k() {}\nint main() { k<<<1, 1>>>(); return !cublasLtGetVersion(); }\n' >"$tmp/k.cu"
+        printf '#include <%s>\n' cuda_bf16.h cuda_fp8.h nvtx3/nvToolsExt.h cublasLt.h >"$tmp/k.cu"
+        echo '__global__ void k() {} int main() { k<<<1, 1>>>(); return !cublasLtGetVersion(); }' >>"$tmp/k.cu"
         eval "$NVCC -std=c++17 \"\$tmp/k.cu\" -o \"\$tmp/k\" $1" >"$tmp/log" 2>&1 && exit
-        of=-$(echo "$version" | tr . -) newest=$(sed -n 's/.*versions later than \([0-9]*\).*/\1/p' "$tmp/log" | head -n 1)
-        case $(cat "$tmp/log") in
-            *unsupported*version*) fail "CUDA $version takes g++ up to version $newest: install g++-$newest, and make CUDA_CXX=g++-$newest" ;;
-            *"cannot find -l"*cublas* | *"cublasLt.h: No"*) fail "cuBLAS is not in the CUDA toolkit $(toolkit): $(get libcublas "$of" cuda)" ;;
-            *"cuda_runtime.h: No"*) fail "cuda_runtime.h is not in the CUDA toolkit $(toolkit): $(get cuda-cudart "$of" cuda)" ;;
-            *cicc* | *ptxas*not\ found*) fail "the CUDA toolkit $(toolkit) is not whole: it lacks cicc or ptxas; install cuda-nvcc$of" ;;
+        of=-$(echo "$version" | tr . -) newest=$(sed -nE 's/.* (later|less) than ([0-9]+).*/\2/p' "$tmp/log" | head -n 1)
+        # the file that is not there
+        part=$(sed -n 's/.*fatal error: \(.*\): No such.*/\1/p; s/.*cannot find -l:*\([^: ]*\).*/\1/p; s/.*: \(.*\): \(command \)*not found/\1/p' "$tmp/log" | head -n 1)
+        case ${part##*/bin/},$(cat "$tmp/log") in
+            cublas* | libcublas*) fail "cuBLAS is not in the CUDA toolkit $(toolkit): $(get libcublas "$of" cuda)" ;;
+            cuda_* | cuda.h* | cudart* | cudadevrt*) fail "$part is not in the CUDA toolkit $(toolkit): $(get cuda-cudart "$of" cuda)" ;;
+            nv/* | cuda/*) fail "$part is not in the CUDA toolkit $(toolkit): install cuda-cccl$of" ;;
+            nvtx3*) fail "$part is not in the CUDA toolkit $(toolkit): install cuda-nvtx$of" ;;
+            crt/* | cicc,* | ptxas,* | fatbinary,* | cudafe++,* | nvlink,*)
+                fail "the CUDA toolkit $(toolkit) is not whole: it lacks $part; install cuda-nvcc$of" ;;
+            *unsupported\ GNU*) fail "CUDA $version takes g++ up to version $newest: install g++-$newest, and make CUDA_CXX=g++-$newest" ;;
+            *unsupported\ clang*) fail "CUDA $version takes clang++ before version $newest: install such a one or g++, and set CUDA_CXX" ;;
+            *host\ compiler\ prop*) fail "the compiler of the host's code: $(head -n 1 "$tmp/log"); install g++, or set CUDA_CXX" ;;
             *"exception specification"*) fail "CUDA $version does not compile with this C library's headers: install a newer CUDA toolkit" ;;
-            *) fail "$NVCC does not work: $(grep -im 1 error "$tmp/log" || head -n 1 "$tmp/log")" ;;
+            *) fail "$NVCC does not work: $(grep -im 1 -e error -e fatal "$tmp/log" || head -n 1 "$tmp/log" | grep . || echo it does not say why)" ;;
         esac
         ;;
 esac

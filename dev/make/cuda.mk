@@ -25,8 +25,9 @@ gencode = -gencode arch=compute_$(1)$(comma)code=$(2)_$(1)
 CODE = $(foreach a,$(filter-out 90,$(ARCHS)),$(call gencode,$(a),sm)) $(if $(filter 90,$(ARCHS)),$(call gencode,90a,sm))
 PTX = $(call gencode,$(lastword $(ARCHS)),compute)
 GENCODE = $(if $(PTX_ONLY),$(PTX),$(CODE) $(if $(filter 1,$(COMPILE_ONLY)),,$(PTX)))
+# nvcc takes a comma for the end of a flag of the host's compiler
 NVCCFLAGS = -std=c++17 $(if $(filter 1,$(COMPILE_ONLY)),,-O3) --threads 0 -DPRECISION_$(PRECISION) $(GENCODE) \
-            -Xcompiler "$(OPENMP_FLAGS) $(MARCH)" \
+            -Xcompiler $(call q,$(OPENMP_FLAGS) $(MARCH) $(subst $(comma),\$(comma),$(CPPFLAGS) $(CXXFLAGS) $(LDFLAGS))) \
             -Xptxas -warn-spills -diag-suppress 177 $(if $(filter 1,$(WERROR)),-Werror all-warnings) -I. \
             $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
 CUDA_HEADERS = $(HEADERS) $(wildcard llmc/*.cuh llmc/*/*.cuh llmc/*/*/*.cuh dev/bench/*.cuh dev/cuda/*.cuh dev/test/cuda/*.cuh \
@@ -37,12 +38,12 @@ ON_REMARKS = { rm -f $@; echo "error: $@: ptxas spills registers or serializes w
 STRICT = $(if $(filter 1,$(WERROR)),> build/$(notdir $@).log 2>&1; status=$$?; cat build/$(notdir $@).log; \
            [ $$status -eq 0 ] || exit $$status; ! grep -qE 'spill|serializ|frame size' build/$(notdir $@).log || $(ON_REMARKS))
 CUDA_LIBS = $(call choose,CUDA_LIBS,libraries)
-COMPILE_CUDA = $(CUDA_COMPILER) $(NVCCFLAGS) $(DEFINES) $(CPPFLAGS) $< $(filter %.o,$^) -o $@ $(CUDA_LIBS) -ldl -lpthread $(LIBS) $(STRICT)
+COMPILE_CUDA = $(CUDA_COMPILER) $(NVCCFLAGS) $(DEFINES) $< $(filter %.o,$^) -o $@ $(CUDA_LIBS) -ldl -lpthread $(LIBS) $(STRICT)
 
 # before the first program, and whenever compiler or flags change, a small one shows whether the toolkit will do
 CUDA_SAYS = $(eval CUDA_SAYS :=)$(shell NVCC=$(call q,$(NVCC)) dev/make/choose.sh cards $(call q,$(ARCHS)) $(call q,$(CUDA_HOME)))
 build/cuda_flags: FORCE | build require-nvcc
-	@$(CUDA_SAYS)$(call stamp,$(CUDA_COMPILER) $(NVCCFLAGS) $(EDIT) $(CPPFLAGS) $(shell $(NVCC) --version | cksum),\
+	@$(CUDA_SAYS)$(call stamp,$(CUDA_COMPILER) $(NVCCFLAGS) $(EDIT) $(shell $(NVCC) --version | cksum),\
 	    NVCC=$(call q,$(CUDA_COMPILER)) dev/make/choose.sh check $(call q,$(CUDA_LIBS)) || exit 1;)
 
 .PHONY: require-nvcc

@@ -24,12 +24,12 @@ build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)
 	@for f in $(EMULATED_SOURCES); do mkdir -p $@.tmp/$$(dirname $$f) && $(REWRITE) $$f > $@.tmp/$$f || exit 1; done
 	@cp $(EMULATOR)/ptx.h $@.tmp/llmc/cuda/ptx.cuh && rm -rf $@ && mv $@.tmp $@
 
-$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh | $(EMULATED) require-nvcc
+$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh build/cpu_flags | $(EMULATED) require-nvcc
 	$(CXX) $(EMULATED_FLAGS) -I. -Wall -Wextra -c $< -o $@
 build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED) require-nvcc
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared $(EMULATED_INCLUDES) $< -o $@
 # device.h and the toolkit's headers are compiled once for the programs of a variant; g++ fails if another -O reads them
-$(EMULATED)/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h | $(EMULATED) require-nvcc
+$(EMULATED)/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h build/cpu_flags | $(EMULATED) require-nvcc
 	$(CXX) $(EMULATED_FLAGS) -x c++-header $< -o $@
 DEVICE = $(if $(filter %/trainers_cu,$@),device.h,$(EMULATED)/device.h)
 LINK_EMULATED = -x none $(filter %.o,$^) -no-pie -rdynamic -o $@ -ldl -lpthread

@@ -35,6 +35,9 @@
 #if defined __FAST_MATH__ || __FINITE_MATH_ONLY__ + 0 || defined __ASSOCIATIVE_MATH__
 #error "without -ffast-math and -Ofast: they delete the checks for nan, and round sums in another order"
 #endif
+#if UINTPTR_MAX >> 31 < 2 || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "for a 64-bit little-endian system: sizes and files are made for it"
+#endif
 
 /* Marks a function that kernels call too. */
 #ifdef __CUDACC__

@@ -12,6 +12,9 @@ for flags in -ffast-math -Ofast "-O2 -ffinite-math-only"; do
     check "$flags is refused where it is compiled" grep -q 'error.*without -ffast-math' made.txt
 done
 
+echo '#include "llmc/base/utils.h"' | ${CC:-cc} -std=c11 -w -U__BYTE_ORDER__ -D__BYTE_ORDER__=4321 -fsyntax-only -I"$root" -x c - >made.txt 2>&1
+check "so is a system whose numbers have another order" grep -q 'error.*64-bit little-endian' made.txt
+
 # an instruction that no processor knows
 printf '#include "llmc/base/utils.h"\nint main(void) { __builtin_trap(); }\n' >trap.c
 ${CC:-cc} -std=c11 -D_GNU_SOURCE -I"$root" trap.c -o trap
@@ -30,6 +33,8 @@ case " \$* " in
     *" -dumpmachine "*) cat "$tmp/machine" ;;
     *" -dM "*) cat "$tmp/version" ;;
     *" -E "*) exec cc "\$@" ;;
+    *" -ledit "*) case "\$*" in *-L/edit*) ;; *) [ ! -e "$tmp/no_edit" ] || exit 1 ;; esac ;;
+    *"-march=native "*probe*) [ ! -e "$tmp/no_march" ] || exit 1 ;;
     *"-Xpreprocessor -fopenmp "*) [ ! -e "$tmp/no_libomp" ] || exit 1 ;;
     *"-fopenmp "*) [ ! -e "$tmp/no_openmp" ] || exit 1 ;;
 esac
@@ -56,17 +61,25 @@ again() { # again PROGRAM NAME SETTINGS...: with these settings the program is b
     check "$again_name builds $again_program again" test $? -eq 0
 }
 again train_llama3 "no setting"
-for setting in CC="$tmp/cc2" MARCH=-mother OPENMP=0 LIBEDIT=0 OPT=-O1 CFLAGS_EXTRA=-g CFLAGS="-DA='b c'" CPPFLAGS=-DX LDFLAGS=-s; do
+for setting in CC="$tmp/cc2" MARCH=-mother OPENMP=0 LIBEDIT=0 OPT=-O1 CFLAGS_EXTRA=-g CFLAGS="-DA='b c'" CPPFLAGS=-DX LDFLAGS=-s LDLIBS=-lx; do
     again train_llama3 "$setting" "$setting"
 done
 echo "#define V 2" >version
 again train_llama3 "another version of the compiler"
 again train_llama3cu "no setting"
-for setting in NVCC="$tmp/nvcc2" GPU_ARCH=90 CUDA_CXX=g++-13 OPENMP=0; do again train_llama3cu "$setting" "$setting"; done
+for setting in NVCC="$tmp/nvcc2" GPU_ARCH=90 CUDA_CXX=g++-13 OPENMP=0 PRECISION=FP32 CXXFLAGS=-g; do again train_llama3cu "$setting" "$setting"; done
 echo 13.1 >release
 again train_llama3cu "another version of nvcc"
 mk -n train_llama3 CFLAGS="-O1 -g" CPPFLAGS=-DX LDFLAGS=-s LDLIBS=-lx
 check "a packager's flags replace none of ours" grep -q -- "-std=c11 .*-fopenmp .*-DX -O1 -g .* -s -lm -lpthread .*-lx" made.txt
+mk -n train_llama3cu CPPFLAGS="-Wp,-DX" LDFLAGS=-Wl,-z,now
+check "and reach the compiler behind nvcc" grep -qF -- ' -Wp\,-DX  -Wl\,-z\,now' made.txt
+: >no_edit && mk -n train_llama3 LDFLAGS=-L/edit
+check "a library that is where they say is found" grep -q -- "-L/edit .*-ledit" made.txt
+mk -n train_llama3
+check "one that is not there is told, with the package" grep -qE '^make: no libedit \(.*\): --chat will not edit lines' made.txt
+rm no_edit && (export TMPDIR=/none && mk -n train_llama3)
+check "without a folder for temporary files the choice is the same" grep -q -- "-fopenmp .*-ledit" made.txt
 again train_llama3 "a compiler in a path with spaces" CC="$tmp/a stub/cc"
 again train_llama3cu "an nvcc in a path with spaces" NVCC="$tmp/a stub/nvcc"
 (cd tree && PATH="$tmp/a stub:$PATH" make train_llama3cu) >made.txt 2>&1
@@ -84,7 +97,7 @@ page=tree/build/serve_page.h
 check "a full disk leaves no half of the page" test ! -e "$page"
 mk build/serve_page.h
 check "the page is there with room" sh -c "tail -n 1 $page | grep -qx '};' && grep -q \"SERVE_STYLE .'sha256-[A-Za-z0-9+/]*=*'.\" $page"
-for tool in sh mkdir mktemp rm mv cat sed awk cut tr cmp cksum printf uname head grep base64 dirname env; do
+for tool in sh mkdir mktemp rm mv cat sed awk cut tr cksum printf uname head grep base64 dirname env; do
     ln -sf "$(command -v $tool)" bin/ 2>/dev/null
 done
 rm "$page" && (cd tree && PATH="$tmp/bin" "$(command -v make)" CC="$tmp/cc" NVCC= build/serve_page.h) >made.txt 2>&1
@@ -99,7 +112,9 @@ rm -r bin/*
 echo arm64-apple-darwin >machine && : >no_openmp && mk -n train_llama3
 check "Apple's clang takes Homebrew's libomp" grep -q -- "-Xpreprocessor -fopenmp -I/opt/homebrew/opt/libomp/include -L.* -lomp" made.txt
 check "and the flag of ARM for this CPU" grep -q -- "-mcpu=native" made.txt
-: >no_libomp && mk -n train_llama3
+echo powerpc64le >machine && : >no_march && mk -n train_llama3
+check "so does POWER's" grep -q -- "-mcpu=native" made.txt
+rm no_march && : >no_libomp && mk -n train_llama3
 check "no OpenMP is told, with the package" grep -qE '^make: no OpenMP \(.*\): the programs will run on one thread' made.txt
 rm no_openmp no_libomp
 smi() { printf '#!/bin/sh\nprintf "%%b\\n" "%s"\n' "$1" >bin/nvidia-smi && chmod +x bin/nvidia-smi; } # smi TEXT: what it prints
@@ -118,29 +133,38 @@ sees "9.0, NVIDIA H100" "CUDA_HOME=/none was not taken: it has no bin/nvcc" CUDA
 smi "6.1, Tesla P40" && mk -n quickstart && grep -q '^make: the GPU Tesla P40 .* is too old' made.txt
 check "a quickstart says why it does not use the GPU" grep -q 'too old' made.txt
 
-smi "9.0, NVIDIA H100" && mk -n quickstart
+smi "9.0, NVIDIA H100" && mk -n quickstart NVCC=
+check "so does one without a toolkit" grep -q '^make: nvcc was not found: the GPU is not used' made.txt
+mk -n quickstart
 check "it does use one that will do" grep -q "^./train_llama3cu --model" made.txt
 
 # --- a toolkit that will not do ----------------------------------------------------------------------------------------------------
 
 will_not_do() { # will_not_do RELEASE TEXT ERROR: where nvcc fails with that text
-    echo "$1" >release && echo "$2" >says && mk train_llama3cu
-    check "nvcc $1: $2: one line" test "$(grep -c '^error: ' made.txt).$(grep -c -- '-o train_llama3cu' made.txt)" = 1.0
+    echo "$1" >release && printf '%b\n' "$2" >says && mk train_llama3cu
+    check "nvcc $1, $3: one line" test "$(grep -c '^error: ' made.txt).$(grep -c -- '-o train_llama3cu' made.txt)" = 1.0
     check "$3" grep -q "^error: .*$3" made.txt
 }
 will_not_do 11.8 "" "is CUDA 11.8, wanted 12 or 13"
 will_not_do 13.0 "k.cu:1:10: fatal error: cublasLt.h: No such file or directory" "cuBLAS is not in the CUDA toolkit $tmp/toolkit: .*cublas"
 will_not_do 12.4 "/usr/bin/ld: cannot find -lcublasLt: No such file" "cuBLAS is not in .*12-4\\|cuBLAS is not in"
-will_not_do 12.0 "fatal error: cuda_runtime.h: No such file or directory" "cuda_runtime.h is not in the CUDA toolkit"
-will_not_do 12.1 "sh: 1: cicc: not found" "is not whole: .*install cuda-nvcc-12-1"
+will_not_do 12.0 "fatal error: cuda_runtime.h: No such file or directory" "cuda_runtime.h is not in the CUDA toolkit .*cudart"
+will_not_do 12.8 "/usr/bin/ld: cannot find -lcudart_static: No such file or directory" "cudart_static is not in the CUDA toolkit .*cudart"
+will_not_do 12.8 "/a/cuda_fp16.h:9:10: fatal error: nv/target: No such file or directory" "nv/target is not in .*install cuda-cccl-12-8"
+will_not_do 12.8 "k.cu:3:10: fatal error: nvtx3/nvToolsExt.h: No such file or directory" "is not in .*install cuda-nvtx-12-8"
+will_not_do 12.1 "sh: 1: $tmp/bin/../nvvm/bin/cicc: not found" "is not whole: .*install cuda-nvcc-12-1"
+will_not_do 12.1 "sh: line 1: ptxas: command not found" "is not whole: it lacks ptxas; install cuda-nvcc-12-1"
 will_not_do 12.2 "In file included from cuda_runtime.h: error: #error -- unsupported GNU version! gcc versions later than 12 are not supported!" "make CUDA_CXX=g++-12"
+will_not_do 12.2 "error: -- unsupported clang version! clang version must be less than 16 and greater than 3.2 ." "takes clang++ before version 16: "
+will_not_do 13.0 "g++-99: No such file or directory\\nnvcc fatal   : Failed to preprocess host compiler properties." "the host's code: g++-99: No such file"
 will_not_do 13.0 "error: exception specification is incompatible with that of previous function" "install a newer CUDA toolkit"
+will_not_do 13.0 "nvcc fatal   : Unsupported gpu architecture 'compute_140'" "does not work: nvcc fatal   : Unsupported gpu"
 will_not_do 13.0 "Segmentation fault" "does not work: Segmentation fault"
 : >says
 
 # --- what is installed -----------------------------------------------------------------------------------------------------------
 
-: >tree/serve && mk install DESTDIR="$tmp/a room" PREFIX=/opt MICROHTTPD=0
+: >tree/serve && mk install DESTDIR="$tmp/a room" prefix=/opt MICROHTTPD=0
 check "make install copies programs, manual page and completion" \
     sh -c 'cd "$0" && ls -R . | grep -cE "^(train_llama3|train_llama3cu|tokenize|serve|train_llama3.1)$" | grep -qx 6' "$tmp/a room/opt"
 page="$tmp/a room/opt/share/man/man1/train_llama3.1"
