@@ -235,7 +235,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM], const ModelUse* use) {
         m->dt = take(a, N * lora_most_width(&c->lora));
         scratch = size_max(scratch, rmsnorm_backward_scratch(N, c->hidden_size));
         scratch = size_max(scratch, attention_backward_scratch(attention_shape(c, B, T)));
-        scratch = size_max(scratch, optimizer_scratch(&m->trained, sizeof(float)) + matmul_scratch());
+        scratch = size_max(scratch, optimizer_scratch(&m->trained) + matmul_scratch());
     }
     m->scratch = take(&mem[MEM_WORKSPACE], ceil_div(scratch, sizeof(float)));
     if (m->cache_len > 0) {

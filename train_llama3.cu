@@ -289,9 +289,9 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         scratch = size_max(scratch, embedding_backward_scratch_cuda(N, c->hidden_size));
         scratch = size_max(scratch, attention_backward_scratch_cuda(heads_shape(attention_shape(c, o->B, o->T), m->parts)));
         scratch = size_max(scratch, N * F * sizeof(floatX));  // the gradient of SwiGLU's output
-        scratch = size_max(scratch, optimizer_scratch(&m->trained, sizeof(floatX)));
+        scratch = size_max(scratch, matrices_scratch(&m->trained));
         m->queue.scratch = take<char>(w, scratch);
-        optimizer_lay_out(&m->optimizer, &m->trained, w);
+        optimizer_lay_out(&m->optimizer, &m->trained, &m->exchange.buckets, w);
         runner_lay_out(&m->runner, w, &mem[MEM_PINNED]);
         m->queue.counts = m->runner.state ? m->runner.state->quantised : NULL;
     }
@@ -420,7 +420,7 @@ static void llama_create(Llama* m, int fill) {
     if (use->B > 0) { rope_upload(m->rope, use->T * m->parts, &m->config, m->queue.stream); }
     if (use->cache_len > 0) { rope_upload(m->decode_rope, use->cache_len, &m->config, m->queue.stream); }
     if (use->train) {
-        optimizer_open(&m->optimizer, &m->grads, use->ranks <= 1, m->queue.stream);
+        optimizer_open(&m->optimizer, &m->queue, &m->weights, &m->grads, &m->exchange);
         CUDA_CHECK(cudaMemsetAsync(m->runner.state, 0, sizeof(StepState), m->queue.stream));
     }
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));

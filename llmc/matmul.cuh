@@ -45,7 +45,7 @@
 #include <cublasLt.h>
 #include <cuda_fp8.h>
 
-#include "llmc/base/matrix.h"    // defines: ProductShape
+#include "llmc/base/matrix.h"    // defines: ProductShape, matrix_stride
 #include "llmc/matmul_choice.h"  // defines: MatmulKey, MatmulChoice
 #include "llmc/cuda/cuda_common.cuh"
 
@@ -242,8 +242,15 @@ static inline int matmul_candidates(MatmulContext* c, const MatmulPlan* p, cubla
     return usable;
 }
 
-static inline void matmul_layout(cublasLtMatrixLayout_t* layout, int64_t type, int64_t rows, int64_t cols, int64_t ld) {
+static inline void matmul_layout(cublasLtMatrixLayout_t* layout, int64_t type, int64_t rows, int64_t cols, int64_t ld,
+                                 int64_t batch) {
+    const int32_t count = (int32_t)batch;
+    const int64_t stride = (int64_t)matrix_stride((size_t)(rows * ld));
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, (cudaDataType_t)type, (uint64_t)cols, (uint64_t)rows, ld));
+    if (batch == 1) { return; }
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
 }
 
 /* Gives a plan the algorithm that the plan file names for it. Returns false if there is none or cuBLASLt rejects it. */
@@ -309,10 +316,10 @@ static inline MatmulPlan* matmul_plan(MatmulContext* c, const MatmulKey* key, co
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
     const int64_t M = v[KEY_M], N = v[KEY_N], K = v[KEY_K];
-    matmul_layout(&p->a, v[KEY_TYPE_B], v[KEY_TRANS_B] ? N : K, v[KEY_TRANS_B] ? K : N, v[KEY_LD_B]);
-    matmul_layout(&p->b, v[KEY_TYPE_A], v[KEY_TRANS_A] ? K : M, v[KEY_TRANS_A] ? M : K, v[KEY_LD_A]);
-    matmul_layout(&p->c, v[KEY_TYPE_D], M, N, v[KEY_LD_C]);
-    matmul_layout(&p->d, v[KEY_TYPE_D], M, N, v[KEY_LD_D]);
+    matmul_layout(&p->a, v[KEY_TYPE_B], v[KEY_TRANS_B] ? N : K, v[KEY_TRANS_B] ? K : N, v[KEY_LD_B], v[KEY_BATCH]);
+    matmul_layout(&p->b, v[KEY_TYPE_A], v[KEY_TRANS_A] ? K : M, v[KEY_TRANS_A] ? M : K, v[KEY_LD_A], v[KEY_BATCH]);
+    matmul_layout(&p->c, v[KEY_TYPE_D], M, N, v[KEY_LD_C], v[KEY_BATCH]);
+    matmul_layout(&p->d, v[KEY_TYPE_D], M, N, v[KEY_LD_D], v[KEY_BATCH]);
     matmul_set_scaling(p);
     matmul_set_scales(p, a_scale, b_scale);
 
@@ -331,9 +338,10 @@ typedef struct {
     float product, added;
 } SumFactors;
 
-/* Computes D = f.product op(A) op(B), plus f.added C unless C is NULL. C has D's type and pitch, and may be D. */
+/* Computes D = f.product op(A) op(B), plus f.added C unless C is NULL. C has D's type and pitch, and may be D. With `batch`, so
+ * many products, whose matrices lie matrix_stride() apart. */
 static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor b, const void* c, ProductShape shape,
-                                  cudaStream_t stream, SumFactors f = {1.0f, 1.0f}) {
+                                  cudaStream_t stream, SumFactors f = {1.0f, 1.0f}, int batch = 1) {
     if (shape.M == 0 || shape.N == 0) { return; }
     MatmulKey key;
     int64_t* v = key.v;
@@ -357,6 +365,7 @@ static inline void matmul_product(MatmulContext* ctx, Output d, Factor a, Factor
     v[KEY_ALIGN_B] = alignment_of(b.o.data);
     v[KEY_ALIGN_C] = alignment_of(c ? c : d.data);
     v[KEY_ALIGN_D] = alignment_of(d.data);
+    v[KEY_BATCH] = batch;
     MatmulPlan* p = matmul_plan(ctx, &key, a.o.scale, b.o.scale);
     matmul_set_scales(p, a.o.scale, b.o.scale);
     const float beta = c ? f.added : 0.0f;

@@ -27,6 +27,7 @@ typedef enum {
     KEY_ALIGN_B,
     KEY_ALIGN_C,
     KEY_ALIGN_D,
+    KEY_BATCH,  // products of one shape in one launch; each factor and result lies matrix_stride() after the one before
     NUM_KEY_FIELDS
 } MatmulKeyField;
 
@@ -35,8 +36,8 @@ typedef enum {
 typedef enum { NOT_SCALED, SCALED_TENSORS, SCALED_ROWS, SCALED_ROWS_FAST, SCALED_TENSORS_FAST } MatmulScaling;
 
 static const char* const matmul_key_names[NUM_KEY_FIELDS] = {
-    "m",    "n",    "k",    "trans_a", "trans_b", "type_a",  "type_b",  "type_d",  "ld_a",
-    "ld_b", "ld_c", "ld_d", "add",     "scaled",  "align_a", "align_b", "align_c", "align_d",
+    "m",    "n",    "k",   "trans_a", "trans_b", "type_a",  "type_b",  "type_d",  "ld_a",  "ld_b",
+    "ld_c", "ld_d", "add", "scaled",  "align_a", "align_b", "align_c", "align_d", "batch",
 };
 
 typedef struct {

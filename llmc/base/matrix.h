@@ -5,7 +5,7 @@
 #ifndef LLMC_MATRIX_H
 #define LLMC_MATRIX_H
 
-#include <stddef.h>
+#include "llmc/base/utils.h"  // defines: LLMC_HOST_DEVICE
 
 /* Element (i, j) lies at data[i * row + j * col]. One of the strides is 1. Borrows its memory. */
 typedef struct {
@@ -34,6 +34,9 @@ static inline MatrixView view_from(MatrixView v, size_t i, size_t j) {
 typedef struct {
     size_t M, N, K;
 } ProductShape;
+
+/* Returns the elements from one matrix of a batch to the next: all begin at the same alignment, 256 bytes in 16 bits. */
+LLMC_HOST_DEVICE static inline size_t matrix_stride(size_t elements) { return (elements + 127) / 128 * 128; }
 
 /* Rows of activations. */
 typedef struct {

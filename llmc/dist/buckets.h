@@ -133,13 +133,17 @@ static inline ArenaRanges shard_ranges(const Buckets* list, int rank) {
 // ---------------------------------------------------------------------------------------------------------------------
 // owners of whole matrices
 
+#ifndef MATRICES_MOST
+#define MATRICES_MOST ((size_t)32 << 20)  // elements of a rank's matrices in a round, if there are several
+#endif
+
 /* A matrix whose rule takes it whole (optim/optimizer.h). Its shards stay where they are. For the rule's stage on the matrix
  * they travel to the owner, and back. */
 typedef struct {
     const Param* param;
-    double flops;  // of its product with its transpose
-    int owner;
-    int round;  // a rank owns at most one matrix of a round
+    double flops;      // of its product with its transpose
+    int owner, round;  // a rank's matrices of a round have one shape: a GPU takes them in one launch
+    int place;         // among these
 } DealtMatrix;
 
 typedef struct {
@@ -147,11 +151,36 @@ typedef struct {
     int count;
 } Deal;
 
-/* The most work first. Between equals the order of the arena decides. */
+/* The most work first, shape by shape. Between equals the order of the arena decides. */
 static inline int deal_compare(const void* a, const void* b) {
     const DealtMatrix *x = (const DealtMatrix*)a, *y = (const DealtMatrix*)b;
     if (x->round != y->round) { return x->round - y->round; }
-    return x->flops != y->flops ? (x->flops < y->flops) - (x->flops > y->flops) : (x->param > y->param) - (x->param < y->param);
+    if (x->flops != y->flops) { return (x->flops < y->flops) - (x->flops > y->flops); }
+    if (x->param->rows != y->param->rows) { return (x->param->rows > y->param->rows) - (x->param->rows < y->param->rows); }
+    return (x->param > y->param) - (x->param < y->param);
+}
+
+static inline bool deal_same_shape(const Param* a, const Param* b) { return a->rows == b->rows && a->cols == b->cols; }
+
+/* Cuts the matrices of an owner, which are sorted, into as few rounds as their shapes and MATRICES_MOST allow. */
+static inline void deal_rounds(Deal* d, int owner) {
+    for (int i = 0, next, round = 0; i < d->count; i = next) {
+        size_t all = 0, done = 0;  // of this shape
+        for (next = i; next < d->count && deal_same_shape(d->items[next].param, d->items[i].param); next++) {
+            all += d->items[next].owner == owner;
+        }
+        const size_t most = size_max(1, MATRICES_MOST / param_size(d->items[i].param)), cuts = ceil_div(all, most);
+        for (int k = i, place = 0; k < next; k++) {
+            DealtMatrix* m = &d->items[k];
+            if (m->owner != owner) { continue; }
+            const int cut = (int)(done * cuts / all);
+            place = done > 0 && (int)((done - 1) * cuts / all) == cut ? place + 1 : 0;
+            m->round = round + cut;
+            m->place = place;
+            done++;
+        }
+        round += (int)cuts;
+    }
 }
 
 /* Gives each matrix to one rank, the largest first: to a rank with the fewest matrices of this block, and among these to the
@@ -160,7 +189,7 @@ static inline Deal deal_matrices(const ParamTable* t) {
     Deal d = {(DealtMatrix*)xcalloc((size_t)t->count, sizeof(DealtMatrix)), 0};
     const size_t ranks = (size_t)t->ranks;
     double* work = (double*)xcalloc(ranks, sizeof *work);
-    int *rounds = (int*)xcalloc(ranks, sizeof *rounds), *held = (int*)xcalloc((MAX_LAYERS + 1) * ranks, sizeof *held);
+    int* held = (int*)xcalloc((MAX_LAYERS + 1) * ranks, sizeof *held);
     for (int i = 0; i < t->count; i++) {
         const Param* p = &t->items[i];
         if (!rule_of(t, p->kind)->prepare) { continue; }
@@ -177,11 +206,10 @@ static inline Deal deal_matrices(const ParamTable* t) {
         }
         of_block[m->owner]++;
         work[m->owner] += m->flops;
-        m->round = rounds[m->owner]++;
     }
+    for (int r = 0; r < t->ranks; r++) { deal_rounds(&d, r); }
     qsort(d.items, (size_t)d.count, sizeof *d.items, deal_compare);
     free(work);
-    free(rounds);
     free(held);
     return d;
 }

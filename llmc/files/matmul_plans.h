@@ -6,7 +6,7 @@
  *
  * "algo" is the 64 bytes of a cublasLtMatmulAlgo_t. Only the same version of cuBLASLt on the same GPU understands them, so a
  * file from another version or GPU is not used. matmul_plans_read() reports whether a file is from elsewhere or damaged. Older
- * files may lack "sms", the number of multiprocessors, or have more fields, which are ignored.
+ * files may lack "sms", the number of multiprocessors, and "batch", which is 1 then, or have more fields, which are ignored.
  */
 #ifndef LLMC_MATMUL_PLANS_H
 #define LLMC_MATMUL_PLANS_H
@@ -49,8 +49,10 @@ static inline bool matmul_plans_write(const char* path, const MatmulSetup* setup
 /* Reads one entry of "plans". */
 static inline bool matmul_plans_choice(MatmulChoice* c, const Json* j, const JsonNode* n, Error* e) {
     memset(c, 0, sizeof *c);
+    c->key.v[KEY_BATCH] = 1;
     for (int k = 0; k < NUM_KEY_FIELDS; k++) {
-        if (!json_int(j, n, matmul_key_names[k], 0, INT64_MAX, &c->key.v[k], e)) { return false; }
+        const bool may_lack = k == KEY_BATCH;
+        if (!(may_lack ? json_int_or : json_int)(j, n, matmul_key_names[k], 0, INT64_MAX, &c->key.v[k], e)) { return false; }
     }
     const char* algo = "";
     if (!json_text(j, n, "algo", &algo, e)) { return false; }

@@ -349,13 +349,14 @@ static inline void exchange_sum_step(Exchange* x, StepState* state, float* norms
     stream_wait(x->compute, x->stream, x->summed);
 }
 
-/* Sends what the ranks have prepared of some matrices, one for each owner at most, to the owners' `matrix`; or `back`, into the
+/* Sends what the ranks have prepared of a round's matrices to their places in the owners' `room`; or `back`, in floatX, into the
  * places of the sums. The compute stream waits for it. */
-static inline void exchange_matrices(Exchange* x, const DealtMatrix* list, int count, float* matrix, bool back) {
+static inline void exchange_matrices(Exchange* x, const DealtMatrix* list, int count, float* room, bool back) {
+    const size_t width = back ? sizeof(floatX) : sizeof(float);
     const char* what = back ? "matrices from owners" : "matrices to owners";
     size_t moved = 0;
     for (int i = 0; i < count; i++) { moved += param_size(list[i].param); }
-    Op op(x->profiler, x->stream, what, 0, (double)moved / x->ranks * sizeof(float));
+    Op op(x->profiler, x->stream, what, 0, (double)moved / x->ranks * (double)width);
     CUDA_CHECK(cudaEventRecord(x->summed, x->compute));
     CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->summed));
     nccl_begin(x->links.all, what);
@@ -363,12 +364,12 @@ static inline void exchange_matrices(Exchange* x, const DealtMatrix* list, int c
         const size_t first = list[i].param->offset, end = first + param_size(list[i].param);
         for (size_t at = first, run, local; at < end; at += run) {
             const int holder = shard_owner(&x->buckets, at, &local), owner = list[i].owner;
-            float *part = x->sums + local, *whole = matrix + (at - first), *from = back ? whole : part,
-                  *to = back ? part : whole;
+            const size_t in_room = (size_t)list[i].place * matrix_stride(end - first) + (at - first);
+            char *part = (char*)(x->sums + local), *whole = (char*)room + in_room * width;
             const int sender = back ? owner : holder, receiver = back ? holder : owner;
             run = size_min(shard_left(&x->buckets, at), end - at);
-            if (x->rank == sender) { nccl_send(x->links.all, from, run * sizeof(float), receiver, x->stream, what); }
-            if (x->rank == receiver) { nccl_receive(x->links.all, to, run * sizeof(float), sender, x->stream, what); }
+            if (x->rank == sender) { nccl_send(x->links.all, back ? whole : part, run * width, receiver, x->stream, what); }
+            if (x->rank == receiver) { nccl_receive(x->links.all, back ? part : whole, run * width, sender, x->stream, what); }
         }
     }
     nccl_end(x->links.all, what);

@@ -8,22 +8,26 @@
 #include "llmc/dist/buckets.h"        // defines: Deal, deal_matrices, shard_owner, shard_left
 #include "llmc/optim/adamw.cuh"       // defines: adamw_factors, adamw_update_cuda
 #include "llmc/optim/muon.cuh"        // defines: muon_prepare_cuda, muon_update_cuda, muon_orthogonalize_cuda
+#include "llmc/optim/muon.h"          // defines: muon_flops, muon_rate
 #include "llmc/gpu/exchange.cuh"      // defines: Exchange, exchange_matrices
-#include "llmc/gpu/gradients.cuh"     // defines: Gradients, Gradient, gradient_of, is_head
+#include "llmc/gpu/gradients.cuh"     // defines: Gradients, gradient_of, is_head
 #include "llmc/gpu/layers.cuh"        // defines: Queue
 #include "llmc/gpu/weights.cuh"       // defines: WeightArena, master_bytes, moment_bytes, moment_at, master_at, trained_at
-#include "llmc/optim/optimizer.cuh"   // defines: OptimizerStretch, OptimizerTensors, MatrixPart, RuleKernels
+#include "llmc/optim/optimizer.cuh"   // defines: OptimizerStretch, OptimizerTensors, MatrixPart, MatrixParts, RuleKernels
 #include "llmc/optim/step_state.cuh"  // defines: StepState, NormSums, norm_sums, norm_square_cuda, step_decide_cuda
 #include "llmc/train/step.h"          // defines: Recipe
 
 // The kernels of optimizer_rules, row by row. AdamW has no stages.
-static const RuleKernels rule_kernels[] = {{NULL, NULL, NULL}, {muon_prepare_cuda, muon_update_cuda, muon_orthogonalize_cuda}};
+static const RuleKernels rule_kernels[] = {{NULL, NULL, NULL, NULL},
+                                           {muon_prepare_cuda, muon_update_cuda, muon_orthogonalize_cuda, muon_flops}};
 
 typedef struct {
     OptimizerStretch* stretches;  // (trained tensors) on the device; the model lays them out
     int num_stretches;
-    Deal deal;      // the matrices that are updated whole
-    float* matrix;  // (the largest of them) one of them
+    Deal deal;              // the matrices that are updated whole
+    MatrixParts parts;      // what this rank holds of them, in this order
+    MatrixPart* part_room;  // (most_parts) on the device
+    int most_parts;
 } Optimizer;
 
 /* Elements to update. */
@@ -34,35 +38,11 @@ typedef struct {
     ArenaRange of_grads;  // the other elements have separate gradients
 } UpdateRange;
 
-/* Lays out its buffers. */
-static inline void optimizer_lay_out(Optimizer* o, const ParamTable* trained, Arena* a) {
-    size_t most = 0;
-    for (int i = 0; i < trained->count; i++) {
-        const Param* p = &trained->items[i];
-        if (rule_of(trained, p->kind)->prepare) { most = size_max(most, param_size(p)); }
-    }
+/* Lays out its buffers. A matrix has one part more for each bucket that ends in it. */
+static inline void optimizer_lay_out(Optimizer* o, const ParamTable* trained, const Buckets* buckets, Arena* a) {
+    o->most_parts = trained->optimizer > 0 ? trained->count + buckets->count : 0;
     o->stretches = take<OptimizerStretch>(a, trained->count);
-    o->matrix = take<float>(a, round_up(most, 128));  // two matrices in 16 bits begin at multiples of 256 bytes
-}
-
-/* Lists the stretches of the trained tensors, with their weight decay and the gradients that are extra, in fp32. With several
- * ranks the sums of all gradients, except the norms' gradients, lie in the exchange. */
-static inline void optimizer_open(Optimizer* o, const Gradients* g, bool alone, cudaStream_t stream) {
-    o->deal = deal_matrices(&g->trained);
-    OptimizerStretch* list = (OptimizerStretch*)xcalloc(g->trained.count, sizeof *list);
-    for (int i = 0; i < g->trained.count; i++) {
-        const Param* p = &g->trained.items[i];
-        if (p->joined) { continue; }
-        OptimizerStretch* s = &list[o->num_stretches++];
-        const bool head = g->fp32_head && alone && is_head(&g->config, p->kind);
-        const bool extra = !param_specs[p->kind].matrix || head;
-        s->first = p->offset;
-        s->tensor = (uint32_t)i;
-        s->decays = param_specs[p->kind].matrix;
-        s->grad = extra ? (const float*)gradient_of(g, p->kind, p->layer).data : NULL;
-    }
-    copy_in(o->stretches, list, o->num_stretches * sizeof *list, stream);
-    free(list);
+    o->part_room = take<MatrixPart>(a, o->most_parts);
 }
 
 /* Updates AdamW's tensors of a range, if `state` says that the step updates. */
@@ -118,70 +98,116 @@ static inline void optimizer_update_all(const Optimizer* o, const Queue* q, cons
 // ---------------------------------------------------------------------------------------------------------------------
 // whole matrices
 
-/* Returns elements [at, at + count) of the arena, which are of matrix p and on this rank. */
-static MatrixPart matrix_part(const WeightArena* a, const Gradients* g, const Param* p, size_t at, size_t count,
-                              uint64_t seed) {
-    MatrixPart part;
-    part.first = at - p->offset;
-    part.count = count;
-    part.rows = p->rows;
-    part.cols = p->cols;
-    part.tensor = (uint32_t)(p - g->trained.items);
-    part.seed = seed;
-    part.params = trained_at(a, at);
-    part.master = master_at(a, at);
-    part.master_kind = a->master_kind;
-    part.m = moment_at(a, SLOT_M, at);
-    part.bf16_moments = a->bf16_moments;
-    return part;
+/* Returns the bytes of scratch for the rounds of matrices of all owners. A round begins with the matrices themselves. */
+static inline size_t matrices_room(const Param* p, int count) {
+    return (size_t)count * matrix_stride(param_size(p)) * sizeof(float);
+}
+static inline size_t matrices_scratch(const ParamTable* t) {
+    Deal d = deal_matrices(t);
+    size_t most = 0;
+    for (int i = 0; i < d.count; i++) {
+        const Param* p = d.items[i].param;
+        const int count = d.items[i].place + 1;
+        const size_t own = rule_of(t, p->kind)->scratch(p->rows, p->cols, sizeof(floatX), (size_t)count);
+        most = size_max(most, matrices_room(p, count) + own);
+    }
+    free(d.items);
+    return most;
 }
 
-/* Updates the matrices whose rule takes them whole, after the decision. With several ranks the sums of their gradients are
- * complete, and what a rank prepares takes the place of its sums. */
+/* Lists what this rank holds of the matrices that are updated whole. With several ranks the sums of their gradients are
+ * complete, and what a rank prepares takes the place of its sums; otherwise its place in the round. */
+static inline void matrices_open(Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g, const Exchange* x) {
+    o->deal = deal_matrices(&g->trained);
+    MatrixPart* list = (MatrixPart*)xcalloc((size_t)o->most_parts, sizeof *list);
+    for (int i = 0; i < o->deal.count; i++) {
+        const Param* p = o->deal.items[i].param;
+        const size_t end = p->offset + param_size(p), place = (size_t)o->deal.items[i].place * matrix_stride(param_size(p));
+        for (size_t at = p->offset, run = end - at, local = 0; at < end; at += run) {
+            const bool mine = x->ranks <= 1 || shard_owner(&x->buckets, at, &local) == x->rank;
+            if (x->ranks > 1) { run = size_min(shard_left(&x->buckets, at), end - at); }
+            if (!mine) { continue; }
+            MatrixPart* part = &list[o->parts.count++];
+            part->first = at - p->offset;
+            part->count = run;
+            part->root = muon_rate(1.0, 1.0, p->rows, p->cols);
+            part->tensor = (uint32_t)(p - g->trained.items);
+            part->params = trained_at(a, at);
+            part->master = master_at(a, at);
+            part->m = moment_at(a, SLOT_M, at);
+            part->grads = x->ranks > 1 ? x->sums + local : gradient_of(g, p->kind, p->layer).data;
+            part->u = x->ranks > 1 ? x->sums + local : (float*)q->scratch + place;
+            part->x = x->ranks > 1 ? (const floatX*)part->u : (const floatX*)q->scratch + place;
+            o->parts.most = size_max(o->parts.most, run);
+        }
+    }
+    o->parts.items = o->part_room;
+    o->parts.master_kind = a->master_kind;
+    o->parts.bf16_moments = a->bf16_moments;
+    o->parts.fp32_grads = x->ranks > 1 || g->fp32;
+    copy_in(o->part_room, list, (size_t)o->parts.count * sizeof *list, q->stream);
+    free(list);
+}
+
+/* Lists the stretches of the trained tensors, with their weight decay and the gradients that are extra, in fp32. With several
+ * ranks the sums of all gradients, except the norms' gradients, lie in the exchange. */
+static inline void optimizer_open(Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g, const Exchange* x) {
+    OptimizerStretch* list = (OptimizerStretch*)xcalloc(g->trained.count, sizeof *list);
+    for (int i = 0; i < g->trained.count; i++) {
+        const Param* p = &g->trained.items[i];
+        if (p->joined) { continue; }
+        OptimizerStretch* s = &list[o->num_stretches++];
+        const bool head = g->fp32_head && x->ranks <= 1 && is_head(&g->config, p->kind);
+        const bool extra = !param_specs[p->kind].matrix || head;
+        s->first = p->offset;
+        s->tensor = (uint32_t)i;
+        s->decays = param_specs[p->kind].matrix;
+        s->grad = extra ? (const float*)gradient_of(g, p->kind, p->layer).data : NULL;
+    }
+    copy_in(o->stretches, list, o->num_stretches * sizeof *list, q->stream);
+    free(list);
+    matrices_open(o, q, a, g, x);
+}
+
+/* Updates the matrices whose rule takes them whole, after the decision, round by round. A launch takes a round's matrices; with
+ * several ranks the launches by element take all that a rank holds. */
 static void matrices_update(const Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g, Exchange* x,
                             const StepState* state, const Recipe* recipe) {
-    typedef void (*Stage)(const MatrixPart*, const StepState*, const Hyperparameters*, cudaStream_t);
+    typedef void (*Stage)(const MatrixParts*, const StepState*, const Hyperparameters*, cudaStream_t);
     const RuleKernels* kernels = &rule_kernels[g->trained.optimizer];
     const Deal* d = &o->deal;
-    const auto by_elements = [&](Stage stage, const Param* p) {  // on the elements of a matrix that this rank holds
-        const size_t end = p->offset + param_size(p);
-        for (size_t at = p->offset, run = end - at, local = 0; at < end && x->ranks > 1; at += run) {
-            const int holder = shard_owner(&x->buckets, at, &local);
-            run = size_min(shard_left(&x->buckets, at), end - at);
-            if (holder != x->rank) { continue; }
-            MatrixPart part = matrix_part(a, g, p, at, run, recipe->seed);
-            part.grads = part.x = x->sums + local;
-            part.fp32_grads = true;
-            stage(&part, state, &recipe->hyper, q->stream);
-        }
-        if (x->ranks > 1) { return; }
-        const Gradient grad = gradient_of(g, p->kind, p->layer);
-        MatrixPart part = matrix_part(a, g, p, p->offset, param_size(p), recipe->seed);
-        part.grads = grad.data;
-        part.fp32_grads = grad.fp32;
-        part.x = o->matrix;
-        stage(&part, state, &recipe->hyper, q->stream);
+    const bool alone = x->ranks <= 1;
+    float* room = (float*)q->scratch;
+    const auto by_elements = [&](Stage stage, const char* name, int first, int count) {
+        MatrixParts parts = o->parts;
+        parts.items += first;
+        parts.count = count;
+        parts.seed = recipe->seed;
+        if (alone) { parts.most = param_size(d->items[first].param); }
+        const double each = moment_bytes(a->bf16_moments) + master_bytes(a->master_kind) + sizeof(float) + sizeof(floatX);
+        Op op(q, name, 0, each * (double)parts.most * count);
+        if (count > 0) { stage(&parts, state, &recipe->hyper, q->stream); }
     };
-    const auto whole = [&](const Param* p) {
-        Op op(q, "whole matrices", 0, 0);
-        kernels->matrix(q->matmul, o->matrix, p->rows, p->cols, q->scratch, q->stream);
-    };
-    for (int i = 0; i < d->count; i++) {
-        by_elements(kernels->prepare, d->items[i].param);
-        if (x->ranks > 1) { continue; }
-        whole(d->items[i].param);
-        by_elements(kernels->update, d->items[i].param);
-    }
-    for (int i = 0, next; i < d->count && x->ranks > 1; i = next) {
-        const Param* mine = NULL;
+    if (d->count == 0) { return; }
+    if (!alone) { by_elements(kernels->prepare, "matrices: prepare", 0, o->parts.count); }
+    for (int i = 0, next; i < d->count; i = next) {
+        const Param* p = NULL;
+        int mine = 0;
         for (next = i; next < d->count && d->items[next].round == d->items[i].round; next++) {
-            if (d->items[next].owner == x->rank) { mine = d->items[next].param; }
+            if (d->items[next].owner != x->rank) { continue; }
+            p = d->items[next].param;
+            mine++;
         }
-        exchange_matrices(x, &d->items[i], next - i, o->matrix, false);
-        if (mine) { whole(mine); }
-        exchange_matrices(x, &d->items[i], next - i, o->matrix, true);
+        if (alone) { by_elements(kernels->prepare, "matrices: prepare", i, mine); }
+        if (!alone) { exchange_matrices(x, &d->items[i], next - i, room, false); }
+        if (mine > 0) {
+            Op op(q, "whole matrices", mine * kernels->flops(p->rows, p->cols), 0);
+            kernels->matrix(q->matmul, room, p->rows, p->cols, mine, (char*)room + matrices_room(p, mine), q->stream);
+        }
+        if (!alone) { exchange_matrices(x, &d->items[i], next - i, room, true); }
+        if (alone) { by_elements(kernels->update, "matrices: update", i, mine); }
     }
-    for (int i = 0; i < d->count && x->ranks > 1; i++) { by_elements(kernels->update, d->items[i].param); }
+    if (!alone) { by_elements(kernels->update, "matrices: update", 0, o->parts.count); }
 }
 
 #endif

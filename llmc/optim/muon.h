@@ -33,21 +33,27 @@ enum { MUON_STEPS = 5 };  // odd
 #define MUON_C 2.0315
 #define MUON_EPS 1e-7f  // least norm of u: a matrix of zeros stays one
 
-/* Where the parts of the scratch begin, in bytes: a copy of the matrix, X X^T, C, and partial sums. */
+/* Where the parts of the scratch begin, in bytes: copies of matrices of one shape, their X X^T, their C, and partial sums. */
 typedef struct {
     size_t copy, gram, poly, sums, end;
 } MuonScratch;
 
-enum { MUON_SUMS = 512 };  // partial sums of a norm on the GPU; the CPU's fit into `copy`
+enum { MUON_SUMS = 128 };  // partial sums of a norm on the GPU; the CPU's fit into `copy`
 
-/* Lays it out, for elements of `width` bytes. */
-static inline MuonScratch muon_scratch(size_t rows, size_t cols, size_t width) {
-    const size_t square = round_up(size_min(rows, cols) * size_min(rows, cols) * width, 256);
-    MuonScratch s = {0, round_up(rows * cols * width, 256), 0, 0, 0};
+/* Lays it out for `count` matrices, of elements of `width` bytes. */
+static inline MuonScratch muon_scratch(size_t rows, size_t cols, size_t width, size_t count) {
+    const size_t square = count * matrix_stride(size_min(rows, cols) * size_min(rows, cols)) * width;
+    MuonScratch s = {0, count * matrix_stride(rows * cols) * width, 0, 0, 0};
     s.poly = s.gram + square;
     s.sums = s.poly + square;
-    s.end = s.sums + MUON_SUMS * sizeof(double);
+    s.end = s.sums + count * MUON_SUMS * sizeof(double);
     return s;
+}
+
+/* Returns the floating-point operations of the products. */
+static inline double muon_flops(size_t rows, size_t cols) {
+    const double m = (double)size_min(rows, cols), k = (double)size_max(rows, cols);
+    return MUON_STEPS * m * m * (4 * k + 2 * m);
 }
 
 /* Writes u over the gradient g (n), and updates m (n). */
@@ -80,7 +86,7 @@ static inline void muon_product(float* c, void* scratch, MatrixView a, MatrixVie
 
 /* Replaces x (rows, cols) by X. scratch: muon_scratch() for floats, then matmul_scratch() bytes */
 static inline void muon_orthogonalize(float* x, size_t rows, size_t cols, void* scratch) {
-    const MuonScratch parts = muon_scratch(rows, cols, sizeof(float));
+    const MuonScratch parts = muon_scratch(rows, cols, sizeof(float), 1);
     const size_t n = rows * cols, m = size_min(rows, cols), k = size_max(rows, cols);
     const bool tall = rows > cols;
     float *copy = (float*)((char*)scratch + parts.copy), *gram = (float*)((char*)scratch + parts.gram);

@@ -39,27 +39,36 @@ struct OptimizerTensors {
 
 enum { OPTIMIZER_VECTOR = 8 };  // elements; ranges to update begin and end at multiples of this
 
-/* Elements [first, first + count) of a matrix (rows, cols), for a rule that takes it whole. Each pointer points to element
- * `first`. */
+/* Elements [first, first + count) of a matrix, for a rule that takes it whole. Each pointer points to element `first`. */
 typedef struct {
-    size_t first, count, rows, cols;
+    size_t first, count;
+    double root;      // of the longer side
     uint32_t tensor;  // ordinal, for the random bits
-    uint64_t seed;    // of the random bits
     floatX* params;
-    void* master;  // by master_kind
-    MasterKind master_kind;
-    void* m;  // float, or __nv_bfloat16 with bf16_moments
-    bool bf16_moments;
-    const void* grads;  // float with fp32_grads, or floatX
-    bool fp32_grads;
-    float* x;  // what `prepare` writes, instead of over the gradient, `matrix` replaces, and `update` applies; may be `grads`
+    void* master;       // in the parts' form
+    void* m;            // as well
+    const void* grads;  // as well
+    float* u;           // what `prepare` writes; may be `grads`
+    const floatX* x;    // what `update` applies
 } MatrixPart;
 
-/* The stages of a rule of whole matrices (optimizer.h). Those by element do nothing unless state->verdict is UPDATE_APPLIED. */
+/* Parts that a launch takes. */
 typedef struct {
-    void (*prepare)(const MatrixPart* part, const StepState* state, const Hyperparameters* h, cudaStream_t stream);
-    void (*update)(const MatrixPart* part, const StepState* state, const Hyperparameters* h, cudaStream_t stream);
-    void (*matrix)(MatmulContext* matmul, float* x, size_t rows, size_t cols, void* scratch, cudaStream_t stream);
+    const MatrixPart* items;  // on the device
+    int count;
+    size_t most;  // elements of the largest
+    MasterKind master_kind;
+    bool bf16_moments, fp32_grads;
+    uint64_t seed;  // of the random bits
+} MatrixParts;
+
+/* The stages of a rule of whole matrices (optimizer.h). Those by element do nothing unless state->verdict is UPDATE_APPLIED.
+ * `matrix` takes `count` matrices of one shape, matrix_stride() apart, and writes floatX over them. */
+typedef struct {
+    void (*prepare)(const MatrixParts* parts, const StepState* state, const Hyperparameters* h, cudaStream_t stream);
+    void (*update)(const MatrixParts* parts, const StepState* state, const Hyperparameters* h, cudaStream_t stream);
+    void (*matrix)(MatmulContext* matmul, float* u, size_t rows, size_t cols, int count, void* scratch, cudaStream_t stream);
+    double (*flops)(size_t rows, size_t cols);
 } RuleKernels;
 
 #endif

@@ -59,7 +59,8 @@ typedef struct {
     void (*prepare)(OptimizerArenas a, size_t n, const UpdateStep* step);  // NULL: its unit is an element
     void (*update)(OptimizerArenas a, size_t n, const UpdateStep* step);
     void (*matrix)(float* x, size_t rows, size_t cols, void* scratch);  // x (rows, cols)
-    size_t (*scratch)(size_t rows, size_t cols, size_t width);          // bytes, for elements of `width` bytes; also on the GPU
+    // bytes for matrices of one shape, of elements of `width` bytes; also on the GPU
+    size_t (*scratch)(size_t rows, size_t cols, size_t width, size_t count);
 } OptimizerRule;
 
 static inline void adamw_rule(OptimizerArenas a, size_t n, const UpdateStep* step) {
@@ -70,7 +71,9 @@ static inline void adamw_rule(OptimizerArenas a, size_t n, const UpdateStep* ste
 
 /* Muon trains the matrices of blocks: neither embedding nor head, and no adapters. */
 static inline bool muon_takes(ParamKind kind) { return param_specs[kind].matrix && param_specs[kind].place == PLACE_BLOCK; }
-static inline size_t muon_bytes(size_t rows, size_t cols, size_t width) { return muon_scratch(rows, cols, width).end; }
+static inline size_t muon_bytes(size_t rows, size_t cols, size_t width, size_t count) {
+    return muon_scratch(rows, cols, width, count).end;
+}
 static inline void muon_prepare_rule(OptimizerArenas a, size_t n, const UpdateStep* step) {
     muon_prepare(a.grads, a.m, n, step->hyper->muon_momentum, step->grad_scale);
 }
@@ -175,13 +178,13 @@ static inline size_t held_place(const HeldState* list, SlotKind slot, size_t at)
 // ---------------------------------------------------------------------------------------------------------------------
 // the update
 
-/* Returns the bytes of scratch that the rules of whole matrices need, for elements of `width` bytes; the CPU's products need
- * theirs, too. It is enough for global_norm(). */
-static inline size_t optimizer_scratch(const ParamTable* t, size_t width) {
+/* Returns the bytes of scratch that the rules of whole matrices need on the CPU, where products need theirs, too. It is enough
+ * for global_norm(). */
+static inline size_t optimizer_scratch(const ParamTable* t) {
     size_t most = global_norm_scratch(t->elements);
     for (int i = 0; i < t->count; i++) {
         const OptimizerRule* rule = rule_of(t, t->items[i].kind);
-        if (rule->scratch) { most = size_max(most, rule->scratch(t->items[i].rows, t->items[i].cols, width)); }
+        if (rule->scratch) { most = size_max(most, rule->scratch(t->items[i].rows, t->items[i].cols, sizeof(float), 1)); }
     }
     return most;
 }

@@ -134,12 +134,14 @@ a gradient is looked for where activations lie | BF16 | test_determinism_cu a_gr
 weights without a master are rounded to nearest | BF16 | test_kernels_cu small_steps | llmc/optim/adamw.cuh | s/const uint32_t r = weight_random\.v\[k \/ 2\];/const uint32_t r = 0x80008000u;/
 weights are rounded by the bits of other ones | BF16 | test_kernels_cu adamw_rounds | llmc/optim/adamw.cuh | s/if (W == 4 \&\& in_stretch % 8)/if (false)/
 Muon: no Newton-Schulz runs | FP32 | test_llama3cu $muon | llmc/gpu/update.cuh | s/kernels->matrix(.*//
-Muon: the rows of half a matrix | FP32 | test_llama3cu $muon | llmc/gpu/update.cuh | s/o->matrix, p->rows, p->cols/o->matrix, p->rows \/ 2, p->cols/
-Muon: the scale of the rows of a shard | FP32 | test_llama3cu $muon | llmc/gpu/update.cuh | s/part\.rows = p->rows/part.rows = p->rows \/ 2/
-Muon: the scale of another matrix | BF16 | test_kernels_cu muon_agrees | llmc/optim/muon.cuh | s/part->rows, part->cols);/1, 1);/
+Muon: the rows of half a matrix | FP32 | test_llama3cu $muon | llmc/gpu/update.cuh | s/room, p->rows, p->cols, mine/room, p->rows \/ 2, p->cols, mine/
+Muon: the scale of the rows of a shard | FP32 | test_llama3cu $muon | llmc/gpu/update.cuh | s/muon_rate(1\.0, 1\.0, p->rows,/muon_rate(1.0, 1.0, p->rows \/ 2,/
+Muon: the first matrix of a launch for all | FP32 | test_llama3cu $muon | llmc/gpu/update.cuh | s/place = (size_t)o->deal.items\[i\].place/place = (size_t)0/
+Muon: the scale of another matrix | BF16 | test_kernels_cu muon_agrees | llmc/optim/muon.cuh | s/(lr_scale \* part\.root)/lr_scale/
 Muon: X is not transposed where it is tall | BF16 | test_kernels_cu newton | llmc/optim/muon.cuh | s/const bool tall = rows > cols/const bool tall = false/
-Muon: the moment is lost between steps | FP32 | test_llama3cu $muon | llmc/optim/muon.cuh | s/m = __fmaf_rn(rest, __fsub_rn(g, m), m);/m = __fmul_rn(rest, g);/
-Muon: the low half of a split master dropped | BF16 | test_kernels_cu muon_agrees | llmc/optim/muon.cuh | s/= split_low(p);/= 0;/
+Muon: the norm of the first matrix for all | BF16 | test_kernels_cu newton | llmc/optim/muon.cuh | s/sums + blockIdx.y \* MUON_SUMS, MUON_SUMS/sums, MUON_SUMS/
+Muon: the moment is lost between steps | FP32 | test_llama3cu $muon | llmc/optim/muon.cuh | s/m\[k\] = __fmaf_rn(rest, __fsub_rn(scaled, m\[k\]), m\[k\]);/m[k] = __fmul_rn(rest, scaled);/
+Muon: the low half of a split master dropped | BF16 | test_kernels_cu muon_agrees | llmc/optim/muon.cuh | s/= split_low(p\[k\]);/= 0;/
 Muon: matrices of a rank's own gradients | FP32 | one_and_two.sh --optimizer muon | llmc/gpu/update.cuh | s/exchange_matrices(x, .*false);//
 Muon: owners keep their matrices | FP32 | one_and_two.sh --optimizer muon | llmc/gpu/update.cuh | s/exchange_matrices(x, .*true);//
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/optim/adamw.cuh | s/master\.v\[k \/ 2\] = lower_halves(.*;/master.v[k \/ 2] = 0;/

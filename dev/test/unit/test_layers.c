@@ -1000,7 +1000,7 @@ TEST(muon_takes_pytorchs_steps) {
         for (size_t i = 0; i < n && kind > 0; i++) { g[i] = kind == 1 ? g[i % cols] * (float)(1 + i / cols) : 0; }
         for (int t = 0; t < NUM_THREAD_COUNTS; t++) {
             use_threads(t);
-            void* scratch = xmalloc(muon_scratch(rows, cols, sizeof(float)).end + matmul_scratch());
+            void* scratch = xmalloc(muon_scratch(rows, cols, sizeof(float), 1).end + matmul_scratch());
             float *p = copied(p0, n), *m = (float*)xcalloc(n, sizeof(float));
             double *wp = widened(p0, n), *wm = doubles(n), *x = doubles(n);
             for (int step = 1; step <= 2; step++) {

@@ -309,7 +309,8 @@ static void check_deal(const char* name, const ModelConfig* c, int ranks) {
     ParamTable t = trained_table_for(c, ranks);
     Deal deal = deal_matrices(&t);
     double work[MOST_RANKS] = {0}, least = INFINITY, most = 0;
-    int rounds[MOST_RANKS] = {0}, dealt = 0;
+    const DealtMatrix* last[MOST_RANKS] = {NULL};  // of each rank
+    int dealt = 0;
     for (int i = 0; i < t.count; i++) {
         unsigned long long owners = 0;
         for (int k = 0; k < deal.count; k++) {
@@ -325,7 +326,15 @@ static void check_deal(const char* name, const ModelConfig* c, int ranks) {
     for (int k = 0; k < deal.count; k++) {
         const DealtMatrix* m = &deal.items[k];
         CHECK(k == 0 || m->round >= m[-1].round, "%s, %d ranks: rounds are not in their order", name, ranks);
-        CHECK(m->round == rounds[m->owner]++, "%s, %d ranks: a rank owns two matrices of a round", name, ranks);
+        const DealtMatrix* before = last[m->owner];
+        const bool first = !before || before->round < m->round;
+        CHECK(m->place == (first ? 0 : before->place + 1), "%s, %d ranks: place %d in round %d", name, ranks, m->place,
+              m->round);
+        CHECK(m->round == (first ? (before ? before->round + 1 : 0) : before->round), "%s: a rank skips round %d", name,
+              m->round);
+        CHECK(first || deal_same_shape(m->param, before->param), "%s, %d ranks: two shapes in a round", name, ranks);
+        CHECK(m->place == 0 || ((size_t)m->place + 1) * param_size(m->param) <= MATRICES_MOST, "%s: a round is too long", name);
+        last[m->owner] = m;
         work[m->owner] += m->flops;
     }
     for (int r = 0; r < ranks; r++) {
