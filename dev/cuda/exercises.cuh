@@ -592,7 +592,7 @@ const double ms = 1e3 * 6 * 2 * 65536.0 * 8192 / 2.99e12;
 const double ms = 0;
 #endif
 
-// ==== 28 predict adamw update 3 n,tensors=268435456,256: the optimizer
+// ==== 28 predict adamw update 3 FP32 n,tensors=268435456,256: the optimizer
 // AdamW in FP32 reads a gradient, and reads and writes a weight and two moments: 268,435,456 of each, 4 bytes.
 // hint: 1 + 3 * 2 numbers of 4 bytes a parameter.
 #ifdef SOLVED

@@ -3,7 +3,7 @@
 object a line, the rates of a run and then a line a version and shape. BENCH.json, which `make -C dev/cuda bench` wrote, goes into it first, and replaces what
 the same card, build and files had there. The first of COLUMNS is shown whole, of the others the time and the share. In a lesson,
 the lines between <!-- zoo: FILE LADDER --> or <!-- zoo: FILE LADDER FP32 --> and <!-- end --> become a table of that ladder, and zoo-FILE.svg is its picture.
---check writes nothing and exits with 1 if a file is stale."""
+--check writes nothing and exits with 1 if a file is stale, or a file of the zoo has no lesson in README.md or a ladder is not in it."""
 import json
 import re
 import sys
@@ -246,6 +246,21 @@ def picture(ladders, drawn=None):
             f'<rect width="700" height="{y}" fill="#fff"/>' + "\n".join(parts) + "</svg>\n")
 
 
+def untaught():
+    """Returns what lacks a lesson: each file's row in README.md must link one, and the lesson must name each ladder's kernels."""
+    rows = (ROOT / "dev/cuda/README.md").read_text().split("\n") if (ROOT / "dev/cuda/README.md").exists() else []
+    for file in sorted((ROOT / "dev/cuda").glob("*.cu")):
+        lessons = [m for row in rows if f"`{file.name}`" in row for m in re.findall(r"\]\(\.\./doc/([\w.]+)", row)]
+        text = (DOC / lessons[0]).read_text() if lessons else ""
+        if not text:
+            yield f"dev/cuda/{file.name}: README.md names no lesson of it"
+        elif file.name not in text and not re.search(rf"<!-- zoo: {file.stem} ", text):
+            yield f"dev/cuda/{file.name}: {lessons[0]} says nothing of it"
+        for ladder in re.findall(r'Ladder \w+\(\s*"(\w+)"', file.read_text()):
+            if text and not re.search(rf"<!-- zoo: {file.stem} {ladder}\b|\b{ladder}\b", text):
+                yield f"dev/cuda/{file.name}: {lessons[0]} says nothing of its ladder {ladder}"
+
+
 def main():
     check = "--check" in sys.argv
     if {"-h", "--help"} & set(sys.argv[1:]):
@@ -266,7 +281,10 @@ def main():
         print(f"{path.relative_to(ROOT)} is {'stale: python3 dev/cuda/table.py' if check else 'made anew'}")
         if not check:
             path.write_text(made[path])
-    return check and len(stale) > 0
+    missing = list(untaught())
+    for what in missing:
+        print(what)
+    return (check and len(stale) > 0) or len(missing) > 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ The blocks of a page run one after the other and see these names:
   c.NAME(...)              a function of llmc/*.h: numpy arrays become pointers, ints size_t, floats float
   shape(B, T, NH, NKV, HD) an AttentionShape
   rows(N, C, pitch)        a RowShape
+  adamw(lr, beta1, beta2, eps, weight_decay, grad_scale, step)
 
 The indented formulas are checked, too: a comment <!-- formulas 4 of a row of x: out, r = forward(x, w) --> after them says how many
 of those since the last such comment must hold, and binds the names that no block has. `out_i` is an element, `x_t` a row, or
@@ -29,10 +30,12 @@ import numpy as np
 
 DOC = Path(__file__).resolve().parent
 ROOT = DOC.parents[1]
-LESSONS = "rmsnorm matmul rope attention swiglu crossentropy bugs".split()
+LESSONS = "rmsnorm matmul rope attention swiglu crossentropy step bugs".split()
+HEADERS = "rmsnorm matmul rope attention swiglu crossentropy embedding optim/adamw optim/muon".split()
 FUNCTIONS = """rmsnorm_forward rmsnorm_backward rope_forward rope_backward attention_forward_plain attention_backward_plain
 swiglu_forward swiglu_backward crossentropy_fused muon_orthogonalize
-matmul_forward_plain matmul_backward_input_plain matmul_backward_weight_plain""".split()
+matmul_forward_plain matmul_backward_input_plain matmul_backward_weight_plain
+embedding_forward embedding_backward adamw_update""".split()
 
 
 class Shape(ctypes.Structure):
@@ -43,11 +46,16 @@ class Rows(ctypes.Structure):
     _fields_ = [("N", ctypes.c_size_t), ("C", ctypes.c_int), ("pitch", ctypes.c_size_t)]
 
 
+class AdamW(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_double) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")] + [
+        ("grad_scale", ctypes.c_float), ("step", ctypes.c_int64)]
+
+
 class Oracle:
     """The functions of llmc/*.h, built as a library."""
 
     def __init__(self):
-        code = "".join(f'#include "llmc/{name}.h"\n' for name in [*LESSONS[:-1], "optim/muon"])
+        code = "".join(f'#include "llmc/{name}.h"\n' for name in HEADERS)
         code += "const void* const functions[] = {" + ", ".join(FUNCTIONS) + "};\n"
         (ROOT / "build").mkdir(exist_ok=True)
         source, library = ROOT / "build/lessons.c", ROOT / "build/lessons.so"
@@ -102,7 +110,7 @@ class Formula:
         self.tokens, self.names, self.row, self.sizes = self.TOKEN.findall(text), names, row, {}
         if "".join(self.tokens) != re.sub(r"\s", "", text):
             raise KeyError(text)  # prose
-        for name, letters in (t.split("_") for t in self.tokens if "_" in t and t[0] != "Σ"):
+        for name, letters in (t.split("_") for t in self.tokens if "_" in t and t[0] != "Σ" and t not in names):
             shape = np.shape(names[name])
             while len(shape) > len(letters) and shape[-1] == 1:
                 shape = shape[:-1]
@@ -164,7 +172,8 @@ class Formula:
             return total
         if word in self.FUNCTIONS:
             return self.FUNCTIONS[word](self.power())
-        return float(word) if word[0].isdigit() else np.e if word == "e" else self.look_up(*word.split("_"))
+        return float(word) if word[0].isdigit() else np.e if word == "e" else self.look_up(
+            *([word] if word in self.names else word.split("_")))
 
     def look_up(self, name, letters=""):
         if not letters and name in self.index:
@@ -210,7 +219,7 @@ def main():
     for name in names:
         text = (DOC / f"{name}.md").read_text()
         scope = {"np": np, "rng": np.random.default_rng(1), "near": near, "slope": slope, "c": oracle, "shape": Shape,
-                 "rows": Rows}
+                 "rows": Rows, "adamw": lambda *of: ctypes.byref(AdamW(*of))}
         since = 0
         for block in re.finditer(r"^(?:```python\n(.*?)^```|<!-- formulas (\d+)(?: of a row of (\w+))?: (.*?) -->)", text, re.M | re.S):
             line = text[: block.start()].count("\n") + 2

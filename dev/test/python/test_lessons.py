@@ -17,7 +17,7 @@ def check(name, folder=DOC):
     return subprocess.run([sys.executable, folder / "check.py", name], capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("name", ["rmsnorm", "matmul", "rope", "attention", "swiglu", "crossentropy", "bugs"])
+@pytest.mark.parametrize("name", ["rmsnorm", "matmul", "rope", "attention", "swiglu", "crossentropy", "step", "bugs"])
 def test_lesson(name):
     got = check(name)
     assert got.returncode == 0, got.stdout + got.stderr
