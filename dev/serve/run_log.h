@@ -4,8 +4,8 @@
  * An event's id is the place where its line ends in the log, and a checksum of the bytes before that place. So a client
  * continues after the last id that it got. It begins anew where the log no longer has these bytes.
  *
- * The steps that the log has when a client begins are thinned to at most MOST_BUCKETS buckets of consecutive steps, and so are
- * the validations. Of a bucket the server sends the last line, and as "event: peak" those that stand out: the least and the
+ * The steps that the log has when a client begins are thinned to MOST_BUCKETS buckets of consecutive steps, and so are the
+ * validations. Of a bucket the server sends the last line, and as "event: peak" those that stand out: the least and the
  * greatest loss, the greatest norm of a gradient, and the first loss that is not finite. It sends all other events, but no line
  * that is longer than LONGEST_LINE.
  */
@@ -25,7 +25,7 @@
 
 #ifndef LONGEST_LINE  // the fuzzer sets both smaller
 #define LONGEST_LINE (1 << 20)
-#define MOST_BUCKETS 1600  // even
+#define MOST_BUCKETS 1600
 #endif
 enum { TAIL = 256, NO_ID = 1, PART = 64 << 10, NUM_PEAKS = 5, LAST = 4, FRESH_SECONDS = 60, MOST_RUNS = 200 };
 
@@ -113,53 +113,35 @@ typedef struct {
     uint64_t end;  // the place where it ends; 0: none
 } Peak;
 
-/* The steps or validations of a log. Where their buckets are too many, each two become one. */
-typedef struct {
-    uint64_t lines, stride;  // read so far; of a bucket
-    size_t count;
-    Peak buckets[MOST_BUCKETS][NUM_PEAKS];  // the last line of a bucket stands out most by its place
-} Series;
-
 static inline void peak_add(Peak* p, double value, uint64_t end) {
-    if (end > 0 && !isnan(value) && (p->end == 0 || value > p->value)) { *p = (Peak){value, end}; }
+    if (!isnan(value) && (p->end == 0 || value > p->value)) { *p = (Peak){value, end}; }
 }
 
-static inline void series_add(Series* s, const char* line, size_t n, uint64_t end) {
-    const double loss = log_number(line, n, "\"loss\":"), norm = log_number(line, n, "\"gnorm\":");
-    const double values[NUM_PEAKS] = {loss, -loss, norm, isnan(loss) ? 1 : NAN, (double)end};
-    if (s->lines == s->stride * MOST_BUCKETS) {
-        s->count /= 2, s->stride *= 2;
-        for (size_t i = 0; i < s->count; i++) {
-            const Peak* second = s->buckets[2 * i + 1];
-            memmove(s->buckets[i], s->buckets[2 * i], sizeof s->buckets[i]);
-            for (int k = 0; k < NUM_PEAKS; k++) { peak_add(&s->buckets[i][k], second[k].value, second[k].end); }
-        }
-    }
-    if (s->lines++ % s->stride == 0) { memset(s->buckets[s->count++], 0, sizeof s->buckets[0]); }
-    for (int k = 0; k < NUM_PEAKS; k++) { peak_add(&s->buckets[s->count - 1][k], values[k], end); }
-}
-
-/* Chooses what a client gets of the history, which lies before it in the log. */
+/* Chooses what a client gets of the history, which lies before it in the log: the peaks of buckets. A bucket is a part of the
+ * log's bytes or of the steps that are asked. Its last line stands out most by its place. */
 static inline void log_thin(LogPlace* p, LogReader* r) {
-    Series* all = (Series*)xcalloc(OTHER, sizeof *all);
+    Peak(*buckets)[NUM_PEAKS] = (Peak(*)[NUM_PEAKS])xcalloc(OTHER * MOST_BUCKETS, sizeof *buckets);
+    const uint64_t begin = p->id >> 24;
     size_t n = 0;
-    all[STEP].stride = all[VAL].stride = 1;
-    log_seek(r, p->id >> 24);
-    for (const char* line; (line = log_next(r, &n));) {
+    p->history = (uint64_t)lseek(r->lines.fd, 0, SEEK_END);
+    log_seek(r, begin);
+    for (const char* line; (line = log_next(r, &n)) && r->end <= p->history;) {
         const int kind = log_kind(p, line, n);
-        if (kind < OTHER) { series_add(&all[kind], line, n, r->end); }
+        if (kind >= OTHER) { continue; }
+        const double step = log_number(line, n, "\"step\":"), loss = log_number(line, n, "\"loss\":");
+        const double share =
+            p->ranges ? (step - p->first) / (p->last - p->first) : (double)(r->end - begin) / (double)(p->history - begin);
+        const double values[] = {loss, -loss, log_number(line, n, "\"gnorm\":"), isnan(loss) ? 1 : NAN, (double)r->end};
+        const size_t b = kind * MOST_BUCKETS + (size_t)(fmin(fmax(share, 0), 1) * (MOST_BUCKETS - 1));
+        for (int k = 0; k < NUM_PEAKS; k++) { peak_add(&buckets[b][k], values[k], r->end); }
     }
-    p->kept = (uint64_t*)xmalloc((all[STEP].count + all[VAL].count) * sizeof all->buckets[0]);
-    for (int i = 0; i < 2 * NUM_PEAKS; i++) {
-        const Series* s = &all[i / NUM_PEAKS];
-        for (size_t b = 0; b < s->count; b++) {
-            const uint64_t end = s->buckets[b][i % NUM_PEAKS].end;
-            if (end > 0) { p->kept[p->num_kept++] = 2 * end + (i % NUM_PEAKS == LAST); }
-        }
+    p->kept = (uint64_t*)xmalloc(OTHER * MOST_BUCKETS * NUM_PEAKS * sizeof *p->kept);
+    for (size_t i = 0; i < OTHER * MOST_BUCKETS * NUM_PEAKS; i++) {
+        const uint64_t end = buckets[i / NUM_PEAKS][i % NUM_PEAKS].end;
+        if (end > 0) { p->kept[p->num_kept++] = 2 * end + (i % NUM_PEAKS == LAST); }
     }
     qsort(p->kept, p->num_kept, sizeof *p->kept, checkpoint_compare_newest);
-    p->history = r->end;
-    free(all);
+    free(buckets);
 }
 
 /* Adds the lines of a run that a client has not got yet: if they are many, only the next part of them. */

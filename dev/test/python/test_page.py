@@ -303,7 +303,7 @@ def test_a_page_that_stays_open_for_very_many_validations_is_shown_them_thinned(
             f.writelines(line("val", step=n, loss=9 - n / 1e5 if n % 70000 else 99) for n in range(1, 150001))
             f.write(step(150001, 7))
         browser.wait("$('loss').textContent === '7.0000' && $('val').textContent === '7.5000'")
-        assert browser.js("$('chart').querySelector('.val').getAttribute('d').length") > 1000
+        browser.wait("$('chart').querySelector('.val').getAttribute('d').length > 1000", 5)
         steps = browser.js("run.vals.map(p => p.step)")
         assert len(steps) <= 5000 and max(b - a for a, b in zip([0, *steps], steps)) <= 2 * 150000 / 1000
         assert browser.js("run.vals.filter(p => p.loss === 99).map(p => p.step)") == [70000, 140000]
