@@ -112,6 +112,29 @@ def test_a_picture_says_its_units_and_puts_each_number_right_of_its_bar_and_mark
         assert begin > ends[0] + ends[1] and begin > ends[2] + 1, (begin, ends)
 
 
+def test_a_version_that_no_card_has_run_shows_its_prediction_alone(zoo):
+    _, page, lesson = zoo([row(1, "N=8", 1, 4), row(2, "N=8", 1, 0, predicted=3), row(3, "N=8", 1, 2)])
+    assert "3, not measured" in line(page, 2) and "| 3 | not measured | |" in line(lesson, 2) and line(lesson, 3).endswith("|  |")
+
+
+def test_the_rates_of_a_run_are_shown_and_no_row(zoo):
+    rates = {"gpu": "a card", "arch": 90, "precision": "BF16", "file": "softmax", "lanes": 3e13, "trip": 3.5e-7, "launch": 8e-7}
+    _, page, _ = zoo([rates, row(1, "N=8", 0, 4, copy=3e12)])
+    assert "| sm_90 BF16 | 3000 |  | 3e+04 | 350 | 0.8 |" in page and line(page, 1)
+
+
+def test_a_ladder_without_a_lesson_fails(zoo, tmp_path):
+    (tmp_path / "dev/cuda/softmax.cu").write_text('Ladder l("forward", Ladder m(\n    "other",')
+    readme = tmp_path / "dev/cuda/README.md"
+    readme.write_text("| `softmax.cu` | forward | |\n")
+    assert zoo([row(1, "N=8", 0, 4)])[0] == 1
+    readme.write_text("| `softmax.cu` | forward | [lesson](../doc/lesson.md) |\n")
+    assert zoo([])[0] == 1  # nothing about `other`
+    (tmp_path / "dev/doc/lesson.md").write_text("<!-- zoo: softmax forward -->\n<!-- end -->\nthe other ladder\n")
+    zoo([])
+    assert zoo([], "--check")[0] == 0
+
+
 def test_new_results_replace_those_of_the_same_build_and_file(zoo, tmp_path):
     new = tmp_path / "bench.json"
     new.write_text(json.dumps(row(1, "N=8", 0, 3)) + "\n")
