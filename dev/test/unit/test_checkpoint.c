@@ -76,6 +76,15 @@ static ModelConfig small_config(void) {
     return c;
 }
 
+static ModelConfig small;
+static ParamTable table;
+
+/* All elements, which are 0. */
+static Side new_side(void) {
+    const Side s = {(float*)test_memory(table.elements * sizeof(float)), 0, table.elements};
+    return s;
+}
+
 static void fill(float* arena, const ParamTable* t, uint64_t step, int salt) {
     for (int i = 0; i < t->count; i++) {
         for (size_t k = 0; k < param_size(&t->items[i]); k++) {
@@ -128,15 +137,10 @@ static TrainerState small_state(uint64_t step, int world_size) {
 static bool timed_now;  // save() writes timed checkpoints
 
 static bool save(const char* out, uint64_t step, int world_size, const char* source_dir, Error* e) {
-    const ModelConfig c = small_config();
-    ParamTable t = param_table(&c);
-    Side w, m, v;
-    w.arena = (float*)xcalloc(t.elements, sizeof(float));
-    m.arena = (float*)xcalloc(t.elements, sizeof(float));
-    v.arena = (float*)xcalloc(t.elements, sizeof(float));
-    fill(w.arena, &t, step, 0);
-    fill(m.arena, &t, step, 1);
-    fill(v.arena, &t, step, 2);
+    Side w = new_side(), m = new_side(), v = new_side();
+    fill(w.arena, &table, step, 0);
+    fill(m.arena, &table, step, 1);
+    fill(v.arena, &table, step, 2);
     const StateSlot slots[2] = {{"m", SAFE_F32, give, NULL, &m, NULL}, {"v", SAFE_F32, give, NULL, &v, NULL}};
     TrainerState s = small_state(step, world_size);
     s.timed = timed_now;
@@ -144,19 +148,16 @@ static bool save(const char* out, uint64_t step, int world_size, const char* sou
     SideFiles files = {NULL, 0, 0};
     if (source_dir) { files = side_files_read(source_dir); }
     bool ok = checkpoint_begin(&k, out, step, e);
-    ok = ok && checkpoint_model(&k, &c, NULL, &t, slot_from(SAFE_F32, give, &w), e);
+    ok = ok && checkpoint_model(&k, &small, NULL, &table, slot_from(SAFE_F32, give, &w), e);
     for (int r = 0; ok && r < world_size; r++) {
-        const size_t lo = t.elements * (size_t)r / (size_t)world_size, hi = t.elements * (size_t)(r + 1) / (size_t)world_size;
-        ok = checkpoint_state(&k, r, &t, range(lo, hi), slots, 2, e);
+        const size_t lo = table.elements * (size_t)r / (size_t)world_size,
+                     hi = table.elements * (size_t)(r + 1) / (size_t)world_size;
+        ok = checkpoint_state(&k, r, &table, range(lo, hi), slots, 2, e);
     }
     if (ok) { checkpoint_side_files(&k, &files); }
     ok = ok && checkpoint_commit(&k, &s, e);
     if (!ok) { checkpoint_abort(&k); }
     side_files_free(&files);
-    free(w.arena);
-    free(m.arena);
-    free(v.arena);
-    param_table_free(&t);
     return ok;
 }
 
@@ -170,9 +171,7 @@ static bool same_params(const float* a, const float* b, const ParamTable* t) {
 
 /* Loads the newest checkpoint as `ranks` ranks and checks weights, m and v for its step. Returns the step; 0: none. */
 static uint64_t load_newest(const char* out, int ranks) {
-    const ModelConfig c = small_config();
     ModelConfig found;
-    ParamTable t = param_table(&c);
     TrainerState s;
     Error e = NO_ERROR;
     char dir[PATH_CAP];
@@ -180,32 +179,24 @@ static uint64_t load_newest(const char* out, int ranks) {
     CHECK(ok, "%s", e.msg);
     if (!ok || !dir[0]) {
         trainer_state_free(&s);
-        param_table_free(&t);
         return 0;
     }
-    Side side[3];
-    float* want = (float*)xcalloc(t.elements, sizeof(float));
-    for (int i = 0; i < 3; i++) { side[i].arena = (float*)xcalloc(t.elements, sizeof(float)); }
-    side[0].lo = 0;
-    side[0].hi = t.elements;
-    CHECK(model_check(dir, &found, &e) && model_load(dir, &found, &t, slot_to(take, &side[0]), &e), "%s", e.msg);
+    Side side[3] = {new_side(), new_side(), new_side()}, want = new_side();
+    CHECK(model_check(dir, &found, &e) && model_load(dir, &found, &table, slot_to(take, &side[0]), &e), "%s", e.msg);
     const StateSlot slots[2] = {{"m", SAFE_F32, NULL, take, &side[1], NULL}, {"v", SAFE_F32, NULL, take, &side[2], NULL}};
     for (int r = 0; r < ranks; r++) {
         for (int i = 1; i < 3; i++) {
-            side[i].lo = t.elements * (size_t)r / (size_t)ranks;
-            side[i].hi = t.elements * (size_t)(r + 1) / (size_t)ranks;
+            side[i].lo = table.elements * (size_t)r / (size_t)ranks;
+            side[i].hi = table.elements * (size_t)(r + 1) / (size_t)ranks;
         }
-        CHECK(state_load(dir, s.world_size, &t, range(side[1].lo, side[1].hi), slots, 2, &e), "%s", e.msg);
+        CHECK(state_load(dir, s.world_size, &table, range(side[1].lo, side[1].hi), slots, 2, &e), "%s", e.msg);
     }
     for (int i = 0; i < 3; i++) {
-        fill(want, &t, s.step, i);
-        CHECK(same_params(side[i].arena, want, &t), "%s: slot %d differs from what was saved", dir, i);
-        free(side[i].arena);
+        fill(want.arena, &table, s.step, i);
+        CHECK(same_params(side[i].arena, want.arena, &table), "%s: slot %d differs from what was saved", dir, i);
     }
-    free(want);
     const uint64_t step = s.step;
     trainer_state_free(&s);
-    param_table_free(&t);
     return step;
 }
 
@@ -356,94 +347,70 @@ TEST(any_number_of_ranks_reads_what_any_number_wrote) {
 }
 
 TEST(a_state_that_lacks_or_repeats_elements_is_refused) {
-    const ModelConfig c = small_config();
-    ParamTable t = param_table(&c);
     Error e = NO_ERROR;
     const char* out = test_folder();
-    Side side;
-    side.arena = (float*)xcalloc(t.elements, sizeof(float));
-    side.lo = 0;
-    side.hi = t.elements;
+    Side side = new_side();
     const StateSlot m = {"m", SAFE_F32, give, take, &side, NULL}, other = {"master", SAFE_BF16, give, NULL, &side, NULL};
-    CHECK(state_save(out, 0, &t, range(0, 1000), &m, 1, NULL, &e), "%s", e.msg);
-    CHECK(state_save(out, 1, &t, range(1001, t.elements), &m, 1, NULL, &e), "%s", e.msg);
-    FAILS(&e, state_load(out, 2, &t, range(0, t.elements), &m, 1, &e), "each once");
-    CHECK(state_save(out, 1, &t, range(999, t.elements), &m, 1, NULL, &e), "%s", e.msg);
-    FAILS(&e, state_load(out, 2, &t, range(0, t.elements), &m, 1, &e), "each once");
-    CHECK(state_save(out, 1, &t, range(1000, t.elements), &m, 1, NULL, &e), "%s", e.msg);
-    CHECK(state_load(out, 2, &t, range(0, t.elements), &m, 1, &e), "%s", e.msg);
-    FAILS(&e, state_load(out, 2, &t, range(0, t.elements), &other, 1, &e), "does not keep");
+    CHECK(state_save(out, 0, &table, range(0, 1000), &m, 1, NULL, &e), "%s", e.msg);
+    CHECK(state_save(out, 1, &table, range(1001, table.elements), &m, 1, NULL, &e), "%s", e.msg);
+    FAILS(&e, state_load(out, 2, &table, range(0, table.elements), &m, 1, &e), "each once");
+    CHECK(state_save(out, 1, &table, range(999, table.elements), &m, 1, NULL, &e), "%s", e.msg);
+    FAILS(&e, state_load(out, 2, &table, range(0, table.elements), &m, 1, &e), "each once");
+    CHECK(state_save(out, 1, &table, range(1000, table.elements), &m, 1, NULL, &e), "%s", e.msg);
+    CHECK(state_load(out, 2, &table, range(0, table.elements), &m, 1, &e), "%s", e.msg);
+    FAILS(&e, state_load(out, 2, &table, range(0, table.elements), &other, 1, &e), "does not keep");
     StateSlot two[2] = {m, other};
-    CHECK(!state_load(out, 2, &t, range(0, t.elements), two, 2, &e) && contains(e.msg, "master."), "a slot is missing: %s",
-          e.msg);
-    free(side.arena);
-    param_table_free(&t);
+    CHECK(!state_load(out, 2, &table, range(0, table.elements), two, 2, &e) && contains(e.msg, "master."),
+          "a slot is missing: %s", e.msg);
 }
 
 TEST(a_state_that_is_not_finite_is_refused_by_file_tensor_and_index) {
-    const ModelConfig c = small_config();
-    ParamTable t = param_table(&c);
-    Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
+    Side side = new_side();
     const float bad[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 9; i++) {
         char where[64];
         Error e = NO_ERROR;
-        const Param* p = &t.items[i % 3];
+        const Param* p = &table.items[i % 3];
         const size_t at = p->rows > 1 ? 3 * p->cols + 5 : 5;
         const StateSlot slot = {i % 2 ? "v" : "master", SAFE_F32, give, take, &side, NULL};
         const char* out = test_folder();
         side.arena[p->offset + at] = bad[i / 3];
-        CHECK(state_save(out, 0, &t, range(0, t.elements), &slot, 1, NULL, &e), "%s", e.msg);
+        CHECK(state_save(out, 0, &table, range(0, table.elements), &slot, 1, NULL, &e), "%s", e.msg);
         side.arena[p->offset + at] = 0;
-        CHECK(!state_load(out, 1, &t, range(0, t.elements), &slot, 1, &e), "%s %g was taken", p->name, bad[i / 3]);
+        CHECK(!state_load(out, 1, &table, range(0, table.elements), &slot, 1, &e), "%s %g was taken", p->name, bad[i / 3]);
         snprintf(where, sizeof where, p->rows > 1 ? "at [3, 5]" : "at [5]");
         CHECK(contains(e.msg, "state_rank00000.safetensors: tensor ") && contains(e.msg, p->name) && contains(e.msg, where),
               "%s", e.msg);
         side.arena[p->offset + at] = 0;
     }
-    free(side.arena);
-    param_table_free(&t);
 }
 
 TEST(a_mean_of_squares_below_0_is_refused) {
-    const ModelConfig c = small_config();
-    ParamTable t = param_table(&c);
-    Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
+    Side side = new_side();
     const float values[] = {-1e-30f, -0.0f, 0.0f, 1e-30f};
     for (int i = 0; i < 8; i++) {
         Error e = NO_ERROR;
         const StateSlot slot = {i < 4 ? "v" : "m", SAFE_F32, give, take, &side, NULL};
         const char* out = test_folder();
-        side.arena[t.items[0].offset + 3] = values[i % 4];
-        CHECK(state_save(out, 0, &t, range(0, t.elements), &slot, 1, NULL, &e), "%s", e.msg);
-        CHECK(state_load(out, 1, &t, range(0, t.elements), &slot, 1, &e) == (i != 0), "%s %g: %s", slot.name, values[i % 4],
-              e.msg);
+        side.arena[table.items[0].offset + 3] = values[i % 4];
+        CHECK(state_save(out, 0, &table, range(0, table.elements), &slot, 1, NULL, &e), "%s", e.msg);
+        CHECK(state_load(out, 1, &table, range(0, table.elements), &slot, 1, &e) == (i != 0), "%s %g: %s", slot.name,
+              values[i % 4], e.msg);
         CHECK(i != 0 || (contains(e.msg, "tensor v.") && contains(e.msg, "is -1e-30 at [0, 3], wanted a number of at least 0")),
               "%s", e.msg);
     }
-    free(side.arena);
-    param_table_free(&t);
 }
 
 TEST(moments_in_bf16_come_back_exactly) {
-    const ModelConfig c = small_config();
-    ParamTable t = param_table(&c);
     Error e = NO_ERROR;
     const char* out = test_folder();
-    Side a, b;
-    a.arena = (float*)xcalloc(t.elements, sizeof(float));
-    b.arena = (float*)xcalloc(t.elements, sizeof(float));
-    b.lo = 0;
-    b.hi = t.elements;
-    fill(a.arena, &t, 1, 3);
-    for (size_t i = 0; i < t.elements; i++) { a.arena[i] = f32_from_bf16(bf16_from_f32(a.arena[i])); }
+    Side a = new_side(), b = new_side();
+    fill(a.arena, &table, 1, 3);
+    for (size_t i = 0; i < table.elements; i++) { a.arena[i] = f32_from_bf16(bf16_from_f32(a.arena[i])); }
     const StateSlot slot = {"m", SAFE_BF16, give, NULL, &a, NULL}, back = {"m", SAFE_BF16, NULL, take, &b, NULL};
-    CHECK(state_save(out, 0, &t, range(0, t.elements), &slot, 1, NULL, &e), "%s", e.msg);
-    CHECK(state_load(out, 1, &t, range(0, t.elements), &back, 1, &e), "%s", e.msg);
-    CHECK(same_params(a.arena, b.arena, &t), "differs");
-    free(a.arena);
-    free(b.arena);
-    param_table_free(&t);
+    CHECK(state_save(out, 0, &table, range(0, table.elements), &slot, 1, NULL, &e), "%s", e.msg);
+    CHECK(state_load(out, 1, &table, range(0, table.elements), &back, 1, &e), "%s", e.msg);
+    CHECK(same_params(a.arena, b.arena, &table), "differs");
 }
 
 /* Changes one file of a checkpoint: cuts it, lengthens it, flips a bit of byte `at`, or removes it. */
@@ -851,9 +818,7 @@ TEST(a_folder_that_hides_files_does_not_seal_a_checkpoint_without_them) {
 
 TEST(a_file_that_is_lost_before_the_end_is_missed) {
     static const char* const files[] = {"config.json", "model.safetensors", "state_rank00000.safetensors"};
-    const ModelConfig c = small_config();
-    ParamTable t = param_table(&c);
-    Side w = {(float*)xcalloc(t.elements, sizeof(float)), 0, 0};
+    Side w = new_side();
     const StateSlot m = {"m", SAFE_F32, give, NULL, &w, NULL};
     for (int how = 0; how < 2; how++) {
         for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
@@ -861,8 +826,8 @@ TEST(a_file_that_is_lost_before_the_end_is_missed) {
             Checkpoint k;
             const TrainerState s = small_state(1, 1);
             const char* out = test_folder();
-            CHECK(checkpoint_begin(&k, out, 1, &e) && checkpoint_model(&k, &c, NULL, &t, m, &e) &&
-                      checkpoint_state(&k, 0, &t, range(0, t.elements), &m, 1, &e),
+            CHECK(checkpoint_begin(&k, out, 1, &e) && checkpoint_model(&k, &small, NULL, &table, m, &e) &&
+                      checkpoint_state(&k, 0, &table, range(0, table.elements), &m, 1, &e),
                   "%s", e.msg);
             const char* path = test_path(k.tmp, files[i]);
             damage(path, how ? 'c' : 'd', 0);
@@ -870,8 +835,6 @@ TEST(a_file_that_is_lost_before_the_end_is_missed) {
             CHECK(!has(out, "step_00000001") && !has(out, "step_00000001.tmp"), "%s, %d", files[i], how);
         }
     }
-    free(w.arena);
-    param_table_free(&t);
 }
 
 /* Makes step_00000001 (of one rank) and a new copy of it (of two ranks). A run that dies between the two renames of an exchange
@@ -996,7 +959,6 @@ static bool load_model_alone(const char* dir, Error* e) {
         ParamTable t = param_table(&c);
         Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
         ok = model_load_sums(dir, &c, &t, &s.files, NULL, slot_to(take, &side), NULL, e);
-        free(side.arena);
         param_table_free(&t);
     }
     trainer_state_free(&s);
@@ -1203,4 +1165,8 @@ TEST(a_thousand_openings_leak_no_descriptor) {
     close(after);
 }
 
-int main(void) { return test_all(); }
+int main(void) {
+    small = small_config();
+    table = param_table(&small);
+    return test_all();
+}
