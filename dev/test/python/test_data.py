@@ -320,40 +320,7 @@ def test_downloads_are_whole_or_not_there(tmp_path, monkeypatch):
         server.shutdown()
 
 
-# --- the order of rows, in C and in the PyTorch reference ---
-
-ORDER_PROGRAM = r"""
-#include "llmc/files/dataloader.h"
-int main(int argc, char** argv) {
-    DataLoader d;
-    const RowRule cross = {DOCUMENTS_CROSS, -1, 0, false, NULL, NULL};
-    Error e = NO_ERROR;
-    if (argc < 2 || !dataloader_open(&d, argv[1], (BatchShare){1, 16, 0, 1}, 1234567890123ull, true, &cross, &e)) { die("%s", e.msg); }
-    for (uint64_t row = 0; row < 3 * d.rows_per_epoch; row++) {
-        int shard;
-        uint64_t in_shard;
-        dataloader_locate(&d, row, &shard, &in_shard);
-        printf("%s %llu\n", d.shards[shard].path, (unsigned long long)in_shard);
-    }
-    dataloader_close(&d);
-    return 0;
-}
-"""
-
-
-def test_the_python_reference_reads_the_same_rows(tmp_path):
-    pytest.importorskip("torch")
-    sys.path.insert(0, ROOT)
-    from dev.reference import tokenfiles
-    for i, n in enumerate((1000, 17, 333, 5000)):
-        write_zeros(tmp_path / f"part{i}.bin", n)
-    (tmp_path / "order.c").write_text(ORDER_PROGRAM)
-    program, pattern = build(tmp_path / "order.c", tmp_path / "order"), str(tmp_path / "part*.bin")
-    out = subprocess.run([program, pattern], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
-    loader = tokenfiles.DataLoader(pattern, 1, 16, seed=1234567890123, shuffle=True)
-    places = (loader.locate(row) for row in range(3 * loader.rows_per_epoch))
-    assert len(out) > 1000 and [f"{f.path} {row}" for f, row in places] == out
-
+# --- the order of rows, in C and in the PyTorch reference: of each source, and of all ---
 
 MIX_PROGRAM = r"""
 #include "llmc/files/mix.h"

@@ -67,14 +67,8 @@ def assert_equals_transformers(model, folder, T=40):
 @pytest.mark.parametrize("kv", [1, 2, 4, 8])
 @pytest.mark.parametrize("rope", [dict(), dict(SCALED, factor=8.0), dict(SCALED, factor=32.0)], ids=["plain", "8", "32"])
 def test_model_equals_transformers(tmp_path, tied, kv, rope):
+    """head_dim need not be the width by the heads."""
     model = random_model(small(tie_word_embeddings=tied, num_attention_heads=8, num_key_value_heads=kv, head_dim=10, **rope))
-    ref.save_model(model, tmp_path)
-    assert_equals_transformers(model, tmp_path)
-
-
-@pytest.mark.parametrize("head_dim", [6, 12, 64])
-def test_head_dim_need_not_be_width_by_heads(tmp_path, head_dim):
-    model = random_model(small(head_dim=head_dim))
     ref.save_model(model, tmp_path)
     assert_equals_transformers(ref.load_model(tmp_path), tmp_path)
 
@@ -539,24 +533,6 @@ def tokens(tmp_path):
     return tmp_path
 
 
-def test_rows_come_once_an_epoch_and_in_another_order_each(tokens):
-    write_tokens(tokens / "t0.bin", np.arange(600), 97)
-    write_tokens(tokens / "t1.bin", np.arange(700), 97)
-    loader = tokenfiles.DataLoader(str(tokens / "t*.bin"), 1, 16, seed=9, shuffle=True)
-    assert loader.rows_per_epoch == 37 + 43
-    epochs = []
-    for _ in range(2):
-        rows = [loader.locate(loader.row + i) for i in range(80)]
-        assert sorted((f.path, i) for f, i in rows) == sorted((f.path, i) for f in loader.files for i in range(f.rows))
-        epochs.append([i for _, i in rows])
-        loader.row += 80
-    assert epochs[0] != epochs[1] and epochs[0] != sorted(epochs[0])
-    loader.row = 0
-    x, y = loader.next(torch.device("cpu"), 97 * 8)
-    f, i = loader.locate(0)
-    assert x[0].tolist() == f.tokens[i * 16:i * 16 + 16].tolist() and y[0].tolist() == f.tokens[i * 16 + 1:i * 16 + 17].tolist()
-
-
 @pytest.mark.parametrize("words, fine", [({}, True), ({8: 1, 9: -5}, True), ({9: 5}, False), ({8: 2}, False),
                                          ({8: 1, 13: 1}, False), ({255: 1}, False)])
 def test_spare_words_of_a_token_file_are_zero(tmp_path, words, fine, capsys):
@@ -583,14 +559,6 @@ def test_training_writes_the_same_bits_again_and_a_folder_that_opens(tokens):
     assert a[:17] == b and len(a) == 40 and a[-1] < a[0] - 0.3
     final = tokens / "a" / "step_00000040"
     assert_equals_transformers(ref.load_model(final), final)
-
-
-def test_accumulated_micro_batches_equal_one_batch(tokens):
-    flags = ["--model", "d1", "--train", "t*.bin", "--steps", 5, "--total-batch", 64]
-    for out, batch in (("a", 2), ("b", 4)):
-        r = run(tokens, *flags, "--out", out, "--batch", batch)
-        assert r.returncode == 0, r.stdout
-    assert np.allclose(losses(tokens / "a"), losses(tokens / "b"), atol=2e-5)
 
 
 TRAINER = os.path.join(ROOT, "train_llama3")
@@ -690,17 +658,6 @@ def test_weights_that_f16_cannot_hold_are_written_in_f32(tokens):
     c_run(tokens, "--model", "wide/step_00000001", "--generate", "5", "--tokens", 1)
 
 
-@pytest.mark.parametrize("flags, code, message", [
-    (["--train", "none*.bin"], 1, "none*.bin"), (["--train", "t0.bin", "--model", "nothing"], 1, "nothing"),
-    (["--train", "t0.bin", "--seq", 1000], 1, "1001"), (["--train", "t0.bin", "--total-batch", 33], 1, "33"),
-    (["--nonsense"], 2, "nonsense"), (["--train", "cut.bin"], 1, "cut.bin"), (["--train", "text.bin"], 1, "text.bin")])
-def test_wrong_input_is_one_line(tokens, flags, code, message):
-    (tokens / "cut.bin").write_bytes((tokens / "t0.bin").read_bytes()[:-100])
-    (tokens / "text.bin").write_text("once upon a time")
-    r = run(tokens, *flags)
-    assert r.returncode == code and message in r.stdout and "Traceback" not in r.stdout
-
-
 def test_help_names_every_flag(tmp_path):
     r = run(tmp_path, "--help")
     assert r.returncode == 0 and all(f"--{name} " in r.stdout for name in [*ref.SHARED, *ref.OWN]), r.stdout
@@ -721,12 +678,18 @@ def test_small_models_with_any_shape_can_be_written(tmp_path):
 def test_refusals_are_one_line(tokens):
     (tokens / "damaged").mkdir()
     (tokens / "damaged" / "tokenizer.json").write_text("{damaged")
+    (tokens / "cut.bin").write_bytes((tokens / "t0.bin").read_bytes()[:-100])
+    (tokens / "words.bin").write_text("once upon a time")
     for code, text, flags in ((2, 'error: --batch: is "0"', ("--batch", 0)),
                               (1, "cannot make the folder", ("--out", "t1.bin/out")),
                               (2, "error: --device: is gpu, wanted ", ("--device", "gpu")),
                               (1, "error: nowhere: no such file or folder", ("--tokenizer", "nowhere")),
                               (1, "error: damaged/tokenizer.json: is damaged", ("--tokenizer", "damaged")),
                               (1, "error: damaged: Is a directory", ("--train", "damaged")),
+                              (1, "error: none*.bin", ("--train", "none*.bin")), (1, "error: cut.bin", ("--train", "cut.bin")),
+                              (1, "error: words.bin", ("--train", "words.bin")), (1, "1001", ("--seq", 1000)),
+                              (1, "33", ("--total-batch", 33)), (1, "error: --model: nothing", ("--model", "nothing")),
+                              (2, "error: --nonsense", ("--nonsense",)),
                               (2, "error: --steps: is 0, wanted at least one step", ("--steps", 0)),
                               (2, "error: --resume: is a flag of the C trainers", ("--resume",)),
                               (2, "error: --checkpoint-every: is a flag of the C trainers", ("-n", 5)),
