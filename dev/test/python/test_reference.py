@@ -299,7 +299,7 @@ def test_flags_are_those_of_c(capsys):
         names = re.findall(r"^OPTION\([A-Z]+, (\w+?)_?,", f.read(), re.M)
     assert [name.replace("-", "_") for name in tables.c_flags()] == names
     a = ref.parse_arguments([])
-    assert (a.model, a.val, a.steps, a.eps, a.documents, a.out, a.prompt) == ("d4", None, -1, 1e-8, "auto", "out", "")
+    assert (a.model, a.val, a.steps, a.eps, a.documents, a.out, a.prompt) == ("d4", None, None, 1e-8, "auto", "out", "")
     a = ref.parse_arguments(["-b3", "--lora_on=ffn", "-l", "2e-4", "-i", "a.bin"])
     assert (a.batch, a.lora_on, a.lr, a.train) == (3, "ffn", 2e-4, "a.bin")
     for flags, text in ((["--top-p", "1.5"], '--top-p: is "1.5"'), (["--lora-on", "none"], "--lora-on"),
@@ -689,7 +689,7 @@ def test_refusals_are_one_line(tokens):
                               (1, "error: none*.bin", ("--train", "none*.bin")), (1, "error: cut.bin", ("--train", "cut.bin")),
                               (1, "error: words.bin", ("--train", "words.bin")), (1, "1001", ("--seq", 1000)),
                               (1, "33", ("--total-batch", 33)), (1, "error: --model: nothing", ("--model", "nothing")),
-                              (2, "error: --nonsense", ("--nonsense",)),
+                              (2, "unrecognized arguments: --nonsense", ("--nonsense",)),
                               (2, "error: --steps: is 0, wanted at least one step", ("--steps", 0)),
                               (2, "error: --resume: is a flag of the C trainers", ("--resume",)),
                               (2, "error: --checkpoint-every: is a flag of the C trainers", ("-n", 5)),
