@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""table.py [--check|BENCH.json] -- makes dev/results/zoo.md and the lessons' tables and pictures from dev/results/zoo.json: a JSON
-object a line, the rates of a run and then a line a version and shape. BENCH.json, which `make -C dev/cuda bench` wrote, goes into it first, and replaces what
-the same card, build and files had there. The first of COLUMNS is shown whole, of the others the time and the share. In a lesson,
-the lines between <!-- zoo: FILE LADDER --> or <!-- zoo: FILE LADDER FP32 --> and <!-- end --> become a table of that ladder, and zoo-FILE.svg is its picture.
---check writes nothing and exits with 1 if a file is stale, or a file of the zoo has no lesson in README.md or a ladder is not in it."""
+"""table.py [--check|BENCH.json] -- makes dev/results/zoo.md and the lessons' tables and pictures from dev/results/zoo.json: a
+JSON object a line, the rates of a run and then a line a version and shape. BENCH.json, which `make -C dev/cuda bench` wrote,
+goes into it first, and replaces what the same card, build and files had there. The first of COLUMNS is shown whole, of the
+others the time and the share. In a lesson, the lines between <!-- zoo: FILE LADDER --> or <!-- zoo: FILE LADDER FP32 --> and
+<!-- end --> become a table of that ladder, and zoo-FILE.svg is its picture. --check writes nothing and exits with 1 if a file
+is stale, or a file of the zoo has no lesson in README.md or a ladder is not in it, or a version leaps."""
 import json
 import re
 import sys
@@ -261,6 +262,39 @@ def untaught():
                 yield f"dev/cuda/{file.name}: {lessons[0]} says nothing of its ladder {ladder}"
 
 
+def functions(text):
+    """Returns {name: text} of a file's functions; of two with a name the first, since the others are stubs of another precision."""
+    found = {}
+    for m in re.finditer(r"^(?:template <[^;]*?>\n)?(?:static|__global__|__device__) [^;=]*?(?:\{[^\n]*\}$|\{\n.*?^\})", text, re.M | re.S):
+        name = re.search(r"(\w+)\((?!\d)", re.sub(r"__launch_bounds__\([^)]*\)", "", m[0]))
+        if name:
+            found.setdefault(name[1], m[0])
+    return found
+
+
+def leaps(most=85):
+    """Returns the versions with more than `most` lines that the version before lacks, unless both are instances of a template. The
+    trainer's kernels, from llmc, do not count."""
+    for file in sorted((ROOT / "dev/cuda").glob("*.cu")):
+        text = file.read_text()
+        known = functions(text)
+
+        def lines_of(name, seen):
+            words = [w for w in dict.fromkeys(re.findall(r"\w+", known.get(name, ""))) if w in known and w not in seen]
+            seen.update(words, [name])
+            own = [line for line in known.get(name, "").split("\n") if line.strip() and not line.strip().startswith("//")]
+            return own + [line for w in words for line in lines_of(w, seen)]
+        for ladder in re.finditer(r'Ladder \w+\(\s*"(\w+)"(.*?\}\})\);', text, re.S):
+            before, code = None, []
+            for number, call in re.findall(r'\{(\d+), "[^"]*",\s*[\w| ]+,\s*(.*?), (?:predict_\w+|NULL)', ladder[2], re.S):
+                name = ([w for w in re.findall(r"\w+", call) if w in known] or [None])[-1]
+                was, code = set(code), lines_of(name, set()) if name else []
+                new = [line for line in code if line not in was]
+                if before and name != before and len(new) > most:
+                    yield f"dev/cuda/{file.name}: {ladder[1]} {number} has {len(new)} lines that the version before lacks, {most} is the limit"
+                before = name
+
+
 def main():
     check = "--check" in sys.argv
     if {"-h", "--help"} & set(sys.argv[1:]):
@@ -281,7 +315,7 @@ def main():
         print(f"{path.relative_to(ROOT)} is {'stale: python3 dev/cuda/table.py' if check else 'made anew'}")
         if not check:
             path.write_text(made[path])
-    missing = list(untaught())
+    missing = [*untaught(), *leaps()]
     for what in missing:
         print(what)
     return (check and len(stale) > 0) or len(missing) > 0
