@@ -38,7 +38,7 @@ COMPILE = $(CC) $(FLAGS) $(WARNINGS) $(DEFINES) -I. $(USER_FLAGS) $(if $(filter 
           -lm -lpthread $(LIBS) $(LDLIBS)
 # a stamp is a file with the flags of the last build; if they change, so does the file. This one also has the compiler's macros: its
 # version, and what -march=native stands for on this machine
-stamp = [ "$$(cat $@ 2>/dev/null)" = $(call q,$(1)) ] || { $(2) printf '%s\n' $(call q,$(1)) > $@; }
+stamp = [ "$$(cat $@ 2>/dev/null || echo none)" = $(call q,$(1)) ] || { $(2) printf '%s\n' $(call q,$(1)) > $@; }
 build/cpu_flags: FORCE | build
 	@$(call stamp,$(CC) $(CXX) $(OWN_FLAGS) $(EDIT) $(USER_FLAGS) $(LDFLAGS) $(LDLIBS) $(shell $(CC) $(OWN_FLAGS) -dM -E -x c /dev/null | cksum))
 

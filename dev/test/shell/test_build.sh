@@ -64,6 +64,7 @@ again train_llama3 "no setting"
 for setting in CC="$tmp/cc2" MARCH=-mother OPENMP=0 LIBEDIT=0 OPT=-O1 CFLAGS_EXTRA=-g CFLAGS="-DA='b c'" CPPFLAGS=-DX LDFLAGS=-s LDLIBS=-lx; do
     again train_llama3 "$setting" "$setting"
 done
+for setting in FULL= FULL=1; do again build/test_config "$setting" "$setting"; done
 echo "#define V 2" >version
 again train_llama3 "another version of the compiler"
 again train_llama3cu "no setting"
