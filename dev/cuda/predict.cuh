@@ -110,6 +110,7 @@ static void predict_ladder(const Ladder& l, const std::vector<int>& numbers, con
 static int predict(const char* of, const char* file, const std::vector<Ladder>& ladders, const char* ladder,
                    const std::vector<int>& numbers, const char* shape, const Shape& own) {
     const bool is_file = strstr(of, ".json") != NULL;
+    card.product = INFINITY;  // unless the file has a rate: a run of a layer without products has none
     std::ifstream in(is_file ? of : CARDS);
     if (!in) {
         die("%s: can't be opened: %s\n  hint: run it in the root of the repository", is_file ? of : CARDS, strerror(errno));
@@ -135,8 +136,8 @@ static int predict(const char* of, const char* file, const std::vector<Ladder>& 
         return test_summary();
     }
     if (card.trip <= 0) { die("--predict %s: the file has no rates of a card\n  hint: %s has some to begin with", of, CARDS); }
-    if (card.product <= 0) {
-        die("--predict %s: no rate of products in %s\n  hint: build with another precision", of, PRECISION_NAME);
+    if (card.product == 0) {
+        die("--predict %s: the card has no %s\n  hint: build with another precision", of, PRECISION_NAME);
     }
     printf("%s%s%s\n", gpu.c_str(), about.empty() ? "" : ": ", about.c_str());
     printf("copy %.4g GB/s, a trip %.4g ns, a launch %.3g us, %.4g G instructions/s of threads, products %.4g TFLOP/s in %s\n",
