@@ -154,12 +154,13 @@ ends_well() {
 # hangup_is_ignored: succeeds if SIGHUP is ignored here, as under nohup; programs keep it so
 hangup_is_ignored() { grep -q '^SigIgn:.*[13579bdf]$' /proc/self/status 2>/dev/null; }
 
-# wait_for COMMAND...: repeats the command until it succeeds, for at most about 20 s
+# wait_for COMMAND...: repeats the command until it succeeds, for at most about 20 s; says if it has waited in vain
 wait_for() {
     for wait_for_i in $(seq 400); do
         "$@" >/dev/null 2>&1 && return 0
         sleep 0.05
     done
+    echo "     waited in vain for: $*"
     return 1
 }
 

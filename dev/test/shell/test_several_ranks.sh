@@ -177,7 +177,68 @@ check "with losses within 1e-4" close_to 1e-4 loss whole1/log.jsonl whole_chain/
 expect "AdamW does not take its state" 1 "its state is of the optimizer muon, but this run's is adamw" \
     "$bin/train_llama3" --resume --out whole_chain --steps 30 --optimizer adamw
 
-# a rank that is stopped is silent for 20 s until the others see this: the end of this run is checked below
+# --- two hosts: network namespaces with a cable between them -------------------------------------------------------------------
+
+host_a=llmc_a_$$ host_b=llmc_b_$$
+end_hosts() { # ends the processes that still run on them
+    for host in $host_a $host_b; do ip netns pids $host 2>/dev/null; done | xargs -r kill -9
+}
+cut_hosts() { end_hosts; ip netns del $host_a 2>/dev/null; ip netns del $host_b 2>/dev/null; }
+make_hosts() {
+    ip netns add $host_a && ip netns add $host_b &&
+        ip link add cable netns $host_a type veth peer name cable netns $host_b &&
+        ip -n $host_a addr add 10.83.0.1/24 dev cable && ip -n $host_b addr add 10.83.0.2/24 dev cable &&
+        for host in $host_a $host_b; do ip -n $host link set lo up && ip -n $host link set cable up; done
+}
+# on_host RANK FLAGS...: one rank of two, each on its own host
+on_host() {
+    rank=$1 host=$host_a
+    shift
+    [ "$rank" -eq 0 ] || host=$host_b
+    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=${address:-10.83.0.1} MASTER_PORT=29500 \
+        ip netns exec $host "$trainer" $flags "$@" </dev/null
+}
+trap 'ended=$?; cut_hosts; (exit $ended); cleanup' EXIT
+hosts=
+if make_hosts 2>/dev/null; then
+    rm -f "$RANKS_MEMORY"
+    on_host 1 --out hosts >"$tmp/rank1" 2>&1 &
+    expect "two hosts" 0 "saved   hosts/step_00000020" on_host 0 --out hosts
+    wait $!
+    check "both end well" test $? -eq 0
+    check "with the bits of two ranks on one host" same_checkpoint out2/step_00000020 hosts/step_00000020
+    # hosts_wait ADDRESS_0 ADDRESS_1: starts both ranks; each takes its ADDRESS as rank 0's
+    hosts_wait() {
+        rm -f "$RANKS_MEMORY"
+        address=$2 on_host 1 --out wrong >"$tmp/rank1" 2>&1 &
+        second=$!
+        address=$1 on_host 0 --out wrong >"$tmp/rank0" 2>&1 &
+        first=$!
+    }
+    hosts_wait 10.83.0.2 10.83.0.2
+    wait $first
+    check "the address of another host ends rank 0" test $? -eq 1
+    check "which tells it" grep -q '^error: 10.83.0.2: is not an address of this host, wanted that of the host where rank 0 runs' "$tmp/rank0"
+    check "and rank 1 tells where it looks" wait_for grep -q '^waiting for rank 0 at 10.83.0.2, port 29500' "$tmp/rank1"
+    end_hosts
+    hosts_wait 10.83.0.1 10.83.0.9
+    check "an address of nobody: rank 1 tells where it looks" wait_for grep -q '^waiting for rank 0 at 10.83.0.9, port 29500' "$tmp/rank1"
+    check "and rank 0 for whom it waits, and where" \
+        wait_for grep -q '^waiting for rank 1 of 2 at 10.83.0.1 (10.83.0.1), port 29500' "$tmp/rank0"
+    end_hosts
+    wait $first $second 2>/dev/null
+    rm -f "$RANKS_MEMORY"
+    on_host 1 --out cut --steps 1000000 --val-every 0 --checkpoint-every 5 >"$tmp/cut1" 2>&1 &
+    second=$!
+    on_host 0 --out cut --steps 1000000 --val-every 0 --checkpoint-every 5 >"$tmp/cut0" 2>&1 &
+    first=$!
+    wait_for has_steps cut/log.jsonl 6
+    ip -n $host_a link set cable down # its ranks see this after 20 s, and the end of the run is checked below
+    rm -f "$RANKS_MEMORY"
+    hosts=made
+fi
+
+# so are the ranks of a run of which one is stopped
 log=silent && background_ranks 3 --out still && log=background
 wait_for has_steps still/log.jsonl 3
 kill -STOP "$(rank_pid 1)"
@@ -313,10 +374,11 @@ named() {
         grep -q '^error: rank 1 on host .* $2, last seen in step [0-9]' '$3'"
 }
 export RANKS_HANG=1:5 # rank 1 stands still in step 5
-log=hangs && background_ranks 3 --out hangs && minute=$pid
-hang="--hang-timeout 0" log=hangs0 && background_ranks 3 --out hangs0 && ever=$pid
+log=hangs.txt && background_ranks 3 --out hangs && minute=$pid
+wait_for has_steps hangs/log.jsonl 4
+hang="--hang-timeout 0" log=hangs0.txt && background_ranks 3 --out hangs0 && ever=$pid
+wait_for has_steps hangs0/log.jsonl 4
 hang="--hang-timeout 2" log=background && background_ranks 3 --out hangs2
-for out in hangs hangs0; do wait_for has_steps $out/log.jsonl 5; done
 sleep 6
 check "by default a rank may stand still for a minute" kill -0 $minute
 check "--hang-timeout 0: as long as it likes" kill -0 $ever
@@ -330,67 +392,6 @@ finish
 named "a rank that is stopped" "was silent for 20 s" silent
 
 expect "what rank 0 alone refuses is told once" 1 "one holds the checkpoints of another run" ranks 3 --out one
-
-# --- two hosts: network namespaces with a cable between them -------------------------------------------------------------------
-
-host_a=llmc_a_$$ host_b=llmc_b_$$
-end_hosts() { # ends the processes that still run on them
-    for host in $host_a $host_b; do ip netns pids $host 2>/dev/null; done | xargs -r kill -9
-}
-cut_hosts() { end_hosts; ip netns del $host_a 2>/dev/null; ip netns del $host_b 2>/dev/null; }
-make_hosts() {
-    ip netns add $host_a && ip netns add $host_b &&
-        ip link add cable netns $host_a type veth peer name cable netns $host_b &&
-        ip -n $host_a addr add 10.83.0.1/24 dev cable && ip -n $host_b addr add 10.83.0.2/24 dev cable &&
-        for host in $host_a $host_b; do ip -n $host link set lo up && ip -n $host link set cable up; done
-}
-# on_host RANK FLAGS...: one rank of two, each on its own host
-on_host() {
-    rank=$1 host=$host_a
-    shift
-    [ "$rank" -eq 0 ] || host=$host_b
-    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=${address:-10.83.0.1} MASTER_PORT=29500 \
-        ip netns exec $host "$trainer" $flags "$@" </dev/null
-}
-trap 'ended=$?; cut_hosts; (exit $ended); cleanup' EXIT
-hosts=
-if make_hosts 2>/dev/null; then
-    rm -f "$RANKS_MEMORY"
-    on_host 1 --out hosts >"$tmp/rank1" 2>&1 &
-    expect "two hosts" 0 "saved   hosts/step_00000020" on_host 0 --out hosts
-    wait $!
-    check "both end well" test $? -eq 0
-    check "with the bits of two ranks on one host" same_checkpoint out2/step_00000020 hosts/step_00000020
-    # hosts_wait ADDRESS_0 ADDRESS_1: starts both ranks; each takes its ADDRESS as rank 0's
-    hosts_wait() {
-        rm -f "$RANKS_MEMORY"
-        address=$2 on_host 1 --out wrong >"$tmp/rank1" 2>&1 &
-        second=$!
-        address=$1 on_host 0 --out wrong >"$tmp/rank0" 2>&1 &
-        first=$!
-    }
-    hosts_wait 10.83.0.2 10.83.0.2
-    wait $first
-    check "the address of another host ends rank 0" test $? -eq 1
-    check "which tells it" grep -q '^error: 10.83.0.2: is not an address of this host, wanted that of the host where rank 0 runs' "$tmp/rank0"
-    check "and rank 1 tells where it looks" wait_for grep -q '^waiting for rank 0 at 10.83.0.2, port 29500' "$tmp/rank1"
-    end_hosts
-    hosts_wait 10.83.0.1 10.83.0.9
-    check "an address of nobody: rank 1 tells where it looks" wait_for grep -q '^waiting for rank 0 at 10.83.0.9, port 29500' "$tmp/rank1"
-    check "and rank 0 for whom it waits, and where" \
-        wait_for grep -q '^waiting for rank 1 of 2 at 10.83.0.1 (10.83.0.1), port 29500' "$tmp/rank0"
-    end_hosts
-    wait $first $second 2>/dev/null
-    rm -f "$RANKS_MEMORY"
-    on_host 1 --out cut --steps 1000000 --val-every 0 --checkpoint-every 5 >"$tmp/cut1" 2>&1 &
-    second=$!
-    on_host 0 --out cut --steps 1000000 --val-every 0 --checkpoint-every 5 >"$tmp/cut0" 2>&1 &
-    first=$!
-    wait_for has_steps cut/log.jsonl 6
-    ip -n $host_a link set cable down # the ranks see this after 20 s: the end of this run is checked below
-    rm -f "$RANKS_MEMORY"
-    hosts=made
-fi
 
 # --- what does not fit together ----------------------------------------------------------------------------------------------
 
