@@ -16,8 +16,8 @@ MARCH ?= $(call choose,MARCH,march)
 OPT ?= $(call choose,OPT,opt)
 OPENMP_FLAGS = $(call choose,OPENMP_FLAGS,openmp $(OPENMP))
 # libedit edits the lines of --chat; LIBEDIT=0 builds without it. libmicrohttpd is for ./serve
-LIBEDIT ?= $(call choose,LIBEDIT,library histedit.h -ledit libedit "--chat will not edit lines")
-MICROHTTPD ?= $(call choose,MICROHTTPD,library microhttpd.h -lmicrohttpd)
+LIBEDIT ?= $(call choose,LIBEDIT,library histedit.h -ledit el_init libedit "--chat will not edit lines")
+MICROHTTPD ?= $(call choose,MICROHTTPD,library microhttpd.h -lmicrohttpd MHD_get_version)
 
 WARNINGS = -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror)
 OWN_FLAGS = -std=c11 -ffp-contract=fast -fno-math-errno $(OPT) $(MARCH) $(OPENMP_FLAGS)
@@ -95,7 +95,7 @@ quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 	@echo "page    make serve && ./serve $(QUICKSTART_OUT)"
 
 # whatever this machine can test; dev/make/tests.mk has the lists
-test: test-programs
+test check: test-programs
 	@$(if $(NO_AMX),true,echo "skip test_llama3_no_amx, test_layers_no_amx: here they equal test_llama3, test_layers; FULL=1 runs them")
 	@CC="$(CC)" PYTHON="$(PYTHON)" dev/test/run.sh $(CPU_PARITY) $(UNIT_TESTS) $(NO_AMX) $(SHELL_TESTS) \
 	    $(addprefix dev/test/faults/test_,faults.sh file_faults.sh) dev/test/crash/test_crash.sh dev/test/gpu/test_gpu.sh \

@@ -14,14 +14,15 @@ get() { # get NAME [VERSION [OTHER]]: the command that installs a library on thi
     case "$(. /etc/os-release 2>/dev/null && echo "$ID ${ID_LIKE:-}") $(uname)" in
         *debian* | *ubuntu*) echo "apt-get install $1-dev${2:-}" ;;
         *fedora* | *rhel*) echo "dnf install $1-devel${2:-}" ;;
+        *suse*) echo "zypper install $1-devel${2:-}" ;;
         *arch*) echo "pacman -S ${3:-$1}" ;;
         *alpine*) echo "apk add ${3:-$1}-dev" ;;
         *Darwin*) echo "brew install $1" ;;
         *) echo "install $1" ;;
     esac
 }
-builds() { # builds HEADER FLAGS: prints the flags if a program with that header builds with them, without a warning
-    printf '#include <%s>\nint main(void) { return 0; }\n' "$1" >"$tmp/probe.c"
+builds() { # builds HEADER FLAGS [FUNCTION]: prints the flags if a program with that header builds with them, without a warning
+    printf '#include <%s>\nint main(void) { volatile unsigned long f = (unsigned long)%s; return f == 1; }\n' "$1" "${3:-0}" >"$tmp/probe.c"
     eval "$CC \"\$tmp/probe.c\" -Werror $2 -o \"\$tmp/probe\"" >"$tmp/log" 2>&1 && echo "$2"
 }
 cards() { nvidia-smi --query-gpu=compute_cap,name --format=csv,noheader 2>&1 | tr -d '\r' | grep -E '^ *1?[0-9]\.[0-9] *(,|$)'; }
@@ -50,9 +51,9 @@ case $topic in
         # with these the layers' loops are as fast as with -O3, which takes longer to build; clang has no such flags
         builds stdio.h "-O2 -ftree-vectorize -fvect-cost-model=dynamic -fipa-cp-clone" || echo -O3
         ;;
-    library) # library HEADER FLAG [NAME COST]: 1 if it is there, else 0
-        builds "$1" "$2" >/dev/null && echo 1 && exit
-        [ $# -lt 4 ] || say "no $3 ($(get "$3")): $4"
+    library) # library HEADER FLAG FUNCTION [NAME COST]: 1 if it is there, else 0
+        builds "$1" "$2" "$3" >/dev/null && echo 1 && exit
+        [ $# -lt 5 ] || say "no $4 ($(get "$4")): $5"
         echo 0
         ;;
     missing)

@@ -7,7 +7,7 @@ KILLS ?= 50
 FULL ?= 0
 if_full = $(if $(filter 1,$(FULL)),$(1),$(2))
 
-.PHONY: test test-full test-programs test-kill test-crash test-no-gpu sanitize sanitize-programs fuzz fuzz-minimize fuzz-coverage lint
+.PHONY: test check test-full test-programs test-kill test-crash test-no-gpu sanitize sanitize-programs fuzz fuzz-minimize fuzz-coverage lint
 
 # --- programs ------------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ case $(uname -m) in
     x86_64) expect "an instruction that this CPU lacks is told" 1 "built for another CPU" ./trap ;;
     *) skip "an instruction that this CPU lacks" "__builtin_trap() may be no such instruction here" ;;
 esac
+check "a library counts where its functions can be linked" \
+    test "$(for f in puts no_such; do CC="${CC:-cc}" "$root/dev/make/choose.sh" library stdio.h -lm $f 2>/dev/null; done | paste -sd ' ' -)" = "1 0"
 unset CC MARCH OPENMP LIBEDIT OPT
 
 # --- what a change of flags builds again: with compilers that are stubs, in a folder of links to the sources -----------------
