@@ -234,7 +234,7 @@ static void make(Case& c) {
         c.tensor<float>("v", CHANGE, 1, n, -0.1f);
     }
     if (KIND == MASTER_FP32 && !IN_FP32) { c.tensor<float>("master", CHANGE, 1, n, 0.02f); }
-    if (KIND == MASTER_SPLIT) { c.tensor<char>("low", SCRATCH, 1, 2 * n); }
+    if (KIND == MASTER_SPLIT) { c.tensor<char>("low", SCRATCH, 1, 2 * n, -1); }
     const double weights = KIND == MASTER_FP32 ? (IN_FP32 ? 8 : 8 + X) : KIND == MASTER_SPLIT ? 8 : 4;
     c.bytes = (double)n * (X + weights + (low ? 8 : 16));
 }

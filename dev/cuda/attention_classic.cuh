@@ -90,7 +90,7 @@ static void batched(Matrices d, Matrices a, Matrices b, int64_t M, int64_t N, in
     auto layout = [&](cublasLtMatrixLayout_t* made, int alignment, Matrices m, int64_t rows, int64_t cols) {
         if (m.transposed) { std::swap(rows, cols); }
         const int64_t stride = rows * cols;
-        matmul_layout(made, m.type, rows, cols, cols);
+        matmul_layout(made, m.type, rows, cols, cols, 1);
         CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(*made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
         CUBLAS_CHECK(
             cublasLtMatrixLayoutSetAttribute(*made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));

@@ -31,11 +31,12 @@ struct Tensor {
     Role role;
     Type type;
     size_t rows, width, pitch;  // elements
-    float scale;                // deviation of its normals; tokens are below it; timed numbers too, from 0 on if it is negative
-    float floor;                // errors in 16 bits are relative to |want| + floor * rms(want); INFINITY: as in fp32
-    float units;                // halves of a unit that 16 bits may be off: 1, or 2 where rounding is stochastic
-    Floats start, host;         // (rows, width): before the kernel; for the oracle, which leaves the wanted values there
-    Floats terms;               // (rows, width): the size of what the oracle added up to an element, if it may cancel
+    float
+        scale;  // deviation of its normals; tokens are below it; timed numbers too, from 0 on if it is negative. Bytes are -1 then
+    float floor;         // errors in 16 bits are relative to |want| + floor * rms(want); INFINITY: as in fp32
+    float units;         // halves of a unit that 16 bits may be off: 1, or 2 where rounding is stochastic
+    Floats start, host;  // (rows, width): before the kernel; for the oracle, which leaves the wanted values there
+    Floats terms;        // (rows, width): the size of what the oracle added up to an element, if it may cancel
     std::vector<int32_t> ints;
     void* device;
     size_t bytes() const { return rows * pitch * (type == TYPE_X ? sizeof(floatX) : type == TYPE_BYTE ? 1 : 4); }
@@ -142,6 +143,66 @@ static void launch(const Version& v, const Case& c, cudaStream_t stream) {
 // ---------------------------------------------------------------------------------------------------------------------
 // checks
 
+/* Counts a failed check of the version that runs, and says why. */
+static void fail(const std::string& why) {
+    checks_failed++;
+    printf("    %s\n", why.c_str());
+}
+
+/* Says which of 0 .. n - 1 are in a list that is sorted: "the last 3 columns". */
+static std::string which(const std::vector<size_t>& list, size_t n, const std::string& of) {
+    const size_t count = list.size(), first = list[0], last = list[count - 1], step = count > 1 ? list[1] - first : 1;
+    const std::string s = "the %s " + std::to_string(count) + " " + of + "s";
+    auto with = [&](const char* word) { return std::string(s).replace(s.find("%s"), 2, word); };
+    if (count == n) { return n == 1 ? "the only " + of : "every " + of; }
+    if (count == 1) { return of + " " + std::to_string(first); }
+    for (size_t i = 1; i < count; i++) {
+        if (list[i] - list[i - 1] != step) { return std::to_string(count) + " of the " + std::to_string(n) + " " + of + "s"; }
+    }
+    if (step == 1 && last == n - 1) { return with("last"); }
+    const std::string range = std::to_string(first) + " to " + std::to_string(last);
+    return step == 1 ? first == 0 ? with("first") : of + "s " + range
+                     : "every " + std::to_string(step) + "th " + of + ", " + range;
+}
+
+/* Returns "3 of 100 elements are wrong: the last 3 columns of row 7" for the elements of a tensor that `is` names. */
+template <typename Is>
+static std::string pattern(const Tensor& t, const Is& is) {
+    std::vector<size_t> rows, columns;
+    size_t count = 0;
+    for (size_t r = 0; r < t.rows; r++) {
+        std::vector<size_t> here;
+        for (size_t c = 0; c < t.width; c++) {
+            if (is(r * t.width + c)) { here.push_back(c); }
+        }
+        count += here.size();
+        if (here.empty()) { continue; }
+        rows.push_back(r);
+        for (const size_t c : here) {
+            if (!std::binary_search(columns.begin(), columns.end(), c)) {
+                columns.insert(std::upper_bound(columns.begin(), columns.end(), c), c);
+            }
+        }
+    }
+    const std::string number = std::to_string(count) + " of " + std::to_string(t.rows * t.width);
+    if (count == t.rows * t.width) { return "all " + std::to_string(count); }
+    if (count < rows.size() * columns.size()) {
+        return number + ", among " + which(columns, t.width, "column") + " of " + which(rows, t.rows, "row");
+    }
+    return number + ": " + which(columns, t.width, "column") + " of " + which(rows, t.rows, "row");
+}
+
+/* Returns "out, row 3, column 5". */
+static std::string place(const Tensor& t, size_t i) {
+    return std::string(t.name) + ", row " + std::to_string(i / t.width) + ", column " + std::to_string(i % t.width);
+}
+
+static std::string number(double x) {
+    char text[32];
+    snprintf(text, sizeof text, "%.8g", x);
+    return text;
+}
+
 /* Makes a case with values on the host. */
 static Case make_case(const Ladder& l, const Shape& s, bool padded) {
     Case c = {s.n, padded, {}, 0, 0};
@@ -162,11 +223,16 @@ static std::vector<Floats> results(const Version& v, Case& c) {
     for (Tensor& t : c.tensors) {
         if (t.role == WRITE || t.role == SCRATCH) {
             t.device = device_alloc<char>(t.bytes());
+            if (t.scale < 0) { CUDA_CHECK(cudaMemset(t.device, 0xff, t.bytes())); }
         } else if (t.type == TYPE_X) {
             t.device = upload_rows<floatX>(t.start, t.rows, t.width, t.pitch);
         } else {
             t.device = t.type == TYPE_I32 ? (void*)upload(t.ints) : (void*)upload(t.start);
         }
+        allocations.back().name = t.name;
+#ifdef EMULATED_SANITIZE
+        shadow_name(t.device, t.name, t.rows, t.width, t.pitch, t.bytes() / (t.rows * t.pitch));
+#endif
     }
     launch(v, c, 0);
     std::vector<Floats> out(c.tensors.size());
@@ -186,37 +252,63 @@ struct Verdict {
 
 static void compare_with_oracle(const Tensor& t, const Floats& got, Verdict* verdict) {
     double square = 0, wrong = 0, worst = 0;
+    size_t at = 0;
     for (const float want : t.host) { square += (double)want * (double)want; }
     const double floor = (double)t.floor * sqrt(square / (double)got.size()) + 1e-30;
     const double least = IS_FP16 ? 0x1p-14 : 0;  // the least normal number: all below it have its unit in the last place
-    for (size_t i = 0; i < got.size(); i++) {
+    const bool rounded = t.type == TYPE_X && sizeof(floatX) == 2, each = rounded && std::isfinite(t.floor);
+    const double allowed = rounded ? (double)(t.units * ulp) : 1e-5, rms = sqrt(square / (double)got.size()) + 1e-30;
+    auto error_of = [&](size_t i) {  // of an element; relative to all, if the norm is judged
         const double off = fabs((double)got[i] - (double)t.host[i]), fp32 = t.terms.empty() ? 0 : 0x1p-19 * (double)t.terms[i];
-        const double relative = off <= fp32 ? 0 : (off - fp32) / (fmax(fabs((double)t.host[i]), least) + floor);
-        wrong += off * off;
-        worst = relative <= worst ? worst : relative;  // NaN is the worst
+        if (!each) { return off / rms; }
+        return off <= fp32 ? 0 : (off - fp32) / (fmax(fabs((double)t.host[i]), least) + floor);
+    };
+    for (size_t i = 0; i < got.size(); i++) {
+        const double relative = error_of(i);
+        wrong += relative * relative;
+        if (!(relative <= worst) && !std::isnan(worst)) { worst = relative, at = i; }  // NaN is the worst
     }
-    const bool rounded = t.type == TYPE_X && sizeof(floatX) == 2;
-    const double error = rounded && std::isfinite(t.floor) ? worst : sqrt(wrong / (square + 1e-30));
-    const double allowed = rounded ? (double)(t.units * ulp) : 1e-5;
-    CHECK(error <= allowed, "%s is wrong by %.3g, allowed is %.3g", t.name, error, allowed);
+    const double error = each ? worst : sqrt(wrong / (double)got.size());
+    if (!(error <= allowed)) {
+        fail(place(t, at) + " is " + number(got[at]) + ", wanted " + number(t.host[at]));
+        fail("wrong are " + pattern(t, [&](size_t i) { return !(error_of(i) <= allowed); }) + "; error " + number(error) +
+             ", allowed " + number(allowed));
+    }
     if (!(error / allowed <= verdict->error / verdict->allowed)) { verdict->error = error, verdict->allowed = allowed; }
 }
 
 /* Checks a version at a case in which the oracle has written the wanted values. */
 static Verdict check_version(const Version& v, Case& c) {
+#ifdef EMULATED_SANITIZE
+    const unsigned faults = shadow_faults();
+#endif
     const std::vector<Floats> a = results(v, c), b = results(v, c);
     Verdict verdict = {0, 1, true};
     for (size_t i = 0; i < a.size(); i++) {
         const Tensor& t = c.tensors[i];
         if (a[i].empty()) { continue; }
-        verdict.same = verdict.same && !memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float));
+        auto differs = [&](size_t k) { return memcmp(&a[i][k], &b[i][k], sizeof(float)) != 0; };
+        if (memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float))) {
+            verdict.same = false;
+            size_t k = 0;
+            while (!differs(k)) { k++; }
+            if (!(v.flags & ATOMICS)) {
+                fail("two runs differ: " + place(t, k) + " is " + number(a[i][k]) + ", then " + number(b[i][k]));
+                fail("different are " + pattern(t, differs) + "; a version that adds in no order has the flag ATOMICS");
+            }
+        }
         if (t.role == READ) {
-            CHECK(!memcmp(a[i].data(), t.start.data(), a[i].size() * sizeof(float)), "the input %s has changed", t.name);
+            auto changed = [&](size_t k) { return memcmp(&a[i][k], &t.start[k], sizeof(float)) != 0; };
+            if (memcmp(a[i].data(), t.start.data(), a[i].size() * sizeof(float))) {
+                fail("the input " + std::string(t.name) + " has changed: " + pattern(t, changed));
+            }
         } else {
             compare_with_oracle(t, a[i], &verdict);
         }
     }
-    CHECK(verdict.same || v.flags & ATOMICS, "two runs differ");
+#ifdef EMULATED_SANITIZE
+    if (shadow_faults() > faults) { fail("the sanitizer found faults, see above"); }
+#endif
     return verdict;
 }
 

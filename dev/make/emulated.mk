@@ -7,22 +7,24 @@ EMULATOR = dev/test/emulator
 EMULATED_ARCH ?= 90
 # -O2 takes longer than it saves, except in trainers_cu, which runs most, and in the card's own code
 EMULATED_OPT ?= -O1
-EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)
+# SANITIZE=1: programs say which fault a kernel has, and where (shadow.cpp)
+EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)$(if $(filter 1,$(SANITIZE)),_sanitized)
+SANITIZED_FLAGS = $(if $(filter 1,$(SANITIZE)),-DEMULATED_SANITIZE $(if $(filter %.o,$@),,-g -fsanitize=thread -fsanitize=bounds -fno-tree-sra -fdata-sections))
 EMULATED_SOURCES = $(filter-out build/%,$(CUDA_HEADERS)) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
 EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(call choose,CUDA_INCLUDE,headers)
 EMULATED_FLAGS = -std=c++17 $(if $(filter %/trainers_cu %.o,$@),-O2,$(EMULATED_OPT)) $(MARCH) $(OPENMP_FLAGS) -fno-strict-aliasing -ffp-contract=fast \
-                 -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(EMULATED_INCLUDES)
-EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o)
+                 -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(SANITIZED_FLAGS) $(EMULATED_INCLUDES)
+EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o $(if $(filter 1,$(SANITIZE)),shadow.o))
 EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_determinism_cu test_kernels_cu test_attention_cu
 
 .PHONY: emulated
 emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/emulated/libnccl.so.2
 
 # launches and PTX are rewritten in copies of the sources
-REWRITE = sed -z -E -f $(EMULATOR)/launches.sed
+REWRITE = sed -z -E -f $(EMULATOR)/launches.sed -e '1s|^|\#line 1 "'"$$f"'"\n|'
 build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)/ptx.h | $(EMULATED) require-nvcc
 	@for f in $(EMULATED_SOURCES); do mkdir -p $@.tmp/$$(dirname $$f) && $(REWRITE) $$f > $@.tmp/$$f || exit 1; done
-	@cp $(EMULATOR)/ptx.h $@.tmp/llmc/cuda/ptx.cuh && rm -rf $@ && mv $@.tmp $@
+	@f=$(EMULATOR)/ptx.h && $(REWRITE) $$f > $@.tmp/llmc/cuda/ptx.cuh && rm -rf $@ && mv $@.tmp $@
 
 $(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh build/cpu_flags | $(EMULATED) require-nvcc
 	$(CXX) $(EMULATED_FLAGS) -I. -Wall -Wextra -c $< -o $@
@@ -32,7 +34,9 @@ build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMUL
 $(EMULATED)/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h build/cpu_flags | $(EMULATED) require-nvcc
 	$(CXX) $(EMULATED_FLAGS) -x c++-header $< -o $@
 DEVICE = $(if $(filter %/trainers_cu,$@),device.h,$(EMULATED)/device.h)
-LINK_EMULATED = -x none $(filter %.o,$^) -no-pie -rdynamic -o $@ -ldl -lpthread
+# shadow.o stands for the library of -fsanitize=thread
+LINKED = -x none $(filter %.o,$^) -no-pie -rdynamic -o $@ -ldl -lpthread
+LINK_EMULATED = $(if $(filter 1,$(SANITIZE)),-c -o $@.main.o && $(CXX) $(OPENMP_FLAGS) -Wl$(comma)--sort-section=alignment $@.main.o )$(LINKED)
 $(EMULATED)/%_cu: build/emulated/sources $(EMULATED_CARD) $(EMULATED)/device.h.gch
 	$(CXX) $(EMULATED_FLAGS) -I$< -x c++ -include $(DEVICE) $</dev/test/cuda/$*.cu $(LINK_EMULATED)
 # one program, which each of its names runs
@@ -42,12 +46,16 @@ $(addprefix $(EMULATED)/,train_llama3cu test_llama3cu test_determinism_cu): $(EM
 
 # files of the kernel zoo
 build/emulated/zoo/%: dev/cuda/% $(EMULATOR)/launches.sed $(MINE) build/zoo/flags
-	@mkdir -p $(@D) && $(REWRITE) $< > $@
-	@$(if $(MINE),$(REWRITE) $(MINE) > $(@D)/mine.cuh)
+	@mkdir -p $(@D) && f=$< && $(REWRITE) $< > $@
+	@$(if $(MINE),f=$(MINE) && $(REWRITE) $(MINE) > $(@D)/mine.cuh)
 $(EMULATED)/zoo/%: EMULATED_ZOO = 1
 $(EMULATED)/zoo/%: build/emulated/zoo/%.cu build/emulated/sources $(EMULATED_CARD) $(EMULATED)/device.h.gch
 	@mkdir -p $(@D) && echo "compiling $@"
 	$(CXX) $(EMULATED_FLAGS) $(ZOO_FLAGS) -Ibuild/emulated/sources -Ibuild/emulated/zoo -x c++ -include $(DEVICE) $< $(LINK_EMULATED)
+
+.PHONY: emulated-sanitize
+emulated-sanitize:
+	+@$(MAKE) -s --no-print-directory -C dev/cuda $@
 
 # several variants, each by a make of its own
 VARIANTS_BUILT = $(addprefix emulated-,FP32_90 BF16_90 BF16_80 FP16_75)

@@ -13,7 +13,7 @@
 
 #include <vector>
 
-enum { MOST_THREADS = 1024, WARPS = MOST_THREADS / 32, SHARED = 231 << 10, BARRIERS = 16 };
+enum { MOST_THREADS = 1024, WARPS = MOST_THREADS / 32, BARRIERS = 16 };
 // an odd number of pages and of cache lines, so that the stacks' tops are not in the same places of TLB and cache
 enum { STACK = (65 << 12) + (3 << 6) };
 
@@ -22,8 +22,8 @@ dim3 blockDim, gridDim;
 uint64_t emulator_block;
 unsigned emulator_thread;
 
-static char shared_memory[SHARED] __attribute__((aligned(1024)));
-char* const emulator_shared = shared_memory;
+static char shared_memory[SHADOW_SHARED + 2 * SHADOW_GAP] __attribute__((aligned(1024)));
+char* const emulator_shared = shared_memory + SHADOW_GAP;
 
 void emulator_die(const char* format, ...) {
     va_list list;
@@ -173,6 +173,7 @@ struct Barrier {
 static Barrier block_barrier, named[BARRIERS];
 
 static void release(Barrier* b) {
+    if (b == &block_barrier) { shadow_barrier(); }
     b->sum_of_turn = b->sum;
     b->arrived = 0, b->sum = 0;
     for (unsigned w = 0; w < warps; w++) {
@@ -183,6 +184,10 @@ static void release(Barrier* b) {
 
 static void arrive(Barrier* b, unsigned wanted) {
     if (++b->arrived == wanted) {
+        if (b != &block_barrier) {
+            b->asleep[emulator_thread / 32] |= 1u << emulator_thread % 32;
+            shadow_meet(b->asleep, 0, warps);
+        }
         release(b);
     } else {
         b->asleep[emulator_thread / 32] |= 1u << emulator_thread % 32;
@@ -213,6 +218,7 @@ static unsigned exchanges_begun[WARPS];
 static inline bool exchange_if_all_came(Exchange* x, unsigned warp) {
     if (x->arrived == 0 || x->arrived != (x->mask & lanes_alive[warp])) { return false; }
     x->slots[x->turn++ % 2].lanes = x->arrived;
+    shadow_meet(&x->arrived, warp, 1);
     wake(warp, x->arrived);
     x->arrived = 0;
     exchanges_begun[warp]--;
@@ -263,7 +269,7 @@ static void thread_main(void) {
 
 static void run_block(size_t shared) {
     emulator_block++;
-    memset(shared_memory, 0xff, shared);
+    memset(emulator_shared, 0xff, shared);
     alive = 0;
     for (unsigned z = 0; z < blockDim.z; z++) {
         for (unsigned y = 0; y < blockDim.y; y++) {
@@ -288,6 +294,8 @@ void emulator_run_grid(dim3 grid, dim3 block, size_t shared, const std::function
     for (size_t k = 0; k < blocks; k++) {
         const size_t i = (first + k) % blocks;
         blockIdx = make_uint3((unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y));
+        shadow_block(i);
         run_block(shared);
+        shadow_block_ended();
     }
 }

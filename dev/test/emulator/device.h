@@ -41,13 +41,23 @@
 #undef __cluster_dims__
 #define __cluster_dims__(...)
 #undef __shared__
+#ifdef EMULATED_SANITIZE  // with a gap behind it
+#define __shared__ static __attribute__((aligned(512)))
+#else
 #define __shared__ static  // one block runs at a time; the dynamic array is emulator_shared
+#endif
 #undef __forceinline__
 #define __forceinline__ inline
 #undef __device__
 #define __device__
 #undef __global__
+#ifdef EMULATED_SANITIZE
+#define __global__ __attribute__((noinline))
+#define EMULATED_INLINE __attribute__((always_inline)) inline
+#else
 #define __global__
+#define EMULATED_INLINE inline
+#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // threads
@@ -88,6 +98,9 @@ void emulator_barrier_of(int id, int threads);
 
 inline void __syncthreads(void) { emulator_barrier(0); }
 inline int __syncthreads_count(int predicate) { return emulator_barrier(predicate != 0); }
+inline void __threadfence(void) { shadow_fence(); }
+inline void __threadfence_block(void) {}
+inline void __threadfence_system(void) { shadow_fence(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator_exchange(mask); }
 
 inline unsigned emulator_lane(void) { return emulator_thread % 32; }
@@ -197,19 +210,22 @@ inline void __stcs(T* p, T x) {
 }
 
 template <typename T>
-inline T atomicAdd(T* p, std::common_type_t<T> x) {
+UNSEEN T atomicAdd(T* p, std::common_type_t<T> x) {
+    shadow_atomic(p, sizeof *p, SHADOW_HERE);
     const T old = *p;
     *p = old + x;
     return old;
 }
 template <typename T>
-inline T atomicMax(T* p, std::common_type_t<T> x) {
+UNSEEN T atomicMax(T* p, std::common_type_t<T> x) {
+    shadow_atomic(p, sizeof *p, SHADOW_HERE);
     const T old = *p;
     *p = old < x ? x : old;
     return old;
 }
 template <typename T>
-inline T atomicMin(T* p, std::common_type_t<T> x) {
+UNSEEN T atomicMin(T* p, std::common_type_t<T> x) {
+    shadow_atomic(p, sizeof *p, SHADOW_HERE);
     const T old = *p;
     *p = x < old ? x : old;
     return old;
@@ -239,7 +255,7 @@ struct LaunchOf {
 };
 
 template <typename Kernel, typename... Arguments>
-inline void operator%(Kernel kernel, const EmulatedLaunch<Arguments...>& launch) {
+EMULATED_INLINE void operator%(Kernel kernel, const EmulatedLaunch<Arguments...>& launch) {
     const std::tuple<Arguments...> arguments = launch.arguments;
     emulator_launch(launch.grid, launch.block, launch.shared, launch.stream, false,
                     [kernel, arguments] { std::apply(kernel, arguments); });

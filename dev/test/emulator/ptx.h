@@ -78,6 +78,7 @@ __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, bool v
         if (valid) {
             memcpy(emulated_shared(dst), src, BYTES);
         } else {
+            shadow_access(emulated_shared(dst), BYTES, SHADOW_WRITE, SHADOW_HERE);  // g++ does not see it
             memset(emulated_shared(dst), 0, BYTES);
         }
     });
@@ -175,29 +176,34 @@ inline EmulatedBarrier* emulated_barrier(uint32_t barrier) {
     if (barrier % 8) { emulator_die("a barrier lies at %u, wanted a multiple of 8", barrier); }
     return (EmulatedBarrier*)emulated_shared(barrier);
 }
-inline void emulated_end_phase(EmulatedBarrier* b) {
+UNSEEN inline void emulated_end_phase(EmulatedBarrier* b) {
     if (b->missing > 0 || b->bytes != 0) { return; }
     b->missing = b->arrivals;
     b->phase++;
 }
 
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+UNSEEN __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
     if (!PTX_HAS_SM90A) { __trap(); }
+    shadow_access(emulated_barrier(barrier), 8, SHADOW_WRITE, SHADOW_HERE);
     *emulated_barrier(barrier) = {0, (uint8_t)arrivals, (uint8_t)arrivals, 0};
 }
 __device__ __forceinline__ void barrier_init_done() {}
-__device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+UNSEEN __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     EmulatedBarrier* b = emulated_barrier(barrier);
+    shadow_access(b, 8, SHADOW_READ, SHADOW_HERE);
+    shadow_release(b);
     if (b->missing == 0) { emulator_die("more threads arrive at a barrier than it was initialized for"); }
     b->bytes += (int32_t)bytes;
     b->missing--;
     emulated_end_phase(b);
 }
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) { barrier_arrive_expect(barrier, 0); }
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+UNSEEN __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
     const EmulatedBarrier* b = emulated_barrier(barrier);
     const uint32_t* word = (const uint32_t*)&b->arrivals;  // with the phase; it changes when a thread arrives, too
+    shadow_access(b, 8, SHADOW_READ, SHADOW_HERE);
     while (b->phase % 2 == parity) { emulator_wait(word, *word); }
+    shadow_acquire(b);
 }
 
 /* "128B swizzle": moves the chunk of 16 bytes of an address by the number of its row. */
@@ -210,8 +216,9 @@ struct EmulatedMap {
     uint32_t box[4];
 };
 
-inline void emulated_written(uint32_t barrier, uint32_t bytes) {
+UNSEEN inline void emulated_written(uint32_t barrier, uint32_t bytes) {
     EmulatedBarrier* b = emulated_barrier(barrier);
+    shadow_release(b);
     b->bytes -= (int32_t)bytes;
     emulated_end_phase(b);
 }
@@ -261,8 +268,10 @@ __device__ __forceinline__ void store_wait() {
 }
 __device__ __forceinline__ void fence_async_readers() {}
 
-__device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier) {
+UNSEEN __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier) {
     if (dst % 16 || (size_t)src % 16 || bytes % 16) { emulator_die("copy_bytes: wanted multiples of 16"); }
+    shadow_access(src, bytes, SHADOW_READ, SHADOW_HERE);
+    shadow_access(emulated_shared(dst), bytes, SHADOW_WRITE, SHADOW_HERE);
     memcpy(emulated_shared(dst), src, bytes);
     emulated_written(barrier, bytes);
 }
@@ -277,11 +286,20 @@ __device__ __forceinline__ void copy_box_4d_to(uint32_t, uint32_t dst, const voi
 __device__ __forceinline__ void cluster_sync() { __syncthreads(); }
 
 // blocks run one after the other, so a flag that is not set yet may belong to a block that has not begun
-__device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
+UNSEEN __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
     while (*flag < n) { emulator_wait(flag, *flag); }
+    shadow_access(flag, sizeof *flag, SHADOW_ATOMIC, SHADOW_HERE);
+    shadow_acquire(flag);
 }
-__device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) { *flag = n; }
-__device__ __forceinline__ void add_in_memory(float* to, float4 x) { to[0] += x.x, to[1] += x.y, to[2] += x.z, to[3] += x.w; }
+UNSEEN __device__ __forceinline__ void flag_set(uint32_t* flag, uint32_t n) {
+    shadow_access(flag, sizeof *flag, SHADOW_ATOMIC, SHADOW_HERE);
+    shadow_release(flag);
+    *flag = n;
+}
+UNSEEN __device__ __forceinline__ void add_in_memory(float* to, float4 x) {
+    shadow_access(to, sizeof x, SHADOW_ATOMIC, SHADOW_HERE);
+    to[0] += x.x, to[1] += x.y, to[2] += x.z, to[3] += x.w;
+}
 
 template <int N>
 __device__ __forceinline__ void registers_lower() {}

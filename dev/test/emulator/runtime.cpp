@@ -210,13 +210,21 @@ cudaError_t emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s
     const size_t threads = (size_t)block.x * block.y * block.z, blocks = (size_t)grid.x * grid.y * grid.z;
     if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 || threads == 0 || threads > 1024 ||
         block.z > 64) {
+        shadow_refused(grid, block, shared, SHADOW_HERE);
         return result(cudaErrorInvalidConfiguration);
     }
-    if (shared > most_shared()) { return result(cudaErrorInvalidValue); }
+    if (shared > most_shared()) {
+        shadow_refused(grid, block, shared, SHADOW_HERE);
+        return result(cudaErrorInvalidValue);
+    }
     if (together && blocks > (size_t)processors() * emulator_resident((int)threads, shared)) {
         return result(cudaErrorCooperativeLaunchTooLarge);
     }
-    emulator_queue(stream, [=] { emulator_run_grid(grid, block, shared, body); });
+    const void* const line = SHADOW_HERE;
+    emulator_queue(stream, [=] {
+        shadow_grid(shared, line);
+        emulator_run_grid(grid, block, shared, body);
+    });
     return cudaSuccess;
 }
 
@@ -401,7 +409,11 @@ static cudaError_t take(std::map<void*, size_t>& from, void** p, size_t bytes) {
     if (&from == &device_memory && bytes_used + all > (size_t)setting("EMULATOR_MIB", 8192) << 20) {
         return result(cudaErrorMemoryAllocation);
     }
+#ifdef EMULATED_SANITIZE
+    *p = &from == &device_memory ? shadow_take(bytes) : aligned_alloc(512, all);
+#else
     *p = aligned_alloc(512, all);
+#endif
     if (!*p) { return result(cudaErrorMemoryAllocation); }
     memset(*p, 0xff, all);
     from[*p] = all;
@@ -417,7 +429,11 @@ static cudaError_t give_back(std::map<void*, size_t>& to, void* p) {
     if (found == to.end()) { return result(cudaErrorInvalidValue); }
     if (&to == &device_memory) { bytes_used -= found->second; }
     memset(p, 0xff, found->second);
+#ifdef EMULATED_SANITIZE
+    &to == &device_memory ? shadow_give_back(p) : free(p);
+#else
     free(p);
+#endif
     to.erase(found);
     return cudaSuccess;
 }
@@ -439,14 +455,19 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
     return cudaSuccess;
 }
 
+static void copy_now(void* to, const void* from, size_t bytes) {
+    memcpy(to, from, bytes);
+    shadow_written(to, bytes, from);
+}
+
 /* Host memory that is not pinned is read, or written, before the call returns. */
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     if (kind == cudaMemcpyHostToDevice && !is_pinned(from)) {
         const std::vector<char> copy((const char*)from, (const char*)from + bytes);
-        emulator_queue(stream, [=] { memcpy(to, copy.data(), bytes); });
+        emulator_queue(stream, [=] { copy_now(to, copy.data(), bytes); });
         return cudaSuccess;
     }
-    emulator_queue(stream, [=] { memcpy(to, from, bytes); });
+    emulator_queue(stream, [=] { copy_now(to, from, bytes); });
     return kind == cudaMemcpyDeviceToHost && !is_pinned(to) ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -457,12 +478,15 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
                               cudaMemcpyKind kind, cudaStream_t stream) {
     if (kind != cudaMemcpyDeviceToDevice) { emulator_die("cudaMemcpy2DAsync: only within the card"); }
     emulator_queue(stream, [=] {
-        for (size_t r = 0; r < rows; r++) { memcpy((char*)to + r * to_pitch, (const char*)from + r * from_pitch, width); }
+        for (size_t r = 0; r < rows; r++) { copy_now((char*)to + r * to_pitch, (const char*)from + r * from_pitch, width); }
     });
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
-    emulator_queue(stream, [=] { memset(p, value, bytes); });
+    emulator_queue(stream, [=] {
+        memset(p, value, bytes);
+        shadow_written(p, bytes, NULL);
+    });
     return cudaSuccess;
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, NULL); }
@@ -520,7 +544,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) {
     a->maxThreadsPerBlock = 1024;
     return cudaSuccess;
 }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+    shadow_allow(kernel, (size_t)value);
     const bool known = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value <= (int)most_shared();
     return known ? cudaSuccess : result(cudaErrorInvalidValue);
 }

@@ -26,6 +26,47 @@ void emulator_run_grid(dim3 grid, dim3 block, size_t shared, const std::function
 /* Draws a number below n from EMULATOR_SEED; without a seed always 0. */
 unsigned emulator_choose(unsigned n);
 
+/* The sanitizer of shadow.cpp; nothing in other builds, except where memory comes from. */
+#ifdef EMULATED_SANITIZE
+#define SHADOW(function) function;
+#define UNSEEN __attribute__((noinline, no_sanitize("thread")))  // an operation of the card, which says itself what it does
+enum { SHADOW_GAP = 64 << 10 };                                  // before and behind dynamic shared memory
+#else
+#define SHADOW(function) \
+    inline function {}
+#define UNSEEN
+enum { SHADOW_GAP = 0 };
+#endif
+enum ShadowAccess { SHADOW_READ, SHADOW_WRITE, SHADOW_ATOMIC };
+enum { SHADOW_SHARED = 231 << 10 };  // bytes of dynamic shared memory
+#define SHADOW_HERE __builtin_return_address(0)
+
+/* The running thread accesses memory. line: an address in the code that does it */
+SHADOW(void shadow_access(const void*, size_t, ShadowAccess, const void*))
+/* Does the same by an atomic operation, which also orders what comes before and after it, behind a fence. */
+SHADOW(void shadow_atomic(const void*, size_t, const void*))
+SHADOW(void shadow_fence(void))
+/* What a thread did before it releases an object comes before what another does after it acquires the object. */
+SHADOW(void shadow_release(const void*))
+SHADOW(void shadow_acquire(const void*))
+/* All threads of a block, or some lanes of some warps, have come to the same place. */
+SHADOW(void shadow_barrier(void))
+SHADOW(void shadow_meet(const unsigned*, unsigned, unsigned))
+SHADOW(void shadow_grid(size_t, const void*))
+SHADOW(void shadow_block(size_t))
+SHADOW(void shadow_block_ended(void))
+SHADOW(void shadow_refused(dim3, dim3, size_t, const void*))
+SHADOW(void shadow_allow(const void*, size_t))
+/* Memory of the card was written from the host, or copied with what was not written there; from: NULL or the source */
+SHADOW(void shadow_written(const void*, size_t, const void*))
+/* Names a tensor (rows, width) with a pitch, of elements of `each` bytes. */
+SHADOW(void shadow_name(const void*, const char*, size_t, size_t, size_t, size_t))
+#ifdef EMULATED_SANITIZE
+void* shadow_take(size_t bytes);
+void shadow_give_back(void* p);
+unsigned shadow_faults(void);  // how many so far
+#endif
+
 /* Ends the program with a line that says which rule of a card it broke. */
 [[noreturn]] void emulator_die(const char* format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -1,7 +1,8 @@
 #!/bin/sh
 # test_zoo_faults.sh -- tests that `make -C dev/cuda test-emulated` finds faults: each fault of the table is planted into a copy
 # of a file of the zoo, whose tests must then fail, by a comparison and not by a crash. A fault that does not change its file is
-# a failure, too. Run from the project's root; it needs what the emulator needs, but no GPU.
+# a failure, too. With `sanitizer`: that the emulated card's sanitizer names kind and line of each fault of sanitizer.cuh, and
+# nothing else. Run from the project's root; it needs what the emulator needs, but no GPU.
 . dev/test/lib.sh
 
 # FILE | PRECISION | SED -E
@@ -46,6 +47,30 @@ is_caught() { # is_caught FILE PRECISION SED
     EMULATOR_SEED=1 timeout 120 "$tmp/program" >"$tmp/log" 2>&1
     tail -n 1 "$tmp/log" | grep -q ' [1-9][0-9]* failed'
 }
+
+# is_named VERSION KIND LINE: the program's report of this kind names the line
+is_named() {
+    timeout 120 build/emulated/FP32_90_sanitized/zoo/rmsnorm forward "$1" >"$tmp/log" 2>&1
+    status=$?
+    [ "$2" != none ] || { [ $status -eq 0 ] && return; }
+    [ $status -eq 1 ] && awk -v kind="$2" -v at="sanitizer.cuh:$3," '/^[^ ]/ { of_kind = index($0, kind) == 1 }
+        of_kind && index($0, at) { found = 1 } END { exit !found }' "$tmp/log"
+}
+if [ "${1:-}" = sanitizer ]; then
+    kernels=dev/test/faults/sanitizer.cuh
+    make -s SANITIZE=1 PRECISION=FP32 EMULATED_ARCH=90 MINE=$kernels build/emulated/FP32_90_sanitized/zoo/rmsnorm >"$tmp/log" 2>&1 ||
+        { cat "$tmp/log" && exit 1; }
+    awk '/\/\/ FAULT / { line = FNR; kind = $0; sub(/.* FAULT /, "", kind) }
+        /^(A_BLOCK_A_ROW|VERSION_OF)\(/ { sub(/^[A-Z_]*\(/, ""); sub(/[,)].*/, ""); print $0 "|" line "|" kind }' $kernels >"$tmp/faults"
+    version=5
+    while IFS='|' read -r name line kind; do
+        version=$((version + 1))
+        check "$name: $kind" is_named $version "$kind" "$line"
+    done <"$tmp/faults"
+    check "the rest of the file has no fault" timeout 120 build/emulated/FP32_90_sanitized/zoo/rmsnorm 1 2 3 4 5
+    summary
+    exit
+fi
 
 make -s -C dev/cuda test-emulated >"$tmp/sound" 2>&1 || { tail -n 5 "$tmp/sound" && exit 1; }
 faults >"$tmp/faults"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "llmc/base/rand.h"
@@ -35,28 +36,37 @@ static size_t rows_of_shape(size_t N) { return emulated && N >= 80 ? N / 8 : N; 
 // ---------------------------------------------------------------------------------------------------------------------
 // device memory: poisoned, guarded, freed at the end of each test
 
+#ifdef EMULATED_SANITIZE  // it knows what was written, and where an allocation ends
+enum { GUARD = 0 };
+#else
 enum { GUARD = 512 };
-static std::vector<std::pair<char*, size_t>> allocations;
+#endif
+struct Allocation {
+    char* p;
+    size_t bytes;
+    std::string name;
+};
+static std::vector<Allocation> allocations;
 
 template <typename T>
 static T* device_alloc(size_t n) {
     char* p = NULL;
     const size_t bytes = n * sizeof(T);
     CUDA_CHECK(cudaMalloc(&p, bytes + GUARD));
-    CUDA_CHECK(cudaMemset(p, 0xff, bytes + GUARD));
-    allocations.push_back({p, bytes});
+    if (GUARD) { CUDA_CHECK(cudaMemset(p, 0xff, bytes + GUARD)); }
+    allocations.push_back({p, bytes, "allocation " + std::to_string(allocations.size())});
     return (T*)p;
 }
 
 static void device_free_all() {
     CUDA_CHECK(cudaDeviceSynchronize());
-    for (size_t i = 0; i < allocations.size(); i++) {
-        unsigned char guard[GUARD];
-        CUDA_CHECK(cudaMemcpy(guard, allocations[i].first + allocations[i].second, GUARD, cudaMemcpyDeviceToHost));
+    for (const Allocation& a : allocations) {
+        unsigned char guard[GUARD + 1];
+        CUDA_CHECK(cudaMemcpy(guard, a.p + a.bytes, GUARD, cudaMemcpyDeviceToHost));
         bool intact = true;
         for (int k = 0; k < GUARD; k++) { intact = intact && guard[k] == 0xff; }
-        CHECK(intact, "a kernel wrote past the end of allocation %zu of %zu bytes", i, allocations[i].second);
-        CUDA_CHECK(cudaFree(allocations[i].first));
+        CHECK(intact, "a kernel wrote past the end of %s, %zu bytes", a.name.c_str(), a.bytes);
+        CUDA_CHECK(cudaFree(a.p));
     }
     allocations.clear();
 }

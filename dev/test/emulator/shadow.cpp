@@ -1,0 +1,645 @@
+/* shadow.cpp -- the sanitizer of the emulated card: finds accesses out of bounds, reads of what nobody wrote, races, misaligned
+ * vectors and too much shared memory in kernels, and says which line of which file did so, by which thread, to which tensor.
+ *
+ * g++ -fsanitize=thread puts a call in front of each load and store; these functions are here, in place of its library. Each
+ * granule of memory has a cell: who wrote it last, and two that have read it since. An access must come after them: in a later
+ * phase (a phase ends at a barrier of the block), or after a warp's exchange, a barrier or an atomic operation that the other
+ * thread came to later and this one earlier. Each thread counts these events and keeps what it knows of the others' counts, as
+ * in C. Flanagan, S. Freund: FastTrack, PLDI 2009.
+ *
+ * Cards' memory lies far apart in one stretch of addresses. Statics of a kernel are found in the program's table of symbols. What
+ * is neither, such as a fiber's stack, is not judged. dev/doc/emulated-card.md says what is found, and what cannot be.
+ */
+#include "runtime.h"
+
+#include <cxxabi.h>
+#include <elf.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+extern uint3 blockIdx;  // of device.h
+extern dim3 blockDim, gridDim;
+extern char* const emulator_shared;
+extern unsigned emulator_thread;
+
+#ifdef PRECISION_FP32
+enum { GRANULE = 4 };
+#else
+enum { GRANULE = 2 };
+#endif
+enum { MOST_THREADS = 1024, SLOT_BITS = 20, MOST_PRINTED = 20, UNASKED_SHARED = 48 << 10 };
+static const size_t CARD_BYTES = (size_t)64 << 30;
+
+struct Stamp {
+    uint32_t line, block, event;  // return address of the access; block: numbered over all grids, from 1 on
+    uint16_t phase, thread : 10, bytes : GRANULE, atomic : 1;
+};
+struct Cell {
+    Stamp writer, readers[2];
+};
+struct Region {
+    uintptr_t begin;
+    size_t bytes;
+    Cell* cells;
+    uint8_t* written;  // a bit a byte
+    bool of_block;     // shared memory
+};
+struct Allocation {
+    uintptr_t begin;
+    size_t bytes, rows, width, pitch, each;  // each: bytes of an element, 0: not known
+    std::string name;
+};
+struct Symbol {
+    uintptr_t begin;
+    size_t bytes;
+    std::string name;
+    bool shared;
+};
+
+static thread_local bool on_card;  // whether this thread runs a kernel now
+static Region card, statics, dynamic;
+static std::vector<Allocation*> slots(CARD_BYTES >> SLOT_BITS);
+static std::vector<Symbol> symbols(1);         // objects; those before it are not judged
+static std::vector<uint16_t> symbol_of;        // of each 4 bytes of `statics`; 0: none
+static std::map<uintptr_t, size_t> functions;  // addresses and sizes
+static std::map<uintptr_t, size_t> allowed;    // functions and their dynamic shared memory
+static unsigned faults;
+static std::set<std::pair<std::string, uint32_t>> told;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what happened before
+
+struct Clocks {
+    uint64_t when;   // the phase that it is about
+    uint32_t warps;  // that are not all 0
+    uint32_t of[MOST_THREADS];
+};
+struct Object {
+    Clocks clocks;
+    uint32_t grid;
+    std::map<uint32_t, uint32_t> blocks;  // phase and thread up to which a block is known
+};
+
+static uint32_t grid_first = 1, grid_end = 1, block_number;  // of the running grid and block
+static size_t dynamic_bytes;
+static uint16_t phase;
+static uint64_t phases;  // over all blocks
+static Clocks known[MOST_THREADS];
+static uint32_t events[MOST_THREADS];
+static bool fenced[MOST_THREADS];
+static std::map<uint32_t, uint32_t> known_blocks;
+static std::map<const void*, Object> objects;
+
+static Clocks* current(Clocks* c) {
+    if (c->when == phases) { return c; }
+    for (uint32_t w = c->warps; w; w &= w - 1) { memset(&c->of[32 * __builtin_ctz(w)], 0, 32 * sizeof *c->of); }
+    c->when = phases, c->warps = 0;
+    return c;
+}
+static void learn(Clocks* to, const Clocks* from) {
+    to->warps |= from->warps;
+    for (uint32_t w = from->warps; w; w &= w - 1) {
+        const int at = 32 * __builtin_ctz(w);
+        for (int i = at; i < at + 32; i++) { to->of[i] = std::max(to->of[i], from->of[i]); }
+    }
+}
+/* A thread tells what it knows, and what it has done until now. */
+static void tell(Clocks* to, unsigned thread) {
+    learn(current(to), current(&known[thread]));
+    to->of[thread] = events[thread]++;
+    to->warps |= 1u << thread / 32;
+}
+
+static bool is_before(const Stamp& s, bool of_block) {
+    if (s.block == block_number) {
+        return s.phase < phase || s.thread == emulator_thread || current(&known[emulator_thread])->of[s.thread] >= s.event;
+    }
+    if (of_block || s.block < grid_first) { return true; }
+    const auto found = known_blocks.find(s.block);
+    if (found == known_blocks.end()) { return false; }
+    const uint32_t until = found->second / MOST_THREADS;
+    return s.phase < until || (s.phase == until && s.thread == found->second % MOST_THREADS);
+}
+
+void shadow_barrier(void) { phase++, phases++; }
+
+void shadow_meet(const unsigned* lanes, unsigned first_warp, unsigned warps) {
+    static Clocks all;
+    all.when = 0;
+    for (int turn = 0; turn < 2; turn++) {
+        for (unsigned w = 0; w < warps; w++) {
+            for (uint32_t left = lanes[w]; left; left &= left - 1) {
+                const unsigned thread = 32 * (first_warp + w) + (unsigned)__builtin_ctz(left);
+                turn == 0 ? tell(&all, thread) : learn(&known[thread], &all);
+            }
+        }
+    }
+}
+
+void shadow_release(const void* object) {
+    Object& o = objects[object];
+    tell(&o.clocks, emulator_thread);
+    if (o.grid != grid_first) { o.blocks.clear(), o.grid = grid_first; }
+    for (const auto& b : known_blocks) { o.blocks[b.first] = std::max(o.blocks[b.first], b.second); }
+    o.blocks[block_number] = phase * MOST_THREADS + emulator_thread;
+}
+void shadow_acquire(const void* object) {
+    const auto found = objects.find(object);
+    if (found == objects.end()) { return; }
+    learn(current(&known[emulator_thread]), current(&found->second.clocks));
+    if (found->second.grid != grid_first) { return; }
+    for (const auto& b : found->second.blocks) { known_blocks[b.first] = std::max(known_blocks[b.first], b.second); }
+}
+void shadow_fence(void) { fenced[emulator_thread] = true; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what a fault says
+
+static struct Calls {
+    uint32_t depth, lines[62];  // return addresses
+} calls[MOST_THREADS];
+
+/* Returns "FILE:LINE, called at FILE:LINE, in KERNEL" of the code that returns to an address, from functions with these return
+ * addresses. What is inlined there from the emulator is left out. */
+static std::string place(uint32_t line, const Calls* from) {
+    char program[4096] = "", function[4096], file[4096], here[4096] = "";
+    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0 || !getcwd(here, sizeof here)) { return "?"; }
+    std::string command = std::string("addr2line -i -f -C -e '") + program + "'", first, last, in;
+    auto add = [&](uint32_t address) {
+        char text[16];
+        snprintf(text, sizeof text, " 0x%x", address - 1);
+        command += text;
+    };
+    add(line);
+    for (uint32_t i = from ? std::min(from->depth, 62u) : 0; i > 0; i--) { add(from->lines[i - 1]); }
+    FILE* pipe = popen(command.c_str(), "r");
+    while (pipe && fgets(function, sizeof function, pipe) && fgets(file, sizeof file, pipe)) {
+        std::string at(file, strcspn(file, " \n"));
+        if (!first.empty() && (strstr(function, "std::") || strstr(function, "auto:1"))) { break; }  // the launch
+        if (at.compare(0, strlen(here), here) == 0) { at = at.substr(strlen(here) + 1); }
+        if (at.find("emulator/") != std::string::npos || at[0] == '?' || at.compare(0, 5, "/usr/") == 0) {
+            if (!first.empty()) { break; }  // who calls the kernel
+            continue;
+        }
+        if (first.empty()) { first = at; }
+        last = at;
+        in = std::string(function, strcspn(function, "(<\n"));
+        in = in.substr(in.find_last_of(" :") + 1);
+    }
+    if (pipe) { pclose(pipe); }
+    return first + (first == last ? "" : ", called at " + last) + ", in " + in;
+}
+
+static std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
+static std::string text(const char* format, ...) {
+    char out[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(out, sizeof out, format, list);
+    va_end(list);
+    return out;
+}
+
+static std::string thread_of(uint32_t block, unsigned thread) {
+    const uint32_t b = block - grid_first;
+    return text("block (%u, %u, %u), thread (%u, %u, %u)", b % gridDim.x, b / gridDim.x % gridDim.y, b / gridDim.x / gridDim.y,
+                thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y);
+}
+
+/* Counts a fault, and prints it unless this line has had its kind before. */
+static void fault(const char* kind, uint32_t line, const std::string& what, const Stamp* other = NULL, const char* did = "") {
+    faults++;
+    if (!told.insert({kind, line}).second || told.size() > MOST_PRINTED) { return; }
+    printf("%s: %s\n    %s", kind, place(line, on_card ? &calls[emulator_thread] : NULL).c_str(), what.c_str());
+    if (on_card) { printf("\n    by %s", thread_of(block_number, emulator_thread).c_str()); }
+    if (other) {
+        printf("\n    %s by %s, at %s", did, thread_of(other->block, other->thread).c_str(), place(other->line, NULL).c_str());
+    }
+    printf("\n");
+    fflush(stdout);
+}
+unsigned shadow_faults(void) { return faults; }
+
+[[noreturn]] static void stop(void) {
+    printf("the sanitizer found %u faults at %zu places\n", faults, told.size());
+    fflush(stdout);
+    _Exit(1);
+}
+
+/* Names an element of an allocation. */
+static std::string element(const Allocation& a, uintptr_t at) {
+    const long byte = (long)(at - a.begin), each = (long)a.each;
+    const std::string name = a.name.empty() ? "an allocation of " + std::to_string(a.bytes) + " bytes" : a.name;
+    if (each == 0 || byte < 0) { return text("byte %ld of %s", byte, name.c_str()); }
+    const long row = byte / each / (long)a.pitch, column = byte / each % (long)a.pitch;
+    if (a.rows == 1) { return text("%s[%ld], of %zu elements", name.c_str(), row * (long)a.pitch + column, a.width); }
+    return text("%s, row %ld, column %ld, of %zu rows of %zu", name.c_str(), row, column, a.rows, a.width);
+}
+
+/* Names an address: of a tensor, or of the one that is nearest; of shared memory. */
+static std::string address(const Region& r, uintptr_t at, size_t size) {
+    if (&r == &dynamic) { return text("byte %ld of %zu bytes of dynamic shared memory", (long)(at - r.begin), dynamic_bytes); }
+    if (&r == &statics) {
+        size_t i = (at - r.begin) / 4;
+        while (i > 0 && !symbol_of[i]) { i--; }
+        const Symbol& s = symbols[symbol_of[i]];
+        return s.bytes == size
+                   ? s.name
+                   : text("%s[%zu], of %zu elements of %zu bytes", s.name.c_str(), (at - s.begin) / size, s.bytes / size, size);
+    }
+    const size_t slot = (at - r.begin) >> SLOT_BITS;
+    for (size_t d = 0; d < slots.size(); d++) {
+        const Allocation *before = d <= slot ? slots[slot - d] : NULL,
+                         *after = slot + d < slots.size() ? slots[slot + d] : NULL;
+        if (before && after) { return element(at - before->begin - before->bytes < after->begin - at ? *before : *after, at); }
+        if (before || after) { return element(before ? *before : *after, at); }
+    }
+    return "memory that was not allocated";
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// accesses
+
+static const char* kind_of(const Region& r) {
+    return &r == &card      ? "out of bounds of device memory"
+           : &r == &dynamic ? "out of bounds of dynamic shared memory"
+                            : "out of bounds of static shared memory";
+}
+
+/* Returns the region of an access, or NULL if it is not judged. *inside: whether something there has all its bytes. */
+static Region* region_of(uintptr_t at, size_t size, bool* inside) {
+    if (at - card.begin < card.bytes) {
+        const Allocation* a = slots[(at - card.begin) >> SLOT_BITS];
+        *inside = a && at - a->begin + size <= a->bytes;
+        return &card;
+    }
+    if (at - dynamic.begin + SHADOW_GAP < dynamic.bytes + 2 * SHADOW_GAP) {
+        *inside = at >= dynamic.begin && at - dynamic.begin + size <= dynamic_bytes;
+        return &dynamic;
+    }
+    if (at - statics.begin >= statics.bytes) { return NULL; }
+    const size_t i = (at - statics.begin) / 4;
+    const uint16_t of = symbol_of[i];
+    if (of) {
+        *inside = at - symbols[of].begin + size <= symbols[of].bytes;
+        return symbols[of].name.empty() ? NULL : &statics;
+    }
+    *inside = false;  // a gap: behind shared memory, or it is not judged
+    for (size_t k = i; k > 0 && i - k < 128; k--) {
+        if (symbol_of[k]) { return symbols[symbol_of[k]].shared ? &statics : NULL; }
+    }
+    return NULL;
+}
+
+static const char* race_of(const Stamp& s) {
+    if (s.block != block_number) { return "race between blocks"; }
+    return s.thread / 32 == emulator_thread / 32 ? "race between threads of a warp" : "race between threads";
+}
+
+static void judge(Region& r, uintptr_t at, size_t size, ShadowAccess how, uint32_t line) {
+    const bool of_block = r.of_block && (&r == &dynamic || symbols[symbol_of[(at - r.begin) / 4]].shared);
+    bool written_before = how == SHADOW_WRITE;  // any of it: a copied struct or vector has parts that nobody uses
+    for (uintptr_t p = at, end = at + size; p < end;) {
+        const uintptr_t granule = (p - r.begin) / GRANULE, next = std::min(end, r.begin + (granule + 1) * GRANULE);
+        const unsigned bytes = ((1u << (next - p)) - 1) << (p - r.begin) % GRANULE, bit = (p - r.begin) % 8;
+        uint8_t* const written = &r.written[(p - r.begin) / 8];
+        const uint8_t bits = (uint8_t)(((1u << (next - p)) - 1) << bit);
+        Cell* const c = &r.cells[granule];
+        Stamp now = {line,
+                     block_number,
+                     events[emulator_thread],
+                     phase,
+                     (uint16_t)(emulator_thread % MOST_THREADS),
+                     (uint16_t)bytes,
+                     how == SHADOW_ATOMIC};
+        auto races = [&](const Stamp& s) { return s.bytes & bytes && !(s.atomic && now.atomic) && !is_before(s, of_block); };
+        written_before = written_before || *written & bits;
+        if (!written_before && next == end) {
+            fault(of_block ? "shared memory is read that no thread of the block has written"
+                           : "device memory is read that nobody has written",
+                  line, "reads " + address(r, at, size));
+            *written |= bits;
+        }
+        const char* const verb = how == SHADOW_READ ? "reads " : how == SHADOW_WRITE ? "writes " : "adds to ";
+        if (races(c->writer)) {
+            fault(race_of(c->writer), line, verb + address(r, at, size), &c->writer,
+                  "written, with nothing between that orders them,");
+        }
+        if (how == SHADOW_READ) {
+            const bool first = c->readers[0].thread == emulator_thread || is_before(c->readers[0], of_block);
+            c->readers[!first] = now;
+            if (first) { c->readers[1] = now; }
+        } else {
+            for (const Stamp& s : c->readers) {
+                if (!races(s)) { continue; }
+                fault(race_of(s), line, verb + address(r, at, size), &s, "read, with nothing between that orders them,");
+                break;
+            }
+            *written |= bits;
+            c->writer = now;
+        }
+        p = next;
+    }
+}
+
+void shadow_access(const void* p, size_t size, ShadowAccess how, const void* line) {
+    if (!on_card || size == 0) { return; }
+    bool inside = true;
+    Region* const r = region_of((uintptr_t)p, size, &inside);
+    if (!r) { return; }
+    if (inside) { return judge(*r, (uintptr_t)p, size, how, (uint32_t)(uintptr_t)line); }
+    fault(kind_of(*r), (uint32_t)(uintptr_t)line,
+          (how == SHADOW_READ ? "reads " : "writes ") + address(*r, (uintptr_t)p, size));
+}
+
+void shadow_atomic(const void* p, size_t size, const void* line) {
+    if (!on_card) { return; }
+    shadow_access(p, size, SHADOW_ATOMIC, line);
+    shadow_acquire(p);
+    if (fenced[emulator_thread]) { shadow_release(p); }
+}
+
+static void aligned_access(const void* p, size_t size, ShadowAccess how, const void* line) {
+    bool inside;
+    if (on_card && (uintptr_t)p % size && region_of((uintptr_t)p, size, &inside)) {
+        fault("misaligned access", (uint32_t)(uintptr_t)line,
+              text("%s %zu bytes at an address that is no multiple of %zu: ", how == SHADOW_READ ? "reads" : "writes", size,
+                   size) +
+                  address(*region_of((uintptr_t)p, size, &inside), (uintptr_t)p, size));
+        stop();
+    }
+    shadow_access(p, size, how, line);
+}
+
+#define HERE __builtin_return_address(0)
+#define OF_SIZE(n)                                                                     \
+    void __tsan_read##n(void* p) { aligned_access(p, n, SHADOW_READ, HERE); }          \
+    void __tsan_write##n(void* p) { aligned_access(p, n, SHADOW_WRITE, HERE); }        \
+    void __tsan_unaligned_read##n(void* p) { shadow_access(p, n, SHADOW_READ, HERE); } \
+    void __tsan_unaligned_write##n(void* p) { shadow_access(p, n, SHADOW_WRITE, HERE); }
+/* The host's code has atomic operations, too. */
+#define OF_ATOMIC(bits, T)                                                                                   \
+    T __tsan_atomic##bits##_load(const T* p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }           \
+    void __tsan_atomic##bits##_store(T* p, T x, int) { __atomic_store_n(p, x, __ATOMIC_SEQ_CST); }           \
+    T __tsan_atomic##bits##_exchange(T* p, T x, int) { return __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST); } \
+    T __tsan_atomic##bits##_fetch_add(T* p, T x, int) { return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST); } \
+    T __tsan_atomic##bits##_fetch_sub(T* p, T x, int) { return __atomic_fetch_sub(p, x, __ATOMIC_SEQ_CST); } \
+    bool __tsan_atomic##bits##_compare_exchange_strong(T* p, T* old, T x, int, int) {                        \
+        return __atomic_compare_exchange_n(p, old, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);            \
+    }                                                                                                        \
+    bool __tsan_atomic##bits##_compare_exchange_weak(T* p, T* old, T x, int, int) {                          \
+        return __atomic_compare_exchange_n(p, old, x, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);             \
+    }
+
+static bool watched;  // the first thread of a grid whose kernel needs to have asked for its shared memory
+
+extern "C" {
+OF_SIZE(1);
+OF_SIZE(2);
+OF_SIZE(4);
+OF_SIZE(8);
+OF_SIZE(16);
+OF_ATOMIC(8, uint8_t);
+OF_ATOMIC(32, uint32_t);
+OF_ATOMIC(64, uint64_t);
+void __tsan_init(void) {}
+void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+void __tsan_read_range(void* p, size_t n) { shadow_access(p, n, SHADOW_READ, HERE); }
+void __tsan_write_range(void* p, size_t n) { shadow_access(p, n, SHADOW_WRITE, HERE); }
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+
+void __tsan_func_exit(void) {
+    if (on_card) { calls[emulator_thread].depth--; }
+}
+void __tsan_func_entry(void* caller) {
+    if (!on_card) { return; }
+    Calls& c = calls[emulator_thread];
+    if (c.depth < 62) { c.lines[c.depth] = (uint32_t)(uintptr_t)caller; }
+    c.depth++;
+    if (!watched) { return; }
+    const auto next = functions.upper_bound((uintptr_t)HERE);
+    const auto found = next == functions.begin() ? allowed.end() : allowed.find(std::prev(next)->first);
+    watched = found == allowed.end() || found->second < dynamic_bytes;
+}
+
+/* What -fsanitize=bounds calls if an index lies outside of an array's type. */
+struct BoundsData {
+    const char* file;
+    uint32_t line, column;
+    const struct Type {
+        uint16_t kind, info;
+        char name[1];
+    } * array;
+};
+void __ubsan_handle_out_of_bounds(const BoundsData* d, uintptr_t index) {
+    if (!on_card) { return; }
+    fault("out of bounds of an array", (uint32_t)(uintptr_t)HERE,
+          text("element %ld of an array that is %s", (long)index, d->array->name));
+}
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// memory, grids and blocks
+
+static void* reserve(size_t bytes) {
+    void* p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) { emulator_die("the sanitizer needs %zu GiB of addresses: ulimit -v unlimited", bytes >> 30); }
+    return p;
+}
+
+static Region region(void* begin, size_t bytes, bool of_block) {
+    return {(uintptr_t)begin, bytes, (Cell*)reserve((bytes / GRANULE + 1) * sizeof(Cell)), (uint8_t*)reserve(bytes / 8 + 1),
+            of_block};
+}
+
+/* Reads the program's own table of symbols. */
+static void read_symbols(void) {
+    FILE* f = fopen("/proc/self/exe", "rb");
+    std::vector<char> all;
+    char part[65536];
+    for (size_t n; f && (n = fread(part, 1, sizeof part, f)) > 0;) { all.insert(all.end(), part, part + n); }
+    if (f) { fclose(f); }
+    const Elf64_Ehdr* head = (const Elf64_Ehdr*)all.data();
+    const Elf64_Shdr* sections = (const Elf64_Shdr*)(all.data() + head->e_shoff);
+    symbol_of.resize(statics.bytes / 4 + 1);
+    for (int i = 0; i < head->e_shnum; i++) {
+        if (sections[i].sh_type != SHT_SYMTAB) { continue; }
+        const Elf64_Sym* list = (const Elf64_Sym*)(all.data() + sections[i].sh_offset);
+        const char* names = all.data() + sections[sections[i].sh_link].sh_offset;
+        bool own_file = false;
+        for (size_t k = 0; k < sections[i].sh_size / sizeof *list; k++) {
+            const Elf64_Sym& s = list[k];
+            const std::string name = names + s.st_name;
+            if (ELF64_ST_TYPE(s.st_info) == STT_FILE) { own_file = name.size() > 4 && name.substr(name.size() - 4) == ".cpp"; }
+            if (ELF64_ST_TYPE(s.st_info) == STT_FUNC) { functions[s.st_value] = s.st_size; }
+            if (ELF64_ST_TYPE(s.st_info) != STT_OBJECT || s.st_value - statics.begin >= statics.bytes || s.st_size == 0) {
+                continue;
+            }
+            const bool own = (own_file && ELF64_ST_BIND(s.st_info) == STB_LOCAL) || name.find("emulat") != std::string::npos ||
+                             name.compare(0, 4, "_ZGV") == 0 || name.compare(0, 4, "_ZSt") == 0 ||
+                             (name.find("Idx") != std::string::npos && name.size() < 10) || name == "blockDim" ||
+                             name == "gridDim";
+            const size_t end = name.find('.');
+            char* plain = abi::__cxa_demangle(name.substr(0, end).c_str(), NULL, NULL, NULL);
+            std::string shown = plain ? plain : name;
+            free(plain);
+            if (shown.rfind("::") != std::string::npos) { shown = shown.substr(shown.rfind("::") + 2); }
+            const bool shared = !own && name.compare(0, 3, "_ZZ") == 0;
+            if (!shared) { memset(&statics.written[(s.st_value - statics.begin) / 8], 255, s.st_size / 8 + 1); }
+            symbols.push_back({s.st_value, s.st_size, own ? "" : shown, shared});
+            const size_t first = (s.st_value - statics.begin) / 4, last = (s.st_value + s.st_size - 1 - statics.begin) / 4;
+            for (size_t at = first; at <= last; at++) { symbol_of[at] = (uint16_t)(symbols.size() - 1); }
+        }
+    }
+}
+
+/* An address that is nowhere: says where the program was. */
+static void on_signal(int number, siginfo_t* info, void* context) {
+    if (!on_card) {
+        signal(number, SIG_DFL);
+        return;
+    }
+    on_card = true;
+    uintptr_t line = 0;
+#if defined(__x86_64__)
+    line = (uintptr_t)((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP] + 1;
+#elif defined(__aarch64__)
+    line = (uintptr_t)((ucontext_t*)context)->uc_mcontext.pc + 1;
+#endif
+    fault("an address where no memory is", (uint32_t)line,
+          info->si_code == SI_KERNEL ? "reads or writes far from all memory" : text("reads or writes %p", info->si_addr));
+    stop();
+}
+
+static void begin(void) {
+    extern char __data_start, _end;
+    card = region(reserve(CARD_BYTES), CARD_BYTES, false);
+    dynamic = region(emulator_shared, SHADOW_SHARED, true);
+    char* const data = &__data_start - (uintptr_t)&__data_start % 16;
+    statics = region(data, (size_t)(&_end - data), true);
+    read_symbols();
+    struct sigaction action = {};
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    for (const int number : {SIGSEGV, SIGBUS}) { sigaction(number, &action, NULL); }
+    atexit([] {
+        if (faults > 0) { stop(); }
+    });
+}
+static const int begun = (begin(), 0);
+
+void* shadow_take(size_t bytes) {
+    static size_t next = 1;
+    const size_t need = (bytes >> SLOT_BITS) + 1;  // and one on each side
+    for (size_t tried = 0, run = 0; tried < 2 * slots.size(); tried++, next++) {
+        if (next + 1 >= slots.size()) { next = 1, run = 0; }
+        run = slots[next] || slots[next + 1] || slots[next - 1] ? 0 : run + 1;
+        if (run < need) { continue; }
+        const uintptr_t at = card.begin + ((next - need + 1) << SLOT_BITS);
+        Allocation* a = new Allocation{at, bytes, 0, 0, 0, 0, ""};
+        for (size_t s = next - need + 1; s <= next; s++) { slots[s] = a; }
+        next += 2;
+        return (void*)at;
+    }
+    return NULL;
+}
+
+static Allocation* allocation(const void* p) {
+    return (uintptr_t)p - card.begin < card.bytes ? slots[((uintptr_t)p - card.begin) >> SLOT_BITS] : NULL;
+}
+
+void shadow_give_back(void* p) {
+    Allocation* a = allocation(p);
+    const size_t first = (a->begin - card.begin) >> SLOT_BITS, count = (a->bytes >> SLOT_BITS) + 1, bytes = count << SLOT_BITS;
+    for (size_t s = first; s < first + count; s++) { slots[s] = NULL; }
+    madvise(p, bytes, MADV_DONTNEED);
+    madvise(&card.cells[(first << SLOT_BITS) / GRANULE], bytes / GRANULE * sizeof(Cell), MADV_DONTNEED);
+    madvise(&card.written[(first << SLOT_BITS) / 8], bytes / 8, MADV_DONTNEED);
+    delete a;
+}
+
+void shadow_name(const void* p, const char* name, size_t rows, size_t width, size_t pitch, size_t each) {
+    Allocation* a = allocation(p);
+    if (a) { a->name = name, a->rows = rows, a->width = width, a->pitch = pitch, a->each = each; }
+}
+
+void shadow_written(const void* to, size_t bytes, const void* from) {
+    if (bytes == 0 || !allocation(to)) { return; }
+    const size_t at = (uintptr_t)to - card.begin, of = (uintptr_t)from - card.begin;
+    for (size_t i = 0; i < bytes;) {  // whole bytes of bits where possible
+        if ((at + i) % 8 == 0 && bytes - i >= 8 && (!allocation(from) || of % 8 == at % 8)) {
+            card.written[(at + i) / 8] = allocation(from) ? card.written[(of + i) / 8] : 255;
+            i += 8;
+        } else {
+            const bool is = !allocation(from) || (card.written[(of + i) / 8] >> (of + i) % 8 & 1);
+            card.written[(at + i) / 8] =
+                (uint8_t)((card.written[(at + i) / 8] & ~(1u << (at + i) % 8)) | (unsigned)is << (at + i) % 8);
+            i++;
+        }
+    }
+}
+
+void shadow_allow(const void* kernel, size_t bytes) { allowed[(uintptr_t)kernel] = bytes; }
+
+void shadow_refused(dim3 grid, dim3 block, size_t shared, const void* line) {
+    fault("a launch that a card refuses", (uint32_t)(uintptr_t)line,
+          text("grid (%u, %u, %u), block (%u, %u, %u): %u threads, of at most 1024; %zu bytes of dynamic shared memory", grid.x,
+               grid.y, grid.z, block.x, block.y, block.z, block.x * block.y * block.z, shared));
+}
+
+static const void* launched;  // where the running grid was
+
+void shadow_grid(size_t shared, const void* line) {
+    static char signal_stack[1 << 16];
+    static thread_local bool has_stack;
+    stack_t stack = {};
+    stack.ss_sp = signal_stack, stack.ss_size = sizeof signal_stack;
+    if (!has_stack) { sigaltstack(&stack, NULL), has_stack = true; }
+    launched = line;
+    dynamic_bytes = shared;
+    watched = shared > UNASKED_SHARED;
+    grid_first = 0;  // its first block tells the numbers
+}
+
+void shadow_block(size_t index) {
+    if (grid_first == 0) {
+        grid_first = grid_end;
+        grid_end += gridDim.x * gridDim.y * gridDim.z;
+    }
+    block_number = grid_first + (uint32_t)index;
+    shadow_barrier();
+    phase = 0;
+    memset(dynamic.written, 0, dynamic_bytes / 8 + 1);
+    for (const Symbol& s : symbols) {
+        if (s.shared) { memset(&statics.written[(s.begin - statics.begin) / 8], 0, s.bytes / 8 + 1); }
+    }
+    std::fill(events, events + MOST_THREADS, 1);
+    std::fill(fenced, fenced + MOST_THREADS, false);
+    known_blocks.clear();
+    on_card = true;
+}
+
+void shadow_block_ended(void) {
+    on_card = false;
+    if (watched) {
+        fault("too much dynamic shared memory", (uint32_t)(uintptr_t)launched,
+              text("%zu bytes: above %d a card wants cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, "
+                   "%zu)",
+                   dynamic_bytes, UNASKED_SHARED, dynamic_bytes));
+    }
+    watched = false;
+}

@@ -1,0 +1,248 @@
+/* sanitizer.cuh -- versions of RMSNorm's forward pass with a fault each. Of each, the sanitizer of the emulated
+ * card must say the kind and the line that a comment names; test_zoo_faults.sh compares. A file for MINE.
+ */
+__device__ float square_of(const floatX* x, int C) {
+    float square = 0;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { square += to_float(x[c]) * to_float(x[c]); }
+    return square;
+}
+__device__ void write_row(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float r) {
+    const size_t n = blockIdx.x, at = n * rows.pitch;
+    if (threadIdx.x == 0) { rstd[n] = r; }
+    for (int c = threadIdx.x; c < rows.C; c += blockDim.x) {
+        out[at + c] = from_float<floatX>(to_float(x[at + c]) * r * to_float(weight[c]));
+    }
+}
+__device__ float root_of(float square, RowShape rows, float eps) { return 1.0f / sqrtf(square / (float)rows.C + eps); }
+
+#define PARAMETERS floatX *out, float *rstd, const floatX *x, const floatX *weight, RowShape rows, float eps
+#define VERSION_OF(name, grid, block, shared)                                               \
+    static void name##_launch(PARAMETERS, cudaStream_t stream) {                            \
+        name<<<(unsigned)(grid), block, shared, stream>>>(out, rstd, x, weight, rows, eps); \
+    }                                                                                       \
+    static const Mine name##_mine("forward", #name, forward<name##_launch>);
+#define A_BLOCK_A_ROW(name) VERSION_OF(name, rows.N, 256, 0)
+#define FINISH(square) write_row(out, rstd, x, weight, rows, root_of(square, rows, eps))
+
+__global__ void first_barrier_missing(PARAMETERS) {
+    __shared__ float sums[256];
+    const int t = threadIdx.x;
+    sums[t] = square_of(x + blockIdx.x * rows.pitch, rows.C);
+    for (int half = 128; half > 0; half /= 2) {
+        if (t < half) { sums[t] += sums[t + half]; }  // FAULT race between threads
+        __syncthreads();
+    }
+    FINISH(sums[0]);
+}
+A_BLOCK_A_ROW(first_barrier_missing)
+
+__global__ void barriers_of_tree_missing(PARAMETERS) {
+    __shared__ float sums[256];
+    const int t = threadIdx.x;
+    sums[t] = square_of(x + blockIdx.x * rows.pitch, rows.C);
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (t < half) { sums[t] += sums[t + half]; }  // FAULT race between threads
+    }
+    __syncthreads();
+    FINISH(sums[0]);
+}
+A_BLOCK_A_ROW(barriers_of_tree_missing)
+
+__global__ void last_barrier_missing(PARAMETERS) {
+    __shared__ float total;
+    __shared__ float sums[32];
+    const float sum = block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums);
+    if (threadIdx.x == 0) { total = sum; }
+    FINISH(total);  // FAULT race between threads
+}
+A_BLOCK_A_ROW(last_barrier_missing)
+
+__global__ void buffer_used_again(PARAMETERS) {
+    __shared__ float sums[32];
+    const float first = block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums);
+    const float again = block_sum(1.0f, sums);  // FAULT race between threads
+    FINISH(first + 0 * again);
+}
+A_BLOCK_A_ROW(buffer_used_again)
+
+__global__ void written_too_early(PARAMETERS) {
+    __shared__ float tile[256];
+    float square = 0;
+    for (int first = 0; first < rows.C; first += 256) {
+        const int c = first + (int)threadIdx.x;
+        tile[threadIdx.x] = c < rows.C ? to_float(x[blockIdx.x * rows.pitch + c]) : 0;  // FAULT race between threads
+        __syncthreads();
+        for (int i = 0; i < 256; i++) { square += tile[i] * tile[i]; }
+    }
+    FINISH(square);
+}
+A_BLOCK_A_ROW(written_too_early)
+
+__global__ void exchange_of_a_warp(PARAMETERS) {
+    __shared__ float lanes[32];
+    float sum = warp_sum(square_of(x + blockIdx.x * rows.pitch, rows.C));
+    lanes[threadIdx.x] = sum;
+    sum = lanes[threadIdx.x ^ 1];  // FAULT race between threads of a warp
+    FINISH(sum);
+}
+VERSION_OF(exchange_of_a_warp, rows.N, 32, 0)
+
+__global__ void all_threads_add_in_memory(PARAMETERS) {
+    __shared__ float sums[32];
+    const float sum = block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums);
+    FINISH(sum);
+    rstd[blockIdx.x] += 0;  // FAULT race between threads
+}
+A_BLOCK_A_ROW(all_threads_add_in_memory)
+
+__global__ void all_threads_add_in_shared(PARAMETERS) {
+    __shared__ float sum;
+    if (threadIdx.x == 0) { sum = 0; }
+    __syncthreads();
+    sum += square_of(x + blockIdx.x * rows.pitch, rows.C);  // FAULT race between threads
+    __syncthreads();
+    FINISH(sum);
+}
+A_BLOCK_A_ROW(all_threads_add_in_shared)
+
+__global__ void blocks_add_to_one_address(PARAMETERS) {
+    __shared__ float sums[32];
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+    if (threadIdx.x == 0 && blockIdx.x > 0) { rstd[0] += 0; }  // FAULT race between blocks
+}
+A_BLOCK_A_ROW(blocks_add_to_one_address)
+
+__global__ void blocks_overlap(PARAMETERS) {
+    __shared__ float sums[32];
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+    if (blockIdx.x + 1 < rows.N) { out[(blockIdx.x + 1) * rows.pitch + threadIdx.x % 8] = weight[0]; }  // FAULT race between
+}
+A_BLOCK_A_ROW(blocks_overlap)
+
+static __device__ unsigned arrived;  // blocks
+template <bool FENCE>
+__device__ void last_block_reads(PARAMETERS) {
+    __shared__ float sums[32];
+    __shared__ bool last;
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+    if (threadIdx.x == 0) {
+        if (FENCE) { __threadfence(); }
+        last = atomicAdd(&arrived, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last || threadIdx.x > 0) { return; }
+    float sum = 0;
+    for (unsigned n = 0; n < gridDim.x; n++) { sum += rstd[n]; }  // FAULT race between blocks
+    arrived = sum == 1e30f;
+}
+__global__ void fence_missing(PARAMETERS) { last_block_reads<false>(out, rstd, x, weight, rows, eps); }
+A_BLOCK_A_ROW(fence_missing)
+
+__global__ void fence(PARAMETERS) { last_block_reads<true>(out, rstd, x, weight, rows, eps); }  // FAULT none
+A_BLOCK_A_ROW(fence)
+
+__global__ void a_block_too_many(PARAMETERS) {
+    __shared__ float sums[32];
+    const float sum = block_sum(square_of(x, rows.C), sums);
+    const size_t n = blockIdx.x;
+    if (threadIdx.x == 0) { rstd[n] = root_of(sum, rows, eps); }  // FAULT out of bounds of device memory
+}
+VERSION_OF(a_block_too_many, rows.N + 1, 256, 0)
+
+__global__ void in_front(PARAMETERS) {
+    __shared__ float sums[32];
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+    if (blockIdx.x == 0 && threadIdx.x == 3) { out[-1] = weight[0]; }  // FAULT out of bounds of device memory
+}
+A_BLOCK_A_ROW(in_front)
+
+__global__ void far_away(PARAMETERS) {
+    __shared__ float sums[32];
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+    if (threadIdx.x == 3) { rstd[(size_t)1 << 48] = 0; }  // FAULT an address where no memory is
+}
+A_BLOCK_A_ROW(far_away)
+
+__global__ void reads_a_row_too_many(PARAMETERS) {
+    __shared__ float sums[32];
+    const float next = to_float(x[(blockIdx.x + 1) * rows.pitch]);  // FAULT out of bounds of device memory
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums) + 0 * fmaxf(0, next));
+}
+A_BLOCK_A_ROW(reads_a_row_too_many)
+
+__global__ void no_column_guard(PARAMETERS) {
+    __shared__ float sums[32];
+    const float r = root_of(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums), rows, eps);
+    for (int c = threadIdx.x; c < (rows.C + 255) / 256 * 256; c += 256) {
+        out[blockIdx.x * rows.pitch + c] = from_float<floatX>(r * to_float(weight[c]));  // FAULT out of bounds of device memory
+    }
+}
+A_BLOCK_A_ROW(no_column_guard)
+
+__global__ void sum_not_set_to_zero(PARAMETERS) {
+    __shared__ float sum;
+    atomicAdd(&sum, square_of(x + blockIdx.x * rows.pitch, rows.C));  // FAULT shared memory is read that no thread
+    __syncthreads();
+    FINISH(sum);
+}
+A_BLOCK_A_ROW(sum_not_set_to_zero)
+
+__global__ void tail_not_filled(PARAMETERS) {
+    __shared__ float tile[1024];
+    for (int c = threadIdx.x; c < rows.C; c += 256) { tile[c] = to_float(x[blockIdx.x * rows.pitch + c]); }
+    __syncthreads();
+    float square = 0;
+    for (int c = 0; c < 1024; c++) { square += c < rows.C ? tile[c] * tile[c] : 0 * tile[c]; }  // FAULT shared memory is read
+    FINISH(square);
+}
+A_BLOCK_A_ROW(tail_not_filled)
+
+__global__ void output_read_first(PARAMETERS) {
+    __shared__ float sums[32];
+    const float before = to_float(out[blockIdx.x * rows.pitch]);  // FAULT device memory is read that nobody has written
+    __syncthreads();
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums) + (before == 1e30f));
+}
+A_BLOCK_A_ROW(output_read_first)
+
+__global__ void past_dynamic(PARAMETERS) {
+    extern __shared__ float row[];
+    for (int c = threadIdx.x; c < rows.C; c += 256) { row[c + 1] = 0; }  // FAULT out of bounds of dynamic shared memory
+    __shared__ float sums[32];
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+}
+VERSION_OF(past_dynamic, rows.N, 256, rows.C * sizeof(float))
+
+__global__ void small_array(PARAMETERS) {
+    __shared__ float small[8];
+    __shared__ float sums[32];
+    small[threadIdx.x] = 0;  // FAULT out of bounds of an array
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+}
+VERSION_OF(small_array, rows.N, 128, 0)
+
+__global__ void small_array_by_pointer(PARAMETERS) {
+    __shared__ float small[8];
+    __shared__ float sums[32];
+    float* p = small;
+    p[threadIdx.x] = 0;  // FAULT out of bounds of static shared memory
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+}
+VERSION_OF(small_array_by_pointer, rows.N, 128, 0)
+
+__global__ void odd_address(PARAMETERS) {
+    __shared__ float sums[32];
+    const float2 pair = *(const float2*)(weight + 1);  // FAULT misaligned access
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums) + 0 * (pair.x + pair.y));
+}
+A_BLOCK_A_ROW(odd_address)
+
+__global__ void much_shared(PARAMETERS) {
+    __shared__ float sums[32];
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+}
+VERSION_OF(much_shared, rows.N, 256, 100 << 10)  // FAULT too much dynamic shared memory
+
+__global__ void many_threads(PARAMETERS) { FINISH(square_of(x, rows.C)); }
+VERSION_OF(many_threads, rows.N, 2048, 0)  // FAULT a launch that a card refuses
