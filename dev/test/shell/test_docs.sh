@@ -132,7 +132,7 @@ missing() {
     for need in "$@"; do
         case $need in
             gpu | network | hosts | slow) echo "$need" && return ;;
-            *) python3 -c "import $need" 2>/dev/null || { echo "python3 has no $need" && return; } ;;
+            *) python3 -c "import importlib.util as u; u.find_spec('$need') or exit(1)" || { echo "python3 has no $need" && return; } ;;
         esac
     done
 }
