@@ -220,42 +220,55 @@ def test_micro_batches_of_unequal_rows_equal_one_large_batch(folder):
     assert unequal_micro_batches(folder, TRAINER, "equal") <= 1e-6
 
 
-def build_with(folder, fault):
-    """Builds the trainer with (file, regular expression, replacement) planted. Returns its path."""
+# (file, regular expression, replacement): faults in one copy of the trainer, of which the variable PLANTED chooses one. 1: each
+# micro-batch is divided by its own trained targets, and the step by their number. 2: a gradient without a target. 3: a mask that
+# is not read. 4: the first row that fits. 5: documents that see each other
+FAULTS = [
+    ("train_llama3.c", r"r->loss \+= llama_loss\(m, \(float\)recipe->hyper.loss_weight\)",
+     "const double own = planted(1) ? (double)(m->B * m->T) / (double)count_trained(m->y, (size_t)m->B * m->T) : 1;\n"
+     "r->loss += own * llama_loss(m, (float)(own * recipe->hyper.loss_weight))"),
+    ("train_llama3.c", r"const double factor = (.*);", r"const double factor = planted(1) ? 1 : \1;"),
+    ("llmc/crossentropy.h", r"memset\(row, 0, .*\);", r"if (!planted(2)) { \g<0> }"),
+    ("llmc/files/rows.h", r"(?<=mask_first\)\) \{ )y\[i\] = -1;", r"if (!planted(3)) { \g<0> }"),
+    ("llmc/files/rows.h", r"best < 0 \|\| (m->open\[i\].room < m->open\[best\].room)", r"best < 0 || (!planted(4) && \1)"),
+    ("train_llama3.c", r"m->starts = recipe->data.starts;", "m->starts = planted(5) ? NULL : recipe->data.starts;")]
+PLANTED = """char* getenv(const char*);
+int atoi(const char*);
+static inline int planted(int n) { return getenv("PLANTED") && atoi(getenv("PLANTED")) == n; }
+"""
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """Builds the trainer with the faults. Returns its path."""
+    folder = tmp_path_factory.mktemp("faulty")
     shutil.copytree(os.path.join(ROOT, "llmc"), folder / "llmc")
     shutil.copy(os.path.join(ROOT, "train_llama3.c"), folder)
-    for name, old, new in fault:
-        text, count = re.subn(old, lambda match, new=new: new, (folder / name).read_text())
+    (folder / "planted.h").write_text(PLANTED)
+    for name, old, new in FAULTS:
+        text, count = re.subn(old, new, (folder / name).read_text())
         assert count == 1, f"{old} is {count} times in {name}"
         (folder / name).write_text(text)
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O0", "-w", "-I", str(folder), str(folder / "train_llama3.c"),
-                    "-o", str(folder / "train"), "-lm", "-lpthread"], check=True)
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O0", "-w", "-include", folder / "planted.h", "-I", folder,
+                    folder / "train_llama3.c", "-o", folder / "train", "-lm", "-lpthread"], check=True)
     return str(folder / "train")
 
 
-def test_a_mean_of_each_micro_batch_is_found(folder, tmp_path):
-    """The planted fault: each micro-batch is divided by its own trained targets, and the step by their number."""
-    own = ("const double own = (double)(m->B * m->T) / (double)count_trained(m->y, (size_t)m->B * m->T);\n        "
-           "r->loss += own * llama_loss(m, (float)(own * recipe->hyper.loss_weight))")
-    trainer = build_with(tmp_path, [
-        ("train_llama3.c", r"r->loss \+= llama_loss\(m, \(float\)recipe->hyper.loss_weight\)", own),
-        ("train_llama3.c", r"const double factor = .*;", "const double factor = 1;")])
-    assert unequal_micro_batches(folder, trainer, "fault") > 1e-3
+def test_a_mean_of_each_micro_batch_is_found(folder, faulty, monkeypatch):
+    monkeypatch.setenv("PLANTED", "1")
+    assert unequal_micro_batches(folder, faulty, "fault") > 1e-3
 
 
-@pytest.mark.parametrize("name, old, new", [
-    ("llmc/crossentropy.h", r"memset\(row, 0, .*\);", ""),  # a gradient without a target
-    ("llmc/files/rows.h", r"(?<=mask_first\)\) \{ )y\[i\] = -1;", ""),  # a mask that is not read
-    ("llmc/files/rows.h", r"best < 0 \|\| m->open\[i\].room < m->open\[best\].room", "best < 0"),  # the first row that fits
-    ("train_llama3.c", r"m->starts = recipe->data.starts;", "m->starts = NULL;")])  # documents that see each other
-def test_planted_faults_are_found(folder, tmp_path, name, old, new):
-    """The losses and norms of five steps differ from PyTorch's."""
+@pytest.mark.parametrize("fault", [0, 2, 3, 4, 5])
+def test_planted_faults_are_found(folder, faulty, monkeypatch, fault):
+    """The losses and norms of five steps differ from PyTorch's; without a fault they do not."""
     if not (folder / "pytorch").exists():
         assert py_run(folder, "masked", "--steps", 5, "--out", "pytorch").returncode == 0
-    r = c_run(folder, "masked", "--steps", 5, "--out", tmp_path.name, trainer=build_with(tmp_path, [(name, old, new)]))
+    monkeypatch.setenv("PLANTED", str(fault))
+    r = c_run(folder, "masked", "--steps", 5, "--out", f"planted{fault}", trainer=faulty)
     assert r.returncode == 0, r.stdout
-    found = [[(e["loss"], e["gnorm"]) for e in events(folder, out, "step")] for out in ("pytorch", tmp_path.name)]
-    assert np.abs(np.array(found[0]) - np.array(found[1])).max() > 1e-3
+    found = [[(e["loss"], e["gnorm"]) for e in events(folder, out, "step")] for out in ("pytorch", f"planted{fault}")]
+    assert (np.abs(np.array(found[0]) - np.array(found[1])).max() > 1e-3) == (fault > 0)
 
 
 def test_eval_is_the_mean_over_trained_targets(folder):
