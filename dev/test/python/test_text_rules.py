@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
+sys.path.insert(0, str(Path(__file__).parent))
+import forks  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 TALES = ROOT / "dev/data/tinytales/tokenizer.json"
@@ -208,9 +210,12 @@ def test_a_base_tuned_on_conversations_ends_its_answers(tmp_path, program, form)
     talk = tmp_path / "talk.jsonl"
     write(talk, json.dumps({"prompt": "What did the fox find?", "completion": "The fox found a lamp."}) + "\n")
     assert run(TOKENIZE, "--tokenizer", base, "--chat", "-o", tmp_path / "talk.bin", talk).returncode == 0
-    trainer = [TRAINER] if program == "c" else [sys.executable, ROOT / "train_llama3.py"]
-    flags = ["--train", tmp_path / "talk.bin", "--seq", 64, "--batch", 1, "--lr", 3e-3, "--warmup", 5, "--sample-tokens", 0]
-    done = run(*trainer, "--model", base, *flags, "--steps", 60, "--out", tmp_path / "run")
+    flags = ["--model", base, "--train", tmp_path / "talk.bin", "--seq", 64, "--batch", 1, "--lr", 3e-3, "--warmup", 5,
+             "--sample-tokens", 0, "--threads", 1]
+
+    def tune(*more):
+        return run(TRAINER, *flags, *more) if program == "c" else forks.train(tmp_path, *flags, *more)
+    done = tune("--steps", 60, "--out", tmp_path / "run")
     assert done.returncode == 0 and "template" not in done.stderr, done.stderr
     tuned = tmp_path / "run/step_00000060"
     text, ids = answer_of(tuned)
@@ -223,7 +228,7 @@ def test_a_base_tuned_on_conversations_ends_its_answers(tmp_path, program, form)
     assert said(tuned, "config.json", "pad_token_id") == 5 and said(tuned, "config.json", "_unknown") == {"a": 1}
     assert said(tuned, "generation_config.json", "_kept") == [1, 2]
     # the same of adapters, and of what is made of them by the C program
-    done = run(*trainer, "--model", base, *flags, "--steps", 1, "--lora", 4, "--out", tmp_path / "lora")
+    done = tune("--steps", 1, "--lora", 4, "--out", tmp_path / "lora")
     assert done.returncode == 0, done.stderr
     lora = tmp_path / "lora/step_00000001"
     assert said(lora, "generation_config.json", "eos_token_id") == [IDS[EOS], IDS[EOT]]
