@@ -22,6 +22,7 @@ DATA = os.environ.get("TEST_DATA", "")
 CC = os.environ.get("CC") or shutil.which("cc") or "gcc"
 sys.path[:0] = [os.path.join(ROOT, "dev", "test", "python"), os.path.join(ROOT, "dev", "data")]
 import conversations as maker  # noqa: E402
+import planted  # noqa: E402
 
 CONVERSATIONS_SHA256 = "98819fedfa60cede571ee554f99616609745ed71a0223a34ecd302c733faca1d"
 pytestmark = pytest.mark.skipif(not os.path.exists(TOKENIZE), reason="./tokenize has not been built")
@@ -535,33 +536,29 @@ def test_a_run_on_conversations_proposes_to_chat(tmp_path):
 # ---------------------------------------------------------------------------------------------------------------------
 # planted faults
 
-FAULTS = [
-    ("the header is trained", "llmc/text/chat.h", "chat_add_span(w, start, end); }", "chat_add_span(w, start > 9 ? start - 9 : 0, end); }"),
-    ("<|eot_id|> is not trained", "llmc/text/chat.h", "w->spans[k][0] < end;", "w->spans[k][0] < end && w->spans[k][1] > end;"),
-    ("the mask is shifted by one", "dev/data/token_writer.h", "at = w->count - n + i;", "at = w->count - n + i - (i > 0);"),
-    ("what follows an answer is trained, too", "llmc/text/chat.h", "    if (i + 1 < m->count) {", "    if (i + 2 < m->count) {"),
-    ("a text is encoded by itself", "llmc/text/chat.h", "    encoder_marked(w->encoder, text, ours, len, w->form->control);",
-     "    for (size_t i = 0, n; i < len; i += n) { n = size_min(len - i, 20); encoder_marked(w->encoder, text + i, ours + i, n, w->form->control); }"),
+FAULTS = [  # numbered from 1: the variable PLANTED chooses one
+    ("llmc/text/chat.h", r"chat_add_span\(w, start, end\); \}",  # the header is trained
+     "chat_add_span(w, !planted(1) ? start : start > 9 ? start - 9 : 0, end); }"),
+    ("llmc/text/chat.h", r"w->spans\[k\]\[0\] < end;", r"w->spans[k][0] < end && (!planted(2) || w->spans[k][1] > end);"),  # <|eot_id|> is not
+    ("dev/data/token_writer.h", r"at = w->count - n \+ i;", "at = w->count - n + i - (planted(3) && i > 0);"),  # the mask is shifted by one
+    ("llmc/text/chat.h", r"    if \(i \+ 1 < m->count\) \{", "    if (i + (planted(4) ? 2 : 1) < m->count) {"),  # what follows an answer is
+    ("llmc/text/chat.h", r"    encoder_marked\(w->encoder, text, ours, len, w->form->control\);",  # a text is encoded by itself
+     "    for (size_t i = 0, n = len; i == 0 || i < len; i += n) {\n"
+     "        if (planted(5)) { n = size_min(len - i, 20); }\n"
+     "        encoder_marked(w->encoder, text + i, ours + i, n, w->form->control);\n        if (n == 0) { break; }\n    }"),
 ]
 
 
-def test_planted_faults_show(transformers, tmp_path):
+def test_planted_faults_show(transformers, tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "t", "3.1")
     fast = transformers.AutoTokenizer.from_pretrained(str(folder))
     conversations = random_conversations(8, 40)
     want = expected(fast, "3.1", conversations, date_string="26 Jul 2024")
-    for name, file, before, after in [("none", "llmc/text/chat.h", "", "")] + FAULTS:
-        copy = tmp_path / re.sub(r"\W", "", name)
-        for part in ("llmc", "dev/data"):
-            unused = shutil.ignore_patterns("tiny*", "__pycache__", "*.cuh")
-            shutil.copytree(os.path.join(ROOT, part), copy / part, ignore=unused)
-        text = (copy / file).read_text()
-        assert text.count(before) == 1 or not before, name
-        (copy / file).write_text(text.replace(before, after) if before else text)
-        command = [CC, "-std=c11", "-O0", "-w", "-I.", "dev/data/tokenize.c", "-o", "program", "-lm", "-lpthread"]
-        subprocess.run(command, cwd=copy, check=True)
+    program = planted.build(tmp_path / "faulty", "dev/data/tokenize.c", FAULTS)
+    for fault in range(len(FAULTS) + 1):
+        monkeypatch.setenv("PLANTED", str(fault))
         try:
-            got = encode(folder, conversations, program=str(copy / "program"))
+            got = encode(folder, conversations, program=program)
         except AssertionError:
             got = "an error"
-        assert (got == want) == (name == "none"), name
+        assert (got == want) == (fault == 0), fault

@@ -17,6 +17,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
 sys.path.insert(0, ROOT)
 import forks  # noqa: E402
+import planted  # noqa: E402
 import train_llama3 as ref  # noqa: E402
 from dev.reference import tokenfiles  # noqa: E402
 from dev.reference.config import Config  # noqa: E402
@@ -232,26 +233,11 @@ FAULTS = [
     ("llmc/files/rows.h", r"(?<=mask_first\)\) \{ )y\[i\] = -1;", r"if (!planted(3)) { \g<0> }"),
     ("llmc/files/rows.h", r"best < 0 \|\| (m->open\[i\].room < m->open\[best\].room)", r"best < 0 || (!planted(4) && \1)"),
     ("train_llama3.c", r"m->starts = recipe->data.starts;", "m->starts = planted(5) ? NULL : recipe->data.starts;")]
-PLANTED = """char* getenv(const char*);
-int atoi(const char*);
-static inline int planted(int n) { return getenv("PLANTED") && atoi(getenv("PLANTED")) == n; }
-"""
 
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
-    """Builds the trainer with the faults. Returns its path."""
-    folder = tmp_path_factory.mktemp("faulty")
-    shutil.copytree(os.path.join(ROOT, "llmc"), folder / "llmc")
-    shutil.copy(os.path.join(ROOT, "train_llama3.c"), folder)
-    (folder / "planted.h").write_text(PLANTED)
-    for name, old, new in FAULTS:
-        text, count = re.subn(old, new, (folder / name).read_text())
-        assert count == 1, f"{old} is {count} times in {name}"
-        (folder / name).write_text(text)
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O0", "-w", "-include", folder / "planted.h", "-I", folder,
-                    folder / "train_llama3.c", "-o", folder / "train", "-lm", "-lpthread"], check=True)
-    return str(folder / "train")
+    return planted.build(tmp_path_factory.mktemp("faulty"), "train_llama3.c", FAULTS)
 
 
 def test_a_mean_of_each_micro_batch_is_found(folder, faulty, monkeypatch):
