@@ -1,9 +1,11 @@
 """Runs scripts of Python for tests. Each run is a process of its own, forked from a server that has imported what preload() names:
-such imports take more CPU time than the little that a test wants."""
+such imports take more CPU time than the little that a test wants. Builds a program with faults: in its code, planted(N) is true
+where the environment variable PLANTED is N."""
 
 import atexit
 import multiprocessing
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -12,7 +14,12 @@ from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = []
-TRAINER = Path(__file__).resolve().parents[3] / "train_llama3.py"
+ROOT = Path(__file__).resolve().parents[3]
+TRAINER = ROOT / "train_llama3.py"
+PLANTED = """char* getenv(const char*);
+int atoi(const char*);
+static inline int planted(int n) { return getenv("PLANTED") && atoi(getenv("PLANTED")) == n; }
+"""
 
 
 def preload(*modules):
@@ -55,3 +62,18 @@ def train(folder, *flags):
     """Runs train_llama3.py."""
     preload("torch", "safetensors.torch", "torch._dynamo")  # the last: an optimizer's first step imports it
     return run(TRAINER, folder, *flags)
+
+
+def build_planted(folder, source, faults):
+    """Plants (file, regular expression, replacement) into copies and builds the program. Returns its path."""
+    for name in {source, *(name for name, _, _ in faults)}:
+        text = (ROOT / name).read_text()
+        for _, old, new in (fault for fault in faults if fault[0] == name):
+            text, count = re.subn(old, new, text)
+            assert count == 1, f"{old} is {count} times in {name}"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "planted.h").write_text(PLANTED)
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O0", "-w", "-include", folder / "planted.h", "-I", folder, "-I", ROOT,
+                    folder / source, "-o", folder / "program", "-lm", "-lpthread"], check=True)
+    return str(folder / "program")

@@ -22,7 +22,7 @@ DATA = os.environ.get("TEST_DATA", "")
 CC = os.environ.get("CC") or shutil.which("cc") or "gcc"
 sys.path[:0] = [os.path.join(ROOT, "dev", "test", "python"), os.path.join(ROOT, "dev", "data")]
 import conversations as maker  # noqa: E402
-import planted  # noqa: E402
+import forks  # noqa: E402
 
 CONVERSATIONS_SHA256 = "98819fedfa60cede571ee554f99616609745ed71a0223a34ecd302c733faca1d"
 pytestmark = pytest.mark.skipif(not os.path.exists(TOKENIZE), reason="./tokenize has not been built")
@@ -554,7 +554,7 @@ def test_planted_faults_show(transformers, tmp_path, monkeypatch):
     fast = transformers.AutoTokenizer.from_pretrained(str(folder))
     conversations = random_conversations(8, 40)
     want = expected(fast, "3.1", conversations, date_string="26 Jul 2024")
-    program = planted.build(tmp_path / "faulty", "dev/data/tokenize.c", FAULTS)
+    program = forks.build_planted(tmp_path / "faulty", "dev/data/tokenize.c", FAULTS)
     for fault in range(len(FAULTS) + 1):
         monkeypatch.setenv("PLANTED", str(fault))
         try:

@@ -17,7 +17,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
 sys.path.insert(0, ROOT)
 import forks  # noqa: E402
-import planted  # noqa: E402
 import train_llama3 as ref  # noqa: E402
 from dev.reference import tokenfiles  # noqa: E402
 from dev.reference.config import Config  # noqa: E402
@@ -237,7 +236,7 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
-    return planted.build(tmp_path_factory.mktemp("faulty"), "train_llama3.c", FAULTS)
+    return forks.build_planted(tmp_path_factory.mktemp("faulty"), "train_llama3.c", FAULTS)
 
 
 def test_a_mean_of_each_micro_batch_is_found(folder, faulty, monkeypatch):
