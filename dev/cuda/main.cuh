@@ -13,11 +13,14 @@ struct Mine {
     const char *ladder, *idea;
     Run* run;
     Oracle* oracle;
+    unsigned flags;
+    Work (*predict)(const Case&);
     static std::vector<Mine>& all() {
         static std::vector<Mine> list;
         return list;
     }
-    Mine(const char* l, const char* i, Run* r, Oracle* o = NULL) : ladder(l), idea(i), run(r), oracle(o) {
+    Mine(const char* l, const char* i, Run* r, Oracle* o = NULL, unsigned f = 0, Work (*p)(const Case&) = NULL)
+        : ladder(l), idea(i), run(r), oracle(o), flags(f), predict(p) {
         all().push_back(*this);
     }
 };
@@ -84,7 +87,7 @@ static void add_mine(std::vector<Ladder>& ladders) {
     for (const Mine& m : Mine::all()) {
         Ladder* l = named(ladders, m.ladder);
         if (!l) { die("MINE: there is no ladder '%s' in this file", m.ladder); }
-        l->versions.push_back({l->versions.back().number + 1, m.idea, 0, m.run, NULL, NULL, m.oracle});
+        l->versions.push_back({l->versions.back().number + 1, m.idea, m.flags, m.run, m.predict, NULL, m.oracle});
     }
     for (const Mine& f : Mine::all()) {
         for (const Mine& b : Mine::all()) {
@@ -216,6 +219,9 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
     if (json && fclose(json)) { die("%s: can't be written: %s", path, strerror(errno)); }
     metering = false;
     if (meter_thread.joinable()) { meter_thread.join(); }
+    if (only_tests && tests_passed + tests_failed == 0) {
+        die("%s: no test: no version that was asked for runs in %s on sm_%d", file, PRECISION_NAME, arch);
+    }
     return test_summary();
 }
 

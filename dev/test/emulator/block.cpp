@@ -242,6 +242,8 @@ const EmulatorSlots* emulator_exchange(unsigned mask, uint64_t first, uint64_t s
     return slots;
 }
 
+unsigned emulator_alive(void) { return lanes_alive[emulator_thread / 32]; }
+
 /* The fiber of a thread. When the thread ends, the fiber goes on as a thread that has not begun, if that is the next. */
 static void thread_main(void) {
     for (;;) {

@@ -6,8 +6,9 @@
  * and shared memory are globals; static shared memory keeps the values of the block before. So a read that lacks its barrier
  * sees old values, or values that another thread did not yet write. EMULATOR_SEED runs threads in other orders, and another
  * block first. Not emulated: how memory looks to threads that truly run at the same time (fences do nothing); the limits of
- * registers; blocks that wait for later blocks (with EMULATOR_PROCESSORS=1 such a kernel has one block). A program may use more
- * than 48 KiB of dynamic shared memory without asking (cudaFuncSetAttribute). Fast functions (__expf, __fdividef) are exact.
+ * registers; blocks that wait for later blocks (with EMULATOR_PROCESSORS=1 such a kernel has one block). Only the sanitizer
+ * (shadow.cpp) minds more than 48 KiB of dynamic shared memory without cudaFuncSetAttribute. Fast functions such as __expf are
+ * exact. dev/doc/emulated-card.md lists what there is of CUDA.
  */
 #ifndef EMULATOR_DEVICE_H
 #define EMULATOR_DEVICE_H
@@ -98,6 +99,8 @@ void emulator_barrier_of(int id, int threads);
 
 inline void __syncthreads(void) { emulator_barrier(0); }
 inline int __syncthreads_count(int predicate) { return emulator_barrier(predicate != 0); }
+inline int __syncthreads_or(int predicate) { return emulator_barrier(predicate != 0) > 0; }
+inline int __syncthreads_and(int predicate) { return emulator_barrier(predicate == 0) == 0; }
 inline void __threadfence(void) { shadow_fence(); }
 inline void __threadfence_block(void) {}
 inline void __threadfence_system(void) { shadow_fence(); }
@@ -139,6 +142,36 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
     for (unsigned lane = 0; lane < 32; lane++) { set |= all->lanes >> lane & 1 && all->at[lane].words[0] ? 1u << lane : 0; }
     return set;
 }
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+/* Combines a value of all lanes that come. */
+template <typename T, typename Add>
+inline T emulator_reduce(unsigned mask, T value, const Add& add) {
+    const EmulatorSlots* all = emulator_exchange(mask, (unsigned)value);
+    T sum = value;
+    bool first = true;
+    for (unsigned lane = 0; lane < 32; lane++) {
+        if (!(all->lanes >> lane & 1)) { continue; }
+        const T x = (T)all->at[lane].words[0];
+        sum = first ? x : add(sum, x), first = false;
+    }
+    return sum;
+}
+template <typename T>
+inline T __reduce_add_sync(unsigned mask, T value) {
+    return emulator_reduce(mask, value, [](T a, T b) { return a + b; });
+}
+template <typename T>
+inline T __reduce_max_sync(unsigned mask, T value) {
+    return emulator_reduce(mask, value, [](T a, T b) { return a < b ? b : a; });
+}
+template <typename T>
+inline T __reduce_min_sync(unsigned mask, T value) {
+    return emulator_reduce(mask, value, [](T a, T b) { return b < a ? b : a; });
+}
+unsigned emulator_alive(void);  // lanes of the running warp that have not ended
+inline unsigned __activemask(void) { return emulator_alive(); }
+constexpr int warpSize = 32;
 inline unsigned __match_any_sync(unsigned mask, unsigned value) {
     const EmulatorSlots* all = emulator_exchange(mask, value);
     unsigned same = 0;
@@ -181,6 +214,28 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     for (int i = 0; i < 4; i++) { bytes |= (((uint64_t)y << 32 | x) >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i; }
     return bytes;
 }
+inline float rsqrtf(float x) { return (float)(1 / sqrt((double)x)); }
+inline double rsqrt(double x) { return 1 / sqrt(x); }
+inline float fdividef(float x, float y) { return x / y; }
+inline float __frcp_rn(float x) { return 1 / x; }
+inline float __frsqrt_rn(float x) { return rsqrtf(x); }
+inline float __powf(float x, float y) { return powf(x, y); }
+inline float __sinf(float x) { return sinf(x); }
+inline float __cosf(float x) { return cosf(x); }
+inline float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1 : 0; }  // of NaN: 0
+inline unsigned __umulhi(unsigned x, unsigned y) { return (unsigned)((uint64_t)x * y >> 32); }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline unsigned __brev(unsigned x) {
+    unsigned y = 0;
+    for (int i = 0; i < 32; i++) { y |= (x >> i & 1) << (31 - i); }
+    return y;
+}
+inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
+inline float __int_as_float(int x) { return __uint_as_float((unsigned)x); }
+UNSEEN inline long long clock64(void) {
+    static long long clocks;  // each look is later than the one before
+    return clocks += 32;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
@@ -202,6 +257,10 @@ inline std::common_type_t<A, B> max(A a, B b) {
 
 template <typename T>
 inline T __ldcs(const T* p) {
+    return *p;
+}
+template <typename T>
+inline T __ldg(const T* p) {
     return *p;
 }
 template <typename T>
@@ -230,6 +289,147 @@ UNSEEN T atomicMin(T* p, std::common_type_t<T> x) {
     *p = x < old ? x : old;
     return old;
 }
+
+template <typename T>
+UNSEEN T atomicExch(T* p, std::common_type_t<T> x) {
+    shadow_atomic(p, sizeof *p, SHADOW_HERE);
+    const T old = *p;
+    *p = x;
+    return old;
+}
+template <typename T>
+UNSEEN T atomicCAS(T* p, std::common_type_t<T> expected, std::common_type_t<T> x) {
+    shadow_atomic(p, sizeof *p, SHADOW_HERE);
+    const T old = *p;
+    if (!memcmp(&old, &expected, sizeof old)) { *p = x; }
+    return old;
+}
+template <typename T>
+inline T atomicSub(T* p, std::common_type_t<T> x) {
+    return atomicAdd(p, (T)-x);
+}
+
+/* Copies that are done at once: a missing wait does not show, unlike that of copy_async(). */
+inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes, size_t zeros = 0) {
+    shadow_access(from, bytes - zeros, SHADOW_READ, SHADOW_HERE);
+    shadow_access(to, bytes, SHADOW_WRITE, SHADOW_HERE);
+    memset(to, 0, bytes);
+    memcpy(to, from, bytes - zeros);
+}
+inline void __pipeline_commit(void) {}
+inline void __pipeline_wait_prior(size_t) {}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// cooperative groups of a block and of tiles of a warp
+
+namespace cooperative_groups {
+struct thread_block {
+    static void sync() { __syncthreads(); }
+    static unsigned thread_rank() { return emulator_thread; }
+    static unsigned size() { return blockDim.x * blockDim.y * blockDim.z; }
+    static unsigned num_threads() { return size(); }
+    static dim3 group_index() { return dim3(blockIdx.x, blockIdx.y, blockIdx.z); }
+    static dim3 thread_index() { return dim3(threadIdx.x, threadIdx.y, threadIdx.z); }
+};
+inline thread_block this_thread_block() { return {}; }
+template <unsigned N>
+struct thread_block_tile {
+    static unsigned mask() { return (N == 32 ? ~0u : (1u << N % 32) - 1) << emulator_lane() / N * N; }
+    static void sync() { __syncwarp(mask()); }
+    static constexpr unsigned size() { return N; }
+    static constexpr unsigned num_threads() { return N; }
+    static unsigned thread_rank() { return emulator_lane() % N; }
+    static unsigned meta_group_rank() { return emulator_thread / N; }
+    static unsigned meta_group_size() { return (thread_block::size() + N - 1) / N; }
+    template <typename T>
+    static T shfl(T x, unsigned from) {
+        return emulator_shuffle(mask(), x, emulator_lane() / N * N + from % N);
+    }
+    template <typename T>
+    static T shfl_xor(T x, unsigned bits) {
+        return emulator_shuffle(mask(), x, emulator_lane() ^ bits);
+    }
+    template <typename T>
+    static T shfl_down(T x, unsigned by) {
+        return emulator_shuffle(mask(), x, emulator_lane() + by, thread_rank() + by < N);
+    }
+    static int any(int x) { return __any_sync(mask(), x); }
+    static int all(int x) { return __all_sync(mask(), x); }
+    static unsigned ballot(int x) { return __ballot_sync(mask(), x) >> emulator_lane() / N * N; }
+};
+template <unsigned N>
+inline thread_block_tile<N> tiled_partition(const thread_block&) {
+    return {};
+}
+template <typename T>
+struct plus {
+    T operator()(T a, T b) const { return a + b; }
+};
+template <typename T>
+struct greater {
+    T operator()(T a, T b) const { return a < b ? b : a; }
+};
+template <unsigned N, typename T, typename Add>
+inline T reduce(const thread_block_tile<N>& tile, T x, const Add& add) {
+    for (unsigned bits = N / 2; bits > 0; bits /= 2) { x = add(x, tile.shfl_xor(x, bits)); }
+    return x;
+}
+}  // namespace cooperative_groups
+
+// ---------------------------------------------------------------------------------------------------------------------
+// wmma of 16 x 16 x 16. Each lane holds 8 neighbours of a row, which is not how a card distributes them
+
+namespace nvcuda {
+namespace wmma {
+struct matrix_a {};
+struct matrix_b {};
+struct accumulator {};
+struct row_major {};
+struct col_major {};
+enum layout_t { mem_row_major, mem_col_major };
+template <typename Use, int M, int N, int K, typename T, typename Layout = row_major>
+struct fragment {
+    static_assert(M == 16 && N == 16 && K == 16, "the emulated card has wmma of 16 x 16 x 16 alone");
+    static constexpr int num_elements = 8;
+    T x[8];
+    static size_t at(int i, size_t pitch, bool columns) {
+        const size_t row = emulator_lane() / 2, column = emulator_lane() % 2 * 8 + (size_t)i;
+        return columns ? column * pitch + row : row * pitch + column;
+    }
+};
+template <typename Use, typename T, typename L>
+inline void fill_fragment(fragment<Use, 16, 16, 16, T, L>& f, T x) {
+    for (T& to : f.x) { to = x; }
+}
+template <typename Use, typename T, typename L>
+inline void load_matrix_sync(fragment<Use, 16, 16, 16, T, L>& f, const T* p, unsigned pitch) {
+    __syncwarp();
+    for (int i = 0; i < 8; i++) { f.x[i] = p[f.at(i, pitch, std::is_same<L, col_major>::value)]; }
+}
+template <typename T>
+inline void store_matrix_sync(T* p, const fragment<accumulator, 16, 16, 16, T>& f, unsigned pitch, layout_t layout) {
+    for (int i = 0; i < 8; i++) { p[f.at(i, pitch, layout == mem_col_major)] = f.x[i]; }
+    __syncwarp();
+}
+template <typename D, typename T, typename LA, typename LB, typename C>
+inline void mma_sync(fragment<accumulator, 16, 16, 16, D>& d, const fragment<matrix_a, 16, 16, 16, T, LA>& a,
+                     const fragment<matrix_b, 16, 16, 16, T, LB>& b, const fragment<accumulator, 16, 16, 16, C>& c) {
+    T rows[2][256];
+    for (int m = 0; m < 2; m++) {
+        uint64_t words[2];
+        memcpy(words, m ? b.x : a.x, 16);
+        const EmulatorSlots* all = emulator_exchange(~0u, words[0], words[1]);
+        for (int lane = 0; lane < 32; lane++) { memcpy((void*)&rows[m][8 * lane], &all->at[lane], 16); }
+    }
+    for (int i = 0; i < 8; i++) {
+        const size_t at = d.at(i, 16, false);
+        float sum = (float)c.x[i];
+        for (size_t k = 0; k < 16; k++) { sum += (float)rows[0][at / 16 * 16 + k] * (float)rows[1][k * 16 + at % 16]; }
+        d.x[i] = (D)sum;
+    }
+}
+}  // namespace wmma
+}  // namespace nvcuda
 
 // ---------------------------------------------------------------------------------------------------------------------
 // launches

@@ -4,6 +4,8 @@
 s/([^A-Za-z0-9_>.])([A-Za-z_][A-Za-z0-9_]*(<[^;<>()]*(<[^;<>]*>)?[^;<>()]*>)?)([ \n\\]*)<<</\1[=](auto... a) { \2(a...); }\5 % LaunchOf(/g
 s/<<</ % LaunchOf(/g
 s/>>>\(/)(/g
+# device.h has what kernels use of these
+s/#include <(cooperative_groups(\/reduce)?|mma|cuda_pipeline)\.h>/\/\/&/g
 # the array of dynamic shared memory
 s/extern __shared__ (__align__\([0-9]+\) )?([a-z]+) ([a-z_]+)\[\];/\2* const \3 = (\2*)emulator_shared;/g
 # where g++ wants the alignment of a static array

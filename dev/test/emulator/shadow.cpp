@@ -625,7 +625,10 @@ void shadow_block(size_t index) {
     phase = 0;
     memset(dynamic.written, 0, dynamic_bytes / 8 + 1);
     for (const Symbol& s : symbols) {
-        if (s.shared) { memset(&statics.written[(s.begin - statics.begin) / 8], 0, s.bytes / 8 + 1); }
+        if (!s.shared) { continue; }
+        uint8_t* const bits = &statics.written[(s.begin - statics.begin) / 8];  // it begins at a multiple of 512
+        memset(bits, 0, s.bytes / 8);
+        bits[s.bytes / 8] &= (uint8_t)(255u << s.bytes % 8);
     }
     std::fill(events, events + MOST_THREADS, 1);
     std::fill(fenced, fenced + MOST_THREADS, false);

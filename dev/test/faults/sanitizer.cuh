@@ -1,3 +1,5 @@
+#include <cooperative_groups.h>
+#include <mma.h>
 /* sanitizer.cuh -- versions of RMSNorm's forward pass with a fault each. Of each, the sanitizer of the emulated
  * card must say the kind and the line that a comment names; test_zoo_faults.sh compares. A file for MINE.
  */
@@ -141,6 +143,39 @@ A_BLOCK_A_ROW(fence_missing)
 
 __global__ void fence(PARAMETERS) { last_block_reads<true>(out, rstd, x, weight, rows, eps); }  // FAULT none
 A_BLOCK_A_ROW(fence)
+
+namespace groups = cooperative_groups;
+static __device__ unsigned lock;
+__global__ void everyday(PARAMETERS) {  // what a reader writes; FAULT none
+    using namespace nvcuda::wmma;
+    __shared__ float sums[8];
+    __shared__ __half ones[256];
+    __shared__ float product[256];
+    auto block = groups::this_thread_block();
+    auto tile = groups::tiled_partition<32>(block);
+    float sum = groups::reduce(tile, square_of(x + blockIdx.x * rows.pitch, rows.C), groups::plus<float>());
+    if (tile.thread_rank() == 0) { sums[threadIdx.x / warpSize] = sum; }
+    ones[threadIdx.x] = __float2half(1.0f);
+    block.sync();
+    sum = 0;
+    for (int w = 0; w < 8; w++) { sum += sums[w]; }
+    fragment<matrix_a, 16, 16, 16, __half, row_major> a;
+    fragment<matrix_b, 16, 16, 16, __half, col_major> b;
+    fragment<accumulator, 16, 16, 16, float> c;
+    fill_fragment(c, 0.0f);
+    load_matrix_sync(a, ones, 16);
+    load_matrix_sync(b, ones, 16);
+    mma_sync(c, a, b, c);
+    if (threadIdx.x < 32) { store_matrix_sync(product, c, 16, mem_row_major); }
+    block.sync();
+    const bool held = atomicCAS(&lock, 0u, 0u) == 0 && atomicExch(&lock, 0u) == 0 && __activemask() == 0xffffffffu;
+    const bool exact = product[threadIdx.x] == 16 && __reduce_add_sync(~0u, 1) == 32 && __any_sync(~0u, 1) && clock64() > 0 &&
+                       __umulhi(1u << 31, 4) == 2 && __saturatef(2) == 1 && __frcp_rn(2) == 0.5f && fdividef(1, 2) == 0.5f &&
+                       __syncthreads_or(threadIdx.x == 5) && held;
+    const float r = rsqrtf(sum / (float)rows.C + eps + !exact);
+    write_row(out, rstd, x, weight, rows, r + 0 * to_float(__ldg(x)));
+}
+A_BLOCK_A_ROW(everyday)
 
 __global__ void a_block_too_many(PARAMETERS) {
     __shared__ float sums[32];
