@@ -108,7 +108,7 @@ too_long() { awk 'length > 128 { print FILENAME ":" FNR ": " length " columns"; 
 run "lines of at most 128 columns" too_long *.c *.cu \
     $(find llmc dev -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp')
 # what one system alone has, or does in its own way
-own='__(APPLE|linux)__|getrandom|accept4|pipe2|SOCK_CLOEXEC|ppoll|sem_[a-z]*wait|sigtimedwait|prctl|st_mtim[^e]|fsync\(.*;|versionsort|renameat2|"/proc'
+own='__(APPLE|linux|ELF)__|getrandom|accept4|pipe2|SOCK_CLOEXEC|ppoll|sem_[a-z]*wait|sigtimedwait|prctl|st_mtim[^e]|fsync\(.*;|versionsort|renameat2|"/proc'
 one_room() { ! grep -rnE "$own" llmc dev/data dev/serve *.c *.cu --include='*.[ch]*' --exclude=os.h; }
 run "only llmc/base/os.h knows the system" one_room
 plants() { dev/test/faults/test_gpu_faults.sh plant >"$log.faults" || { grep FAIL "$log.faults" && false; }; }

@@ -9,7 +9,7 @@
 #ifndef LLMC_OS_H
 #define LLMC_OS_H
 
-#include "llmc/base/utils.h"  // defines: Error, path_join, ceil_div
+#include "llmc/base/utils.h"  // defines: ceil_div, die, size_min
 
 #include <math.h>
 #include <poll.h>
@@ -95,6 +95,15 @@ static inline struct timespec os_changed(const struct stat* st) {
 // ---------------------------------------------------------------------------------------------------------------------
 // processes
 
+/* Has a function run before the constructors of the libraries and of the program. It gets main()'s arguments and the
+ * environment, and may call no library. Does nothing on macOS. */
+#ifdef __APPLE__
+#define OS_RUN_FIRST(function)
+#else
+#define OS_RUN_FIRST(function) \
+    __attribute__((section(".preinit_array"), used)) static void (*const os_first)(int, char**, char**) = function;
+#endif
+
 /* Asks the kernel to kill this process when its parent ends. Does nothing on macOS. */
 static inline void os_end_with_parent(void) {
 #ifndef __APPLE__
@@ -140,13 +149,20 @@ static inline void os_program(char* path /* PATH_CAP */) {
 #endif
 }
 
+/* Opens a file to read it; NULL: it is not there. */
+static inline FILE* open_in(const char* dir, const char* name) {
+    char path[2 * PATH_CAP];
+    const int n = snprintf(path, sizeof path, "%s/%s", dir, name);
+    return n < (int)sizeof path ? fopen(path, "r") : NULL;
+}
+
 /* Returns whether a process of this machine is ending or about to be killed, by Linux's /proc/PID/stat: field 9 has PF_EXITING,
  * or field 31 a SIGKILL. A large process keeps its files, and so its locks, for seconds after that. */
 static inline bool process_is_ending(long pid) {
-    char path[64], line[1024] = "";
+    char name[64], line[1024] = "";
     bool ending = false;
-    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
-    FILE* f = fopen(path, "r");
+    snprintf(name, sizeof name, "%ld/stat", pid);
+    FILE* f = open_in("/proc", name);
     const char* at = f && fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;  // behind field 2, a name with any bytes
     for (int field = 3; at && (at = strchr(at, ' ')); field++, at++) {
         const unsigned long long value = strtoull(at, NULL, 10);
@@ -159,109 +175,75 @@ static inline bool process_is_ending(long pid) {
 // ---------------------------------------------------------------------------------------------------------------------
 // memory and cores, within the limits of cgroups and ulimit
 
-/* Returns the number in a file that holds one number; UINT64_MAX for "max" or a missing file. */
-static inline uint64_t read_number(const char* path) {
-    unsigned long long value = 0;
-    FILE* f = fopen(path, "r");
-    if (!f) { return UINT64_MAX; }
-    bool ok = fscanf(f, "%llu", &value) == 1;
-    fclose(f);
-    return ok ? (uint64_t)value : UINT64_MAX;
+/* Returns number `which`, 0 or 1, of the two that a file may begin with; UINT64_MAX for "max" or a missing file. */
+static inline uint64_t read_number(const char* dir, const char* name, int which) {
+    unsigned long long n[2];
+    FILE* f = open_in(dir, name);
+    const int found = f ? fscanf(f, "%llu %llu", &n[0], &n[1]) : 0;
+    if (f) { fclose(f); }
+    return found > which ? (uint64_t)n[which] : UINT64_MAX;
 }
 
 /* Returns the number after `key` in a file of "key number" or "key: number kB" lines, kB in bytes; UINT64_MAX if missing. */
-static inline uint64_t read_field(const char* path, const char* key) {
+static inline uint64_t read_field(const char* dir, const char* name, const char* key) {
     char line[256];
     uint64_t found = UINT64_MAX;
-    FILE* f = fopen(path, "r");
-    if (!f) { return UINT64_MAX; }
-    while (found == UINT64_MAX && fgets(line, sizeof line, f)) {
-        size_t n = strlen(key);
+    FILE* f = open_in(dir, name);
+    while (f && found == UINT64_MAX && fgets(line, sizeof line, f)) {
+        const size_t n = strlen(key);
         unsigned long long value;
-        if (strncmp(line, key, n) == 0 && (line[n] == ' ' || line[n] == ':') && sscanf(line + n + 1, "%llu", &value) == 1) {
+        if (strncmp(line, key, n) == 0 && sscanf(line + n, "%*1[ :]%llu", &value) == 1) {
             found = (uint64_t)value * (strstr(line, "kB") ? 1024 : 1);
         }
     }
-    fclose(f);
+    if (f) { fclose(f); }
     return found;
 }
 
-/* Returns the bytes left below a cgroup's limit, UINT64_MAX if it has none. Inactive page cache counts as available. */
-static inline uint64_t cgroup_available(const char* dir, const char* limit_name, const char* usage_name, const char* cache) {
-    char path[PATH_CAP];
-    Error e = NO_ERROR;
-    if (!path_join(path, dir, limit_name, &e)) { return UINT64_MAX; }
-    uint64_t limit = read_number(path);
-    if (!path_join(path, dir, usage_name, &e)) { return UINT64_MAX; }
-    uint64_t usage = read_number(path);
-    if (limit >= (uint64_t)1 << 60 || usage == UINT64_MAX || !path_join(path, dir, "memory.stat", &e)) { return UINT64_MAX; }
-    uint64_t reclaimable = read_field(path, cache);
-    if (reclaimable != UINT64_MAX) { usage -= reclaimable < usage ? reclaimable : usage; }
-    return limit > usage ? limit - usage : 0;
-}
-
-/* Returns whether a comma-separated list has a word. */
-static inline bool list_has(const char* list, const char* word) {
-    for (;;) {
-        const size_t n = strcspn(list, ",");
-        if (n == strlen(word) && memcmp(list, word, n) == 0) { return true; }
-        if (!list[n]) { return false; }
-        list += n + 1;
-    }
-}
-
-/* Returns how much of a resource a cgroup leaves. `dir` is the cgroup's folder; `v1`: it is of version 1. UINT64_MAX: no
- * limit. */
-typedef uint64_t (*CgroupLeft)(const char* dir, bool v1);
-
 /* Returns the least that the cgroups of this process (containers, Slurm) leave of the resource that `controller` manages.
- * /proc and /sys are in `root`: "", or a folder in tests. */
-static inline uint64_t cgroups_least(const char* root, const char* controller, CgroupLeft left_in) {
+ * left_in() returns how much the cgroup of a folder leaves; `v1`: of version 1. UINT64_MAX: no limit. /proc and /sys are in
+ * `root`: "", or a folder in tests. */
+static inline uint64_t cgroups_least(const char* root, const char* controller, uint64_t (*left_in)(const char* dir, bool v1)) {
     uint64_t least = UINT64_MAX;
     // inside a container the cgroup is mounted as the root; outside, the limits of all ancestors apply too
-    char line[PATH_CAP / 2], dir[2 * PATH_CAP];
-    snprintf(dir, sizeof dir, "%s/proc/self/cgroup", root);
-    FILE* f = fopen(dir, "r");
+    char line[PATH_CAP / 2], list[PATH_CAP], word[32], dir[2 * PATH_CAP];
+    snprintf(word, sizeof word, ",%s,", controller);
+    FILE* f = open_in(root, "proc/self/cgroup");
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
-        char* list = strchr(line, ':');  // "4:cpu,cpuacct:/path", or in version 2 "0::/path"
-        char* own = list ? strchr(list + 1, ':') : NULL;
+        char* first = strchr(line, ':');  // "4:cpu,cpuacct:/path", or in version 2 "0::/path"
+        char* own = first ? strchr(first + 1, ':') : NULL;
         if (!own) { continue; }
-        *list++ = *own++ = 0;
-        const bool v1 = *list != 0, ours = v1 ? list_has(list, controller) : strcmp(line, "0") == 0;
-        while (ours) {
-            snprintf(dir, sizeof dir, "%s/sys/fs/cgroup%s%s%s", root, v1 ? "/" : "", v1 ? controller : "",
-                     strcmp(own, "/") == 0 ? "" : own);
+        *first++ = *own++ = 0;
+        snprintf(list, sizeof list, ",%s,", first);
+        const bool v1 = *first != 0, ours = v1 ? strstr(list, word) != NULL : strcmp(line, "0") == 0;
+        for (char* end = own + strlen(own); ours && end; end = strrchr(own, '/')) {
+            *end = 0;  // "/a/b", "/a", ""
+            snprintf(dir, sizeof dir, "%s/sys/fs/cgroup%s%s%s", root, v1 ? "/" : "", v1 ? controller : "", own);
             const uint64_t left = left_in(dir, v1);
             if (left < least) { least = left; }
-            char* slash = strrchr(own, '/');
-            if (!slash || !*own) { break; }
-            *slash = 0;  // "/a/b" -> "/a" -> ""
         }
     }
     if (f) { fclose(f); }
     return least;
 }
 
+/* Returns the bytes left below a cgroup's limit. Inactive page cache counts as available. */
 static inline uint64_t cgroup_memory(const char* dir, bool v1) {
-    return v1 ? cgroup_available(dir, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-              : cgroup_available(dir, "memory.max", "memory.current", "inactive_file");
+    const uint64_t limit = read_number(dir, v1 ? "memory.limit_in_bytes" : "memory.max", 0);
+    const uint64_t usage = read_number(dir, v1 ? "memory.usage_in_bytes" : "memory.current", 0);
+    const uint64_t cache = read_field(dir, "memory.stat", v1 ? "total_inactive_file" : "inactive_file");
+    if (limit >= (uint64_t)1 << 60 || usage == UINT64_MAX) { return UINT64_MAX; }
+    const uint64_t used = cache == UINT64_MAX ? usage : usage - size_min(cache, usage);
+    return limit > used ? limit - used : 0;
 }
 
 /* Returns the cores that a cgroup's share of time comes to, rounded up. */
 static inline uint64_t cgroup_cores(const char* dir, bool v1) {
-    char path[PATH_CAP];
-    Error e = NO_ERROR;
-    unsigned long long quota = 0, period = 0;
-    if (!path_join(path, dir, v1 ? "cpu.cfs_quota_us" : "cpu.max", &e)) { return UINT64_MAX; }
-    FILE* f = fopen(path, "r");  // "200000 100000", or "max 100000"; version 1 has two files, and -1 for no limit
-    if (!f) { return UINT64_MAX; }
-    const int numbers = fscanf(f, "%llu %llu", &quota, &period);
-    fclose(f);
-    if (v1 && path_join(path, dir, "cpu.cfs_period_us", &e)) { period = read_number(path); }
-    const unsigned long long most = 1ull << 60;  // most microseconds: -1, read as unsigned, is above and means none
-    if (numbers != (v1 ? 1 : 2) || quota == 0 || period == 0 || quota > most || period > most) { return UINT64_MAX; }
-    return ceil_div(quota, period);
+    // "200000 100000", or "max 100000"; version 1 has two files, and -1 for no limit, which is read as a large number
+    const uint64_t quota = read_number(dir, v1 ? "cpu.cfs_quota_us" : "cpu.max", 0), most = (uint64_t)1 << 60;
+    const uint64_t period = v1 ? read_number(dir, "cpu.cfs_period_us", 0) : read_number(dir, "cpu.max", 1);
+    return quota == 0 || period == 0 || quota > most || period > most ? UINT64_MAX : ceil_div(quota, period);
 }
 
 /* Returns the bytes left below the limits of this process's cgroups, UINT64_MAX if there are none. */
@@ -294,7 +276,7 @@ static inline uint64_t system_available(void) {
         return ((uint64_t)v.free_count + v.inactive_count) * (uint64_t)page;
     }
 #endif
-    const uint64_t have = read_field("/proc/meminfo", "MemAvailable");
+    const uint64_t have = read_field("/proc", "meminfo", "MemAvailable");
     return have == UINT64_MAX && pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : have;
 }
 
@@ -306,7 +288,7 @@ static inline uint64_t host_memory_available(void) {
     if (left < have) { have = left; }
     struct rlimit limit;
     if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-        uint64_t used = read_field("/proc/self/status", "VmSize");
+        uint64_t used = read_field("/proc/self", "status", "VmSize");
         uint64_t cap = (uint64_t)limit.rlim_cur;
         if (used != UINT64_MAX) { cap -= used < cap ? used : cap; }
         if (cap < have) { have = cap; }
@@ -318,7 +300,7 @@ static inline uint64_t host_memory_available(void) {
  * such as the memory of a large parent; VmHWM does not. */
 static inline uint64_t host_memory_peak(void) {
     struct rusage usage;
-    const uint64_t peak = read_field("/proc/self/status", "VmHWM");
+    const uint64_t peak = read_field("/proc/self", "status", "VmHWM");
     if (peak != UINT64_MAX) { return peak; }
     getrusage(RUSAGE_SELF, &usage);
 #ifdef __APPLE__
@@ -333,21 +315,18 @@ static inline uint64_t host_memory_peak(void) {
 
 /* Writes the processor's name; "CPU" if the system does not say. ARM's Linux names the board instead ("Raspberry Pi 5"). */
 static inline void os_processor(char* out, size_t cap) {
-    snprintf(out, cap, "CPU");
+    char name[128] = "CPU";
 #ifdef __APPLE__
-    if (sysctlbyname("machdep.cpu.brand_string", out, &cap, NULL, 0) != 0) { snprintf(out, cap, "CPU"); }
+    size_t size = sizeof name;
+    sysctlbyname("machdep.cpu.brand_string", name, &size, NULL, 0);
 #else
     char line[256];
-    bool found = false;
     FILE* f = fopen("/proc/cpuinfo", "r");
-    while (f && !found && fgets(line, sizeof line, f)) {
-        const char* colon = strchr(line, ':');
-        found = colon && (strncmp(line, "model name", 10) == 0 || strncmp(line, "Model", 5) == 0);
-        line[strcspn(line, "\n")] = 0;
-        if (found) { snprintf(out, cap, "%.120s", colon + 1 + strspn(colon + 1, " ")); }
-    }
+    while (f && fgets(line, sizeof line, f) &&
+           sscanf(line, "model name : %127[^\n]", name) + sscanf(line, "Model : %127[^\n]", name) < 1) {}
     if (f) { fclose(f); }
 #endif
+    snprintf(out, cap, "%s", name);
 }
 
 /* Asks the kernel for the tiles of AMX (arch_prctl: ARCH_REQ_XCOMP_PERM of XTILEDATA). Returns whether they may be used. */

@@ -8,7 +8,7 @@
 #ifndef LLMC_THREADS_H
 #define LLMC_THREADS_H
 
-#include "llmc/base/utils.h"
+#include "llmc/base/os.h"  // defines: OS_RUN_FIRST
 
 #include <pthread.h>
 #include <stddef.h>
@@ -78,7 +78,6 @@ static inline void threads_start(void) {
 // first parallel region.
 
 #ifdef _OPENMP
-#ifdef __ELF__
 static char threads_spin[] = "GOMP_SPINCOUNT=2000";  // 15 to 100 us, by the processor
 static struct {
     char **place, *text;
@@ -94,7 +93,7 @@ static inline char** threads_variable(char** environment, const char* name) {
     return NULL;
 }
 
-static void threads_before_libraries(int argc, char** argv, char** environment) {
+static inline void threads_before_libraries(int argc, char** argv, char** environment) {
     (void)argc, (void)argv;
     if (threads_variable(environment, "OMP_WAIT_POLICY") || threads_variable(environment, "GOMP_SPINCOUNT=")) { return; }
     threads_path.place = threads_variable(environment, "PATH=");
@@ -102,14 +101,10 @@ static void threads_before_libraries(int argc, char** argv, char** environment) 
     threads_path.text = *threads_path.place;
     *threads_path.place = threads_spin;
 }
-typedef void (*ThreadsFirst)(int argc, char** argv, char** environment);
-__attribute__((section(".preinit_array"), used)) static const ThreadsFirst threads_first = threads_before_libraries;
-#endif
+OS_RUN_FIRST(threads_before_libraries)
 
 __attribute__((constructor)) static void threads_after_libraries(void) {
-#ifdef __ELF__
     if (threads_path.place) { *threads_path.place = threads_path.text; }
-#endif
 #ifdef __clang__
     if (getenv("OMP_WAIT_POLICY") || getenv("KMP_BLOCKTIME")) { return; }
     setenv("KMP_BLOCKTIME", "1", 0);  // ms, and no shorter time is possible ...

@@ -39,9 +39,10 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         write_text(i, path[i], part[i]);
         at = part[i] + strlen(part[i]) + 1;
     }
-    const uint64_t left = cgroups_available(folder), limit = read_number(path[LIMIT]), usage = read_number(path[USAGE]);
+    const uint64_t left = cgroups_available(folder), limit = read_number("", path[LIMIT], 0);
+    const uint64_t usage = read_number("", path[USAGE], 0);
     REQUIRE(left == UINT64_MAX || left <= limit);
-    const uint64_t cache = read_field(path[STATISTICS], "inactive_file");
+    const uint64_t cache = read_field("", path[STATISTICS], "inactive_file");
     if (left != UINT64_MAX && (cache == UINT64_MAX || cache == 0)) { REQUIRE(left == (limit > usage ? limit - usage : 0)); }
     REQUIRE(cgroups_cores(folder) >= 1);
     char* end = NULL;
