@@ -1,9 +1,11 @@
 # emulated.mk -- the GPU's programs for a card that the CPU emulates, for tests.
 #
 # EMULATED_ARCH (75, 80 or 90) and PRECISION say for which card, see dev/test/emulator/device.h. make emulated puts them into
-# build/emulated/PRECISION_ARCH; it needs g++, x86-64, the CUDA toolkit and nccl.h.
+# build/emulated/PRECISION_ARCH; it needs g++, x86-64 or 64-bit ARM, the CUDA toolkit's headers and nccl.h. Without nvcc, name the
+# headers: CUDA_INCLUDE="-isystem FOLDER".
 
 EMULATOR = dev/test/emulator
+HEADERS_BY_NVCC := $(if $(filter command environment,$(firstword $(origin CUDA_INCLUDE))),,require-nvcc)
 EMULATED_ARCH ?= 90
 # -O2 takes longer than it saves, except in trainers_cu, which runs most, and in the card's own code
 EMULATED_OPT ?= -O1
@@ -22,16 +24,16 @@ emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/
 
 # launches and PTX are rewritten in copies of the sources
 REWRITE = sed -z -E -f $(EMULATOR)/launches.sed -e '1s|^|\#line 1 "'"$$f"'"\n|'
-build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)/ptx.h | $(EMULATED) require-nvcc
+build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)/ptx.h | $(EMULATED) $(HEADERS_BY_NVCC)
 	@for f in $(EMULATED_SOURCES); do mkdir -p $@.tmp/$$(dirname $$f) && $(REWRITE) $$f > $@.tmp/$$f || exit 1; done
 	@f=$(EMULATOR)/ptx.h && $(REWRITE) $$f > $@.tmp/llmc/cuda/ptx.cuh && rm -rf $@ && mv $@.tmp $@
 
-$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh build/cpu_flags | $(EMULATED) require-nvcc
+$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh build/cpu_flags | $(EMULATED) $(HEADERS_BY_NVCC)
 	$(CXX) $(EMULATED_FLAGS) -I. -Wall -Wextra -c $< -o $@
-build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED) require-nvcc
+build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED) $(HEADERS_BY_NVCC)
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared $(EMULATED_INCLUDES) $< -o $@
 # device.h and the toolkit's headers are compiled once for the programs of a variant; g++ fails if another -O reads them
-$(EMULATED)/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h build/cpu_flags | $(EMULATED) require-nvcc
+$(EMULATED)/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h build/cpu_flags | $(EMULATED) $(HEADERS_BY_NVCC)
 	$(CXX) $(EMULATED_FLAGS) -x c++-header $< -o $@
 DEVICE = $(if $(filter %/trainers_cu,$@),device.h,$(EMULATED)/device.h)
 # shadow.o stands for the library of -fsanitize=thread

@@ -2,7 +2,7 @@
  * its own stack, and runs until it waits for a word to change. Barriers and exchanges of a warp are such words. A waiting
  * thread gets its turns, too, but the scheduler looks at its word, and continues its fiber only when the word has changed.
  *
- * For x86-64: emulator_switch() is the only machine code.
+ * For x86-64 and 64-bit ARM: emulator_switch() is the only machine code.
  */
 #include "device.h"
 
@@ -50,6 +50,41 @@ unsigned emulator_choose(unsigned n) { return choose(n); }
 
 /* Saves the callee-saved registers on the stack, and continues on another stack with the registers saved there. */
 extern "C" void emulator_switch(void** save, void* load);
+#ifdef __aarch64__
+enum { SAVED = 20, RETURN = 11 };  // words that a switch leaves on a stack, and which of them is the address to return to
+asm(R"(
+.text
+.globl emulator_switch
+emulator_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+)");
+#else
+enum { SAVED = 7, RETURN = 6 };
 asm(R"(
 .text
 .globl emulator_switch
@@ -70,6 +105,7 @@ emulator_switch:
     pop %rbp
     ret
 )");
+#endif
 
 /* Threads of the running block. */
 static struct Thread {
@@ -123,10 +159,9 @@ static void begin(Thread* t) {
     t->begun = true;
     t->stack = free_stacks[--num_free];
     void** top = (void**)(stacks + (size_t)(t->stack + 1) * STACK);
-    *--top = NULL;                // keeps the stack aligned as after a call
-    *--top = (void*)thread_main;  // where the first switch returns to
-    top -= 6;                     // its registers
-    memset(top, 0, 6 * sizeof *top);
+    top -= SAVED + SAVED % 2;  // keeps the stack aligned as after a call
+    memset(top, 0, SAVED * sizeof *top);
+    top[RETURN] = (void*)thread_main;  // where the first switch returns to
     t->at = top;
 }
 

@@ -186,7 +186,11 @@ inline unsigned __match_any_sync(unsigned mask, unsigned value) {
 
 /* Keeps the compiler from contracting a result with the next operation. */
 inline float emulated_rounded(float x) {
+#ifdef __aarch64__
+    asm("" : "+w"(x));
+#else
     asm("" : "+x"(x));
+#endif
     return x;
 }
 inline float __fadd_rn(float x, float y) { return emulated_rounded(emulated_rounded(x) + emulated_rounded(y)); }
