@@ -11,6 +11,7 @@
  */
 #include "llmc/attention.cuh"
 #include "llmc/attention.h"
+enum { PLAIN = 3 };  // the last version for any head size
 #include "dev/cuda/attention_classic.cuh"
 
 enum { DQKV, SPARE, DOUT, OUT, LSE, QKV };

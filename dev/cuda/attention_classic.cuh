@@ -8,10 +8,12 @@
 #include "llmc/cuda/cuda_common.cuh"  // defines: Arena, take
 #include "dev/cuda/product.cuh"
 
-// B, T, NH, NKV, HD; some shapes are for versions 1 to 3 alone, which take any head size, the large one for 4 and above
-static const std::vector<Shape> TESTS = {{{2, 24, 3, 1, 24}, 1, 3}, {{1, 70, 4, 2, 64}}, {{2, 33, 2, 1, 128}}},
-                                CLASSIC = {{{8, 1024, 12, 4, 64}}, {{8, 1024, 8, 2, 96}, 1, 3}, {{64, 320, 4, 4, 256}, 1, 3}},
-                                LARGE = {{{16, 8192, 32, 8, 64}, 4}};
+// B, T, NH, NKV, HD; some shapes are for versions 1 to PLAIN alone, which take any head size, the large one for those above
+static const std::vector<Shape> TESTS = {{{2, 24, 3, 1, 24}, 1, PLAIN}, {{1, 70, 4, 2, 64}}, {{2, 33, 2, 1, 128}}},
+                                CLASSIC = {{{8, 1024, 12, 4, 64}},
+                                           {{8, 1024, 8, 2, 96}, 1, PLAIN},
+                                           {{64, 320, 4, 4, 256}, 1, PLAIN}},
+                                LARGE = {{{16, 8192, 32, 8, 64}, PLAIN + 1}};
 
 static AttentionShape shape_of(const Case& c) { return {(int)c.n[0], (int)c.n[1], (int)c.n[2], (int)c.n[3], (int)c.n[4]}; }
 static size_t qkv_width(AttentionShape s) { return (size_t)(s.NH + 2 * s.NKV) * s.HD; }

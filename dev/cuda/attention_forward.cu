@@ -4,11 +4,12 @@
  *   make -C dev/cuda attention_forward && build/zoo/attention_forward [forward] [N...]
  *
  * S = Q K^T / sqrt(HD), P = softmax(S), out = P V. The scores of a head are T x T: far more than q, k, v and out together. So
- * the question is where they live: in memory (1, 2), or in registers and shared memory, a tile at a time (3 to 5). Operations
+ * the question is where they live: in memory (1, 2), or in registers and shared memory, a tile at a time (3 to 7). Operations
  * count for the causal half alone, 2 B NH T T HD. Version 0 is a product of cuBLASLt with as many.
  */
 #include "llmc/attention.cuh"
 #include "llmc/attention.h"
+enum { PLAIN = 5 };  // the last version for any head size
 #include "dev/cuda/attention_classic.cuh"
 
 enum { QKV, OUT, LSE, SPARE };
@@ -101,9 +102,109 @@ static Work predict_forward2(const Case& c) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 3 to 5, the trainer's: S never leaves the chip. A block has a tile of queries and walks over tiles of keys with a running
-// maximum and a running sum of each row; when the maximum grows, the output so far is scaled down. 3 on the ordinary units, 4
-// by mma, with copies beside it, 5 by wgmma, with a warpgroup that only copies.
+// 3: a query a warp. S never leaves the chip: the warp walks over the keys up to the diagonal with a running maximum and sum.
+// When the maximum grows, the output so far is scaled down. A lane has every 32nd element, so each score is a sum of a warp.
+
+enum { MOST_LANES3 = 8, KEYS4 = 32, QUERIES = 8 };  // elements of a lane, HD / 32 at most; keys of a tile; queries of a block
+
+__global__ void forward3_kernel(floatX* out, float* lse, const floatX* qkv, AttentionShape s, size_t pitch, size_t out_pitch) {
+    const int t = blockIdx.x * QUERIES + threadIdx.y, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
+    if (t >= s.T) { return; }
+    const floatX *q = qkv + ((size_t)b * s.T + t) * pitch + h * s.HD,
+                 *k = qkv + (size_t)b * s.T * pitch + (s.NH + h / (s.NH / s.NKV)) * s.HD, *v = k + s.NKV * s.HD;
+    float o[MOST_LANES3] = {}, m = -INFINITY, l = 0;
+    for (int u = 0; u <= t; u++) {
+        float dot = 0;
+        for (int d = lane; d < s.HD; d += 32) { dot += to_float(q[d]) * to_float(k[u * pitch + d]); }
+        const float score = warp_sum(dot) / sqrtf((float)s.HD), before = m;
+        m = fmaxf(m, score);
+        const float shrink = expf(before - m), p = expf(score - m);
+        l = l * shrink + p;
+#pragma unroll
+        for (int i = 0; i < MOST_LANES3; i++) {
+            const int d = lane + 32 * i;
+            if (d < s.HD) { o[i] = o[i] * shrink + p * to_float(v[u * pitch + d]); }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < MOST_LANES3; i++) {
+        const int d = lane + 32 * i;
+        if (d < s.HD) { out[((size_t)b * s.T + t) * out_pitch + h * s.HD + d] = from_float<floatX>(o[i] / l); }
+    }
+    if (lane == 0) { lse[((size_t)b * s.NH + h) * s.T + t] = m + logf(l); }
+}
+
+static dim3 queries(AttentionShape s) { return dim3(blocks_for(s.T, QUERIES), (unsigned)s.NH, (unsigned)s.B); }
+
+static void forward3(floatX* out, float* lse, floatX* qkv, void*, AttentionShape s, size_t pitch, size_t out_pitch,
+                     cudaStream_t stream) {
+    forward3_kernel<<<queries(s), dim3(32, QUERIES), 0, stream>>>(out, lse, qkv, s, pitch, out_pitch);
+}
+
+// For each score and element of both products a load from the L1 cache, which takes the place of 4 additions, and an addition;
+// for each score some 30 instructions of the whole warp, which are 15 for each of 64 elements of both products.
+static Work predict_forward3(const Case& c) { return {c.bytes / 32, 0, c.flops / 2 * (5 + 480 / (double)c.n[4])}; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 4: a tile of keys. The 8 queries of a block share 32 keys and values in shared memory, and a lane has a key: 32 scores at a
+// time without a shuffle, one maximum and one rescaling a tile. Tiles beyond the block's last query are skipped.
+
+__global__ void forward4_kernel(floatX* out, float* lse, const floatX* qkv, AttentionShape s, size_t pitch, size_t out_pitch) {
+    extern __shared__ float tile[];  // keys (32, HD + 1), values (32, HD), queries (8, HD)
+    float *ks = tile, *vs = ks + KEYS4 * (s.HD + 1), *q = vs + KEYS4 * s.HD + threadIdx.y * s.HD;
+    const int first = blockIdx.x * QUERIES, t = first + threadIdx.y, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
+    qkv += (size_t)b * s.T * pitch;
+    const floatX *k = qkv + (s.NH + h / (s.NH / s.NKV)) * s.HD, *v = k + s.NKV * s.HD;
+    for (int d = lane; d < s.HD; d += 32) { q[d] = t < s.T ? to_float(qkv[t * pitch + h * s.HD + d]) : 0; }
+    float o[MOST_LANES3] = {}, m = -INFINITY, l = 0;
+    for (int u0 = 0; u0 < min(first + QUERIES, s.T); u0 += KEYS4) {
+        __syncthreads();  // all have read the last tile, and later all of this one is there
+        for (int i = threadIdx.y; i < KEYS4; i += QUERIES) {
+            for (int d = lane; d < s.HD; d += 32) {
+                ks[i * (s.HD + 1) + d] = u0 + i < s.T ? to_float(k[(u0 + i) * pitch + d]) : 0;
+                vs[i * s.HD + d] = u0 + i < s.T ? to_float(v[(u0 + i) * pitch + d]) : 0;
+            }
+        }
+        __syncthreads();
+        float dot = 0;
+        for (int d = 0; d < s.HD; d++) { dot += q[d] * ks[lane * (s.HD + 1) + d]; }
+        const float score = u0 + lane <= t ? dot / sqrtf((float)s.HD) : -INFINITY, before = m;
+        m = fmaxf(m, warp_max(score));
+        const float shrink = expf(before - m), p = expf(score - m);
+        l = l * shrink + warp_sum(p);
+#pragma unroll
+        for (int i = 0; i < MOST_LANES3; i++) { o[i] *= shrink; }
+        for (int u = 0; u < KEYS4; u++) {
+            const float weight = __shfl_sync(~0u, p, u);
+#pragma unroll
+            for (int i = 0; i < MOST_LANES3; i++) {
+                if (lane + 32 * i < s.HD) { o[i] += weight * vs[u * s.HD + lane + 32 * i]; }
+            }
+        }
+    }
+    if (t >= s.T) { return; }
+#pragma unroll
+    for (int i = 0; i < MOST_LANES3; i++) {
+        const int d = lane + 32 * i;
+        if (d < s.HD) { out[((size_t)b * s.T + t) * out_pitch + h * s.HD + d] = from_float<floatX>(o[i] / l); }
+    }
+    if (lane == 0) { lse[((size_t)b * s.NH + h) * s.T + t] = m + logf(l); }
+}
+
+static void forward4(floatX* out, float* lse, floatX* qkv, void*, AttentionShape s, size_t pitch, size_t out_pitch,
+                     cudaStream_t stream) {
+    const int bytes = (int)sizeof(float) * (KEYS4 * (2 * s.HD + 1) + QUERIES * s.HD);
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)forward4_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    forward4_kernel<<<queries(s), dim3(32, QUERIES), bytes, stream>>>(out, lse, qkv, s, pitch, out_pitch);
+}
+
+// For a score and element of the first product two loads from shared memory and an addition, of the second one a load, a part
+// of a shuffle and an addition.
+static Work predict_forward4(const Case& c) { return {c.bytes / 32, 0, c.flops / 2 * (9 + 6) / 2}; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 5 to 7, the trainer's: a tile of queries meets a tile of keys, so a thread has many sums in registers. 5 on the ordinary
+// units, 6 by mma, with copies beside it, 7 by wgmma, with a warpgroup that only copies.
 
 template <AttentionKernel KERNEL>
 static void trainer(floatX* out, float* lse, floatX* qkv, void*, AttentionShape s, size_t pitch, size_t out_pitch,
@@ -111,13 +212,13 @@ static void trainer(floatX* out, float* lse, floatX* qkv, void*, AttentionShape 
     attention_forward_cuda(out, lse, qkv, s.B, attention_args(s, pitch, out_pitch), stream, KERNEL);
 }
 
-// 3: two additions of products in fp32 for each score and element, and about two loads from shared memory for four of them.
-static Work predict_forward3(const Case& c) { return {c.bytes / 32, 0, c.flops / 2 * 2.2}; }
-// 4: a score's exponential takes a special unit a quarter of a clock of a lane: as long as 2 HD operations of the tensor cores
+// 5: two additions of products in fp32 for each score and element, and about two loads from shared memory for four of them.
+static Work predict_forward5(const Case& c) { return {c.bytes / 32, 0, c.flops / 2 * 2.2}; }
+// 6: a score's exponential takes a special unit a quarter of a clock of a lane: as long as 2 HD operations of the tensor cores
 // take at HD 64. Half of it hides.
-static Work predict_forward4(const Case& c) { return {c.bytes / 32, c.flops / mma_rate() / (c.n[4] < 128 ? 0.6 : 0.75)}; }
-// 5: two warpgroups take turns, one multiplies while the other computes exponentials.
-static Work predict_forward5(const Case& c) { return {c.bytes / 32, c.flops / (c.n[4] < 128 ? 0.7 : 0.85)}; }
+static Work predict_forward6(const Case& c) { return {c.bytes / 32, c.flops / mma_rate() / (c.n[4] < 128 ? 0.6 : 0.75)}; }
+// 7: two warpgroups take turns, one multiplies while the other computes exponentials.
+static Work predict_forward7(const Case& c) { return {c.bytes / 32, c.flops / (c.n[4] < 128 ? 0.7 : 0.85)}; }
 
 static void forward0(floatX* out, float*, floatX* qkv, void* spare, AttentionShape s, size_t pitch, size_t out_pitch,
                      cudaStream_t stream) {
@@ -137,7 +238,7 @@ static void make(Case& c) {
     const AttentionShape s = shape_of(c);
     const size_t N = (size_t)s.B * s.T, as_many_bytes = N * s.T * sizeof(floatX);
     c.rows("qkv", READ, N, qkv_width(s));
-    // 2, 4 and 5 round P to 16 bits before they multiply it, so an element may be as wrong as its largest terms are rounded
+    // 2, 6 and 7 round P to 16 bits before they multiply it, so an element may be as wrong as its largest terms are rounded
     c.rows("out", WRITE, N, out_width(s), 1, INFINITY);
     c.tensor<float>("lse", WRITE, 1, (size_t)s.NH * N);
     c.tensor<char>("scratch", SCRATCH, 1, s.T > 2048 ? as_many_bytes : size_max(as_many_bytes, Heads::bytes(s)));
@@ -156,8 +257,10 @@ int main(int argc, char** argv) {
                    {{0, "cuBLASLt, a product of as many operations", REFERENCE, forward<forward0>, predict_product},
                     {1, "scores in memory, a thread each", 0, forward<forward1>, predict_forward1},
                     {2, "classic: permute, copy, cuBLASLt, softmax", 0, forward<forward2>, predict_forward2},
-                    {3, "scores on the chip, running maximum", BOLD, forward<trainer<ATTENTION_PLAIN>>, predict_forward3},
-                    {4, "mma, cp.async", BOLD | ONLY_16, forward<trainer<ATTENTION_MMA>>, predict_forward4},
-                    {5, "wgmma, TMA", BOLD | ONLY_16 | SM90, forward<trainer<ATTENTION_WGMMA>>, predict_forward5}});
+                    {3, "a query a warp, running maximum", 0, forward<forward3>, predict_forward3},
+                    {4, "a tile of keys in shared memory", 0, forward<forward4>, predict_forward4},
+                    {5, "a tile of queries by a tile of keys", BOLD, forward<trainer<ATTENTION_PLAIN>>, predict_forward5},
+                    {6, "mma, cp.async", BOLD | ONLY_16, forward<trainer<ATTENTION_MMA>>, predict_forward6},
+                    {7, "wgmma, TMA", BOLD | ONLY_16 | SM90, forward<trainer<ATTENTION_WGMMA>>, predict_forward7}});
     return zoo(argc, argv, "attention_forward", {l});
 }
