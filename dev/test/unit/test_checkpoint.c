@@ -956,10 +956,8 @@ static bool load_model_alone(const char* dir, Error* e) {
     ModelConfig c;
     bool ok = checkpoint_read(dir, CHECKPOINT_MODEL, NULL, &s, e) && model_check(dir, &c, e);
     if (ok) {
-        ParamTable t = param_table(&c);
-        Side side = {(float*)xcalloc(t.elements, sizeof(float)), 0, t.elements};
-        ok = model_load_sums(dir, &c, &t, &s.files, NULL, slot_to(take, &side), NULL, e);
-        param_table_free(&t);
+        Side side = new_side();
+        ok = model_load_sums(dir, &c, &table, &s.files, NULL, slot_to(take, &side), NULL, e);
     }
     trainer_state_free(&s);
     return ok;
