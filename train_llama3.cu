@@ -21,14 +21,15 @@
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/train/not_finite.h"     // defines: FiniteSearch, TENSOR_TEXT, search_tensor, search_arena
 #include "llmc/cuda/cuda_common.cuh"   // defines: floatX, CUDA_CHECK, copy_out, to_float, ProfileRange
-#include "llmc/gpu/device.cuh"         // defines: Device, device_open, device_close, device_memory
-#include "llmc/gpu/weights.cuh"        // defines: WeightArena, weights_slot, master_check
-#include "llmc/gpu/feed.cuh"           // defines: Feed, feed_next, feed_clear, IN_FLIGHT
-#include "llmc/gpu/runner.cuh"         // defines: Runner, runner_begin, runner_end, runner_wait, runner_capture, runner_restore
-#include "llmc/gpu/plans.cuh"          // defines: device_load_plans, matmul_save_plans, device_check_plans, device_share_plans
-#include "llmc/gpu/profile.cuh"        // defines: LayerRange, profiler_new, print_profile
-#include "llmc/gpu/debug.cuh"          // defines: search_on_gpu, search_weights, search_gradients
-#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
+#include "llmc/gpu/device.cuh"  // defines: Device, device_open, device_memory, MemoryKind, MemoryPlace, memory_take, memory_fill
+#include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, master_check
+#include "llmc/gpu/host_stream.cuh"  // defines: HostStream, host_stream_begin, host_stream_finish
+#include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, feed_clear, IN_FLIGHT
+#include "llmc/gpu/runner.cuh"       // defines: Runner, runner_begin, runner_end, runner_wait, runner_capture, runner_restore
+#include "llmc/gpu/plans.cuh"        // defines: device_load_plans, matmul_save_plans, device_check_plans, device_share_plans
+#include "llmc/gpu/profile.cuh"      // defines: LayerRange, profiler_new, print_profile
+#include "llmc/gpu/debug.cuh"        // defines: search_on_gpu, search_weights, search_gradients
+#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
 #include "llmc/gpu/sharded_blocks.cuh"  // defines: ShardedBlocks, sharded_begin, sharded_block, ShardReader
 #include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradients_zero
 #include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, crossentropy
@@ -72,27 +73,6 @@ typedef struct {
 } BlockActivations;
 
 static const Recomputed ALL_GROUPS = {true, true, true};  // of activations
-
-/* The kinds of memory: name, and whether it begins as zero, for the gaps between its tensors. */
-#define MEMORY_KINDS(X) /* LANDING: what arrives from other ranks; SUMS: over the ranks; PINNED: on the host */ \
-    X(WEIGHTS, "weights", true)                                                                                 \
-    X(ADAPTERS, "adapters", true)                                                                               \
-    X(GRADIENTS, "gradients", true)                                                                             \
-    X(MASTER, "master", true)                                                                                   \
-    X(M, "m", true)                                                                                             \
-    X(V, "v", true)                                                                                             \
-    X(FP8, "fp8 weights", false)                                                                                \
-    X(ACTIVATIONS, "activations", false)                                                                        \
-    X(LOGITS, "logits", false)                                                                                  \
-    X(WORKSPACE, "workspace", false)                                                                            \
-    X(LANDING, "landing", false) X(SUMS, "fp32 sums", false) X(CACHE, "KV cache", false) X(PINNED, "pinned, on the host", false)
-#define MEMORY_ENUM(kind, name, zero) MEM_##kind,
-#define MEMORY_ROW(kind, name, zero) {name, zero},
-typedef enum { MEMORY_KINDS(MEMORY_ENUM) NUM_MEM } MemoryKind;
-static const struct {
-    const char* name;
-    bool begins_zero;
-} memory_kinds[NUM_MEM] = {MEMORY_KINDS(MEMORY_ROW)};
 
 /* A pass through the layers: over a batch, or over new rows of one sequence, which multiply in 16 bits. */
 typedef enum { BATCH, DECODE } Pass;
@@ -277,7 +257,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (o->train) {
         const bool alone = o->ranks <= 1;
         if (!alone) { exchange_lay_out(&m->exchange, &m->grads, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
-        weights_lay_out_state(&m->weights, &mem[MEM_MASTER], &mem[MEM_M], &mem[MEM_V]);
+        weights_lay_out_state(&m->weights, &mem[MEM_MASTER], &mem[MEM_M], &mem[MEM_V], &mem[MEM_WINDOWS]);
         m->dh = take<floatX>(w, N * C);
         m->dnorm = take<floatX>(w, N * C);
         m->dqkv = take<floatX>(w, N * QKV);
@@ -346,6 +326,7 @@ static Llama llama_open(const ModelConfig* c, const ModelUse* use, const Options
     free(own.items);
     m.weights.master_kind = master_kind_of((MasterKind)o->master);
     m.weights.bf16_moments = o->moments == MOMENTS_BF16;
+    if (use->train && o->offload == OFFLOAD_OPTIMIZER) { m.weights.host = (HostStream*)xcalloc(1, sizeof *m.weights.host); }
     if (m.zero == ZERO_3) { m.sharded = sharded_new(&m.weights, &m.table, c->num_layers, c->tied); }
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
@@ -363,6 +344,7 @@ static Llama llama_open(const ModelConfig* c, const ModelUse* use, const Options
 static void llama_close(Llama* m) {
     free(m->blocks);
     sharded_delete(m->sharded, &m->weights);
+    free(m->weights.host);
     param_table_free(&m->table);
     param_table_free(&m->trained);
     buckets_free(&m->exchange.buckets);
@@ -378,11 +360,13 @@ static void llama_measure(Llama* m, size_t bytes[NUM_MEM]) {
     for (int i = 0; i < NUM_MEM; i++) { bytes[i] = round_up(mem[i].used, (size_t)2 << 20); }  // cudaMalloc's unit
 }
 
-/* Returns whether ranks send from this memory, or receive into it. */
-static bool is_exchanged(const Llama* m, int kind) {
+/* Returns where this memory lies. */
+static MemoryPlace place_of(const Llama* m, int kind) {
     const MemoryKind weights = m->config.lora.rank > 0 ? MEM_ADAPTERS : MEM_WEIGHTS;
-    return m->exchange.links.all &&
-           (kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->sharded && kind == MEM_WEIGHTS));
+    const bool sent =
+        kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->sharded && kind == MEM_WEIGHTS);
+    if (kind == MEM_PINNED || (m->weights.host && kind >= MEM_MASTER && kind <= MEM_V)) { return ON_HOST; }
+    return m->exchange.links.all && sent ? ON_CARD_EXCHANGED : ON_CARD;
 }
 
 /* Allocates all memory of an opened model. Fills activations and workspace with the byte `fill`, unless it is NO_FILL: no
@@ -396,16 +380,11 @@ static void llama_create(Llama* m, int fill) {
     for (int i = 0; i < NUM_MEM; i++) {
         const size_t bytes = m->mapped_bytes[i];
         if (bytes == 0) { continue; }
-        const bool host = i == MEM_PINNED, zeroed = memory_kinds[i].begins_zero;
-        const cudaError_t status = host                 ? cudaMallocHost(&m->mapped[i], bytes)
-                                   : is_exchanged(m, i) ? nccl_alloc(m->exchange.links.all, &m->mapped[i], bytes)
-                                                        : cudaMalloc(&m->mapped[i], bytes);
-        if (status != cudaSuccess) {
-            die("out of %s memory: could not allocate %.2f GiB for %s: %s\n  hint: does another process use the card?",
-                host ? "main" : "GPU", (double)bytes / (1 << 30), memory_kinds[i].name, cudaGetErrorString(status));
-        }
-        if (zeroed || (fill != NO_FILL && !host)) {
-            CUDA_CHECK(cudaMemsetAsync(m->mapped[i], zeroed ? 0 : fill, bytes, m->queue.stream));
+        const MemoryPlace place = place_of(m, i);
+        const bool zeroed = memory_kinds[i].begins_zero;
+        m->mapped[i] = memory_take(place, m->exchange.links.all, bytes, memory_kinds[i].name);
+        if (zeroed || (fill != NO_FILL && place != ON_HOST)) {
+            memory_fill(place, m->mapped[i], zeroed ? 0 : fill, bytes, m->queue.stream);
         }
         mem[i].base = (char*)m->mapped[i];
     }
@@ -434,13 +413,7 @@ static void llama_free(Llama* m) {
     sharded_close(m->sharded);
     sequence_close(&m->sequence);
     exchange_close(&m->exchange);
-    for (int i = 0; i < NUM_MEM; i++) {
-        if (is_exchanged(m, i) && m->mapped[i]) {
-            nccl_free(m->exchange.links.all, m->mapped[i]);
-        } else {
-            CUDA_CHECK(i == MEM_PINNED ? cudaFreeHost(m->mapped[i]) : cudaFree(m->mapped[i]));
-        }
-    }
+    for (int i = 0; i < NUM_MEM; i++) { memory_give_back(place_of(m, i), m->exchange.links.all, m->mapped[i]); }
     exchange_unlink(&m->exchange);
     CUDA_CHECK(cudaStreamDestroy(m->queue.stream));
     free(m->queue.profiler);
@@ -580,6 +553,7 @@ static void update_shards(Llama* m, const Recipe* recipe) {
 /* Queues norm, decision and update. The host reads the outcome from the StepState later. */
 static void llama_update(Llama* m, const Recipe* recipe) {
     ProfileRange phase("update");
+    if (m->weights.host) { host_stream_begin(m->weights.host); }
     if (m->use.ranks > 1) {
         update_shards(m, recipe);
     } else {
@@ -675,14 +649,14 @@ static const Device* device_of(const Trainer* t) { return (const Device*)t->devi
 static void trainer_measure(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* table) {
     size_t bytes[NUM_MEM];
     Llama m = llama_open(c, use, o, device_of(t)->matmul);
+    table->host = device_of(t)->host;
     llama_measure(&m, bytes);
     memory_add(table, t->missing ? "context, estimated" : "context", device_of(t)->context);
     for (int i = 0; i < NUM_MEM; i++) {  // the workspace of cuBLAS depends on the card
-        if (i == MEM_PINNED) { continue; }
-        memory_add(table, t->missing && i == MEM_WORKSPACE ? "workspace, estimated" : memory_kinds[i].name, bytes[i]);
+        const char* name = t->missing && i == MEM_WORKSPACE ? "workspace, estimated" : memory_kinds[i].name;
+        memory_add_row(table, name, bytes[i], place_of(&m, i) == ON_HOST);
     }
     memory_add(table, "nccl, estimated", nccl_expected_bytes(m.groups));
-    memory_add_apart(table, memory_kinds[MEM_PINNED].name, bytes[MEM_PINNED]);
     llama_close(&m);
 }
 
@@ -694,8 +668,8 @@ static uint64_t trainer_available(const Trainer* t, const Options* o) {
 static uint64_t trainer_memory_used(const void* model) {
     const Llama* m = (const Llama*)model;
     uint64_t bytes = m->device->context + nccl_expected_bytes(m->groups);
-    for (int i = 0; i < NUM_MEM; i++) { bytes += m->mapped_bytes[i]; }
-    return bytes - m->mapped_bytes[MEM_PINNED];
+    for (int i = 0; i < NUM_MEM; i++) { bytes += place_of(m, i) == ON_HOST ? 0 : m->mapped_bytes[i]; }
+    return bytes;
 }
 
 static void* trainer_create(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, Team* team) {
@@ -722,6 +696,7 @@ static void trainer_destroy(void* model) {
 static StateSlot trainer_slot(void* model, SlotKind kind) {
     Llama* m = (Llama*)model;
     exchange_wait_all_gathered(&m->exchange);
+    host_stream_finish(m->weights.host);
     return weights_slot(&m->weights, kind);
 }
 
@@ -729,6 +704,7 @@ static StateSlot trainer_slot(void* model, SlotKind kind) {
 static StateSlot trainer_collect(void* model, SlotKind kind) {
     Llama* m = (Llama*)model;
     exchange_wait_all_gathered(&m->exchange);
+    host_stream_finish(m->weights.host);
     return {slot_names[kind], SAFE_F32, shard_reader_source(&m->reader, kind), NULL, &m->reader, NULL};
 }
 
@@ -771,6 +747,7 @@ static void trainer_prepare(void* model, const Recipe* recipe, const Options* o,
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
     if (planned && first) { device_check_plans(m->queue.matmul, plans); }
     device_share_plans(m->queue.matmul, recipe->team);
+    if (m->weights.host && first) { weights_print_price(&m->weights); }
     if (!o->graph || o->profile > 0) { return; }
     for (int k = 0; k < count; k++) { runner_capture(&m->runner, micro_step, m, recipe, kinds[k]); }
 }
@@ -778,8 +755,10 @@ static void trainer_prepare(void* model, const Recipe* recipe, const Options* o,
 /* Wipes the traces of steps at learning rate 0. */
 static void trainer_forget(void* model, const Recipe* recipe) {
     Llama* m = (Llama*)model;
-    CUDA_CHECK(cudaMemsetAsync(m->weights.m, 0, m->mapped_bytes[MEM_M], m->queue.stream));
-    CUDA_CHECK(cudaMemsetAsync(m->weights.v, 0, m->mapped_bytes[MEM_V], m->queue.stream));
+    host_stream_finish(m->weights.host);
+    for (const MemoryKind kind : {MEM_M, MEM_V}) {
+        memory_fill(place_of(m, kind), m->mapped[kind], 0, m->mapped_bytes[kind], m->queue.stream);
+    }
     runner_restore(&m->runner, recipe->run);
 }
 
@@ -804,7 +783,10 @@ static void trainer_profile(void* model, const Recipe* recipe, int warm_up) {
     double ms = 0;
     Error e = NO_ERROR;
     for (int i = 0; i <= warm_up; i++) {
-        if (i == warm_up) { m->queue.profiler = m->exchange.profiler = profiler_new(m->queue.stream); }
+        if (i == warm_up) {
+            m->queue.profiler = m->exchange.profiler = profiler_new(m->queue.stream);
+            if (m->weights.host) { m->weights.host->profiler = m->queue.profiler; }
+        }
         must(train_step(m, recipe, 0.0, &e), &e);
         ms = step_result(m, recipe).ms;
     }
@@ -904,6 +886,9 @@ static bool flags_check(const Program* p) {
             RMSNORM_MAX_C);
     }
     if (o->given[OPT_master]) { master_check((MasterKind)o->master); }
+    if (o->offload != OFFLOAD_OFF && o->optimizer > 0 && job_trains(job)) {
+        die_usage("--offload: the state of Muon stays on the card, wanted --optimizer adamw");
+    }
     if (o->fp8_head && !o->fp8) {
         die_usage("--fp8-head: the blocks' products are not in FP8, wanted --fp8 as well, or --no-fp8-head");
     }

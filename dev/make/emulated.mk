@@ -7,6 +7,7 @@
 EMULATOR = dev/test/emulator
 HEADERS_BY_NVCC := $(if $(filter command environment,$(firstword $(origin CUDA_INCLUDE))),,require-nvcc)
 EMULATED_ARCH ?= 90
+# HOST_PIECE: state on the host passes in many pieces, though the models are small
 # -O2 takes longer than it saves, except in trainers_cu, which runs most, and in the card's own code
 EMULATED_OPT ?= -O1
 # SANITIZE=1: programs say which fault a kernel has, and where (shadow.cpp)
@@ -15,7 +16,7 @@ SANITIZED_FLAGS = $(if $(filter 1,$(SANITIZE)),-DEMULATED_SANITIZE $(if $(filter
 EMULATED_SOURCES = $(filter-out build/%,$(CUDA_HEADERS)) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
 EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(call choose,CUDA_INCLUDE,headers)
 EMULATED_FLAGS = -std=c++17 $(if $(filter %/trainers_cu %.o,$@),-O2,$(EMULATED_OPT)) $(MARCH) $(OPENMP_FLAGS) -fno-strict-aliasing -ffp-contract=fast \
-                 -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) $(SANITIZED_FLAGS) $(EMULATED_INCLUDES)
+                 -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) -DHOST_PIECE=4096 $(SANITIZED_FLAGS) $(EMULATED_INCLUDES)
 EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o $(if $(filter 1,$(SANITIZE)),shadow.o))
 EMULATED_PROGRAMS = train_llama3cu test_llama3cu test_determinism_cu test_kernels_cu test_attention_cu
 

@@ -10,10 +10,12 @@
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH
 
+#include "llmc/base/os.h"  // defines: host_memory_available
 #include "llmc/base/utils.h"
 #include "llmc/cuda/cuda_common.cuh"  // defines: IS_BF16, CUDA_CHECK
 #include "llmc/matmul.cuh"            // defines: MatmulContext, matmul_create
 #include "llmc/dist/ranks.h"          // defines: Ranks, ranks_device
+#include "llmc/gpu/nccl.cuh"          // defines: NcclGroup, nccl_alloc, nccl_free
 #include "llmc/train/mfu.h"           // defines: gpu_peak_flops
 
 #include <dlfcn.h>
@@ -23,6 +25,7 @@ typedef struct {
     size_t total;       // bytes of the card
     size_t others;      // memory in use before this process started
     size_t context;     // taken by this process before its model
+    uint64_t host;      // main memory that this process may take; 0: unknown
     double peak_flops;  // 0: unknown
     MatmulContext* matmul;
     const char* missing;  // why there is no card: context and workspace are then estimates; NULL: there is one
@@ -127,6 +130,7 @@ static inline Device device_open(const Ranks* ranks, bool trains, bool tf32, boo
     const PeakKind kinds[] = {tf32 ? PEAK_TF32 : PEAK_FP32, PEAK_BF16, PEAK_FP16};
     d.peak_flops = gpu_peak_flops(d.name, kinds[IS_BF16 ? 1 : IS_FP16 ? 2 : 0]);
     d.matmul = matmul_create(NULL, tf32);
+    d.host = host_memory_available() / (uint64_t)ranks->local_ranks;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &d.total));
     d.context = d.total - free_bytes - size_min(d.others, d.total - free_bytes);
     return d;
@@ -139,6 +143,73 @@ static inline void device_close(Device* d) {
         matmul_destroy(d->matmul);
     }
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// what a model takes of it, and of the host
+
+/* The kinds of memory: name, and whether it begins as zero, for the gaps between its tensors. */
+#define MEMORY_KINDS(X)                                               \
+    X(WEIGHTS, "weights", true)                                       \
+    X(ADAPTERS, "adapters", true)                                     \
+    X(GRADIENTS, "gradients", true)                                   \
+    X(MASTER, "master", true)                                         \
+    X(M, "m", true)                                                   \
+    X(V, "v", true)                                                   \
+    X(WINDOWS, "windows", false) /* of master, m and v on the host */ \
+    X(FP8, "fp8 weights", false)                                      \
+    X(ACTIVATIONS, "activations", false)                              \
+    X(LOGITS, "logits", false)                                        \
+    X(WORKSPACE, "workspace", false)                                  \
+    X(LANDING, "landing", false) /* what arrives from other ranks */  \
+    X(SUMS, "fp32 sums", false)  /* over the ranks */                 \
+    X(CACHE, "KV cache", false)                                       \
+    X(PINNED, "pinned, on the host", false)
+#define MEMORY_ENUM(kind, name, zero) MEM_##kind,
+#define MEMORY_ROW(kind, name, zero) {name, zero},
+typedef enum { MEMORY_KINDS(MEMORY_ENUM) NUM_MEM } MemoryKind;
+static const struct {
+    const char* name;
+    bool begins_zero;
+} memory_kinds[NUM_MEM] = {MEMORY_KINDS(MEMORY_ROW)};
+
+typedef enum { ON_CARD, ON_CARD_EXCHANGED, ON_HOST } MemoryPlace;
+
+/* Takes `bytes` for what `name` says; ends the program if they are not there. `all`: the group of all ranks, for memory that
+ * they exchange. */
+static inline void* memory_take(MemoryPlace place, NcclGroup* all, size_t bytes, const char* name) {
+    void* p = NULL;
+    const cudaError_t status = place == ON_HOST             ? cudaMallocHost(&p, bytes)
+                               : place == ON_CARD_EXCHANGED ? nccl_alloc(all, &p, bytes)
+                                                            : cudaMalloc(&p, bytes);
+    if (status != cudaSuccess) {
+        die("out of %s memory: could not allocate %.2f GiB for %s: %s\n  hint: %s", place == ON_HOST ? "main" : "GPU",
+            (double)bytes / (1 << 30), name, cudaGetErrorString(status),
+            place == ON_HOST
+                ? "containers and WSL limit pinned memory (ulimit -l, .wslconfig); with --offload, --master split and "
+                  "--moments bf16 need less"
+                : "does another process use the card?");
+    }
+    return p;
+}
+
+static inline void memory_give_back(MemoryPlace place, NcclGroup* all, void* p) {
+    if (place == ON_CARD_EXCHANGED) {
+        if (p) { nccl_free(all, p); }
+    } else {
+        CUDA_CHECK(place == ON_HOST ? cudaFreeHost(p) : cudaFree(p));
+    }
+}
+
+/* Fills memory with a byte: of the card in the order of the stream, of the host at once. */
+static inline void memory_fill(MemoryPlace place, void* p, int byte, size_t bytes, cudaStream_t stream) {
+    if (place == ON_HOST) {
+        memset(p, byte, bytes);
+    } else {
+        CUDA_CHECK(cudaMemsetAsync(p, byte, bytes, stream));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 #define TEXT_OF(...) #__VA_ARGS__
 #define TEXT_OF_MACRO(...) TEXT_OF(__VA_ARGS__)

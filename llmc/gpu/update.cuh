@@ -12,7 +12,7 @@
 #include "llmc/gpu/exchange.cuh"      // defines: Exchange, exchange_matrices
 #include "llmc/gpu/gradients.cuh"     // defines: Gradients, gradient_of, is_head
 #include "llmc/gpu/layers.cuh"        // defines: Queue
-#include "llmc/gpu/weights.cuh"       // defines: WeightArena, master_bytes, moment_bytes, moment_at, master_at, trained_at
+#include "llmc/gpu/weights.cuh"       // defines: WeightArena, StatePiece, state_pieces, state_at, state_width, trained_at
 #include "llmc/optim/optimizer.cuh"   // defines: OptimizerStretch, OptimizerTensors, MatrixPart, MatrixParts, RuleKernels
 #include "llmc/optim/step_state.cuh"  // defines: StepState, NormSums, norm_sums, norm_square_cuda, step_decide_cuda
 #include "llmc/train/step.h"          // defines: Recipe
@@ -49,9 +49,8 @@ static inline void optimizer_lay_out(Optimizer* o, const ParamTable* trained, co
 template <typename Grad>
 static void optimizer_update(const Optimizer* o, const Queue* q, const WeightArena* a, const StepState* state,
                              const Recipe* recipe, UpdateRange r) {
-    const double moved = 4 * moment_bytes(a->bf16_moments) + 2 * master_bytes(a->master_kind) + sizeof(Grad) +
+    const double moved = 4 * state_width(a, SLOT_M) + 2 * state_width(a, SLOT_MASTER) + sizeof(Grad) +
                          sizeof(floatX) * (a->master_kind == MASTER_FP32 ? 1 : 2);
-    Op op(q, "adamw", 0, (double)r.elements.count * moved);
     OptimizerTensors<Grad> t;
     t.params = r.weights - r.elements.first;  // as if all weights lay there
     t.grads = (const Grad*)r.grads;
@@ -59,18 +58,22 @@ static void optimizer_update(const Optimizer* o, const Queue* q, const WeightAre
     t.grads_end = r.of_grads.first + r.of_grads.count;
     t.stretches = o->stretches;
     t.num_stretches = o->num_stretches;
-    const size_t end = r.elements.first + r.elements.count, moment = moment_bytes(a->bf16_moments);
+    const size_t end = r.elements.first + r.elements.count;
     const ArenaRanges* held = &a->held.ranges;
     for (size_t i = arena_range_at(held, r.elements.first); i < held->count && held->items[i].first < end; i++) {
         const ArenaRange range = held->items[i];
-        const HeldRange* h = &a->held.items[i];
-        if (h->rule->prepare) { continue; }
-        t.state_first = range.first - h->place[SLOT_MASTER];
-        t.master = a->master;
-        t.m = (char*)a->m + (h->place[SLOT_M] - h->place[SLOT_MASTER]) * moment;  // as if it had a place for all elements
-        t.v = (char*)a->v + (h->place[SLOT_V] - h->place[SLOT_MASTER]) * moment;
-        adamw_update_cuda(&t, size_max(range.first, r.elements.first), size_min(range.first + range.count, end), state,
-                          adamw_factors(&recipe->hyper, recipe->seed), a->master_kind, a->bf16_moments, q->stream);
+        const OptimizerRule* rule = a->held.items[i].rule;
+        const size_t first = size_max(range.first, r.elements.first), stop = size_min(range.first + range.count, end);
+        if (rule->prepare) { continue; }
+        state_pieces(a, rule->slots, first, stop - first, q->stream, [&](StatePiece s) {
+            Op op(q, "adamw", 0, (double)s.count * moved);
+            t.state_first = s.first;
+            t.master = s.master;
+            t.m = s.m;
+            t.v = s.v;
+            adamw_update_cuda(&t, s.first, s.first + s.count, state, adamw_factors(&recipe->hyper, recipe->seed),
+                              a->master_kind, a->bf16_moments, q->stream);
+        });
     }
 }
 
@@ -133,8 +136,8 @@ static inline void matrices_open(Optimizer* o, const Queue* q, const WeightArena
             part->root = muon_rate(1.0, 1.0, p->rows, p->cols);
             part->tensor = (uint32_t)(p - g->trained.items);
             part->params = trained_at(a, at);
-            part->master = master_at(a, at);
-            part->m = moment_at(a, SLOT_M, at);
+            part->master = state_at(a, SLOT_MASTER, at);
+            part->m = state_at(a, SLOT_M, at);
             part->grads = x->ranks > 1 ? x->sums + local : gradient_of(g, p->kind, p->layer).data;
             part->u = x->ranks > 1 ? x->sums + local : (float*)q->scratch + place;
             part->x = x->ranks > 1 ? (const floatX*)part->u : (const floatX*)q->scratch + place;
@@ -184,7 +187,7 @@ static void matrices_update(const Optimizer* o, const Queue* q, const WeightAren
         parts.count = count;
         parts.seed = recipe->seed;
         if (alone) { parts.most = param_size(d->items[first].param); }
-        const double each = moment_bytes(a->bf16_moments) + master_bytes(a->master_kind) + sizeof(float) + sizeof(floatX);
+        const double each = state_width(a, SLOT_M) + state_width(a, SLOT_MASTER) + sizeof(float) + sizeof(floatX);
         Op op(q, name, 0, each * (double)parts.most * count);
         if (count > 0) { stage(&parts, state, &recipe->hyper, q->stream); }
     };

@@ -1,6 +1,6 @@
 /* weights.cuh -- a model's weights on the device and, element by element, what belongs to them: the exact ("master") weight and
- * the optimizer's m and v. Copies them to and from the host: pieces of a tensor, as floats, through a staging buffer, in the
- * order of the model's stream.
+ * the optimizer's m and v, which may lie in the host's memory (host_stream.cuh). Copies them to and from the host: pieces of a
+ * tensor, as floats, through a staging buffer, in the order of the model's stream.
  */
 #ifndef LLMC_WEIGHTS_CUH
 #define LLMC_WEIGHTS_CUH
@@ -12,6 +12,7 @@
 #include "llmc/dist/buckets.h"         // defines: Buckets, shard_local, shard_left
 #include "llmc/files/tensor_stream.h"  // defines: StateSlot, MODEL_PIECE
 #include "llmc/cuda/cuda_common.cuh"
+#include "llmc/gpu/host_stream.cuh"  // defines: HostStream, HostArray, host_stream_pass, host_stream_lay_out
 
 enum { WEIGHTS_STAGED = 4 };
 
@@ -21,6 +22,7 @@ typedef struct {
     void* master;     // float or uint16_t, by master_kind
     void* m;          // float or bfloat16
     void* v;
+    HostStream* host;  // master, m and v lie in the host's memory, and pass through the card; NULL: they lie on the card
     MasterKind master_kind;
     bool bf16_moments;
     HeldState held;  // lays out master, m and v
@@ -71,21 +73,29 @@ static inline void weights_lay_out_staging(WeightArena* a, Arena* device, Arena*
     }
 }
 
-/* Lays out master weights, m and v. */
-static inline void weights_lay_out_state(WeightArena* a, Arena* master, Arena* m, Arena* v) {
+/* Returns the bytes of an element of SLOT_MASTER, SLOT_M or SLOT_V. */
+static inline size_t state_width(const WeightArena* a, SlotKind kind) {
+    return kind == SLOT_MASTER ? master_bytes(a->master_kind) : moment_bytes(a->bf16_moments);
+}
+
+/* Lays out master weights, m and v, and the windows through which they pass if they lie on the host. */
+static inline void weights_lay_out_state(WeightArena* a, Arena* master, Arena* m, Arena* v, Arena* windows) {
     const size_t* n = a->held.elements;
-    if (a->master_kind != MASTER_NONE) { a->master = take<char>(master, n[SLOT_MASTER] * master_bytes(a->master_kind)); }
-    a->m = take<char>(m, n[SLOT_M] * moment_bytes(a->bf16_moments));
-    a->v = take<char>(v, n[SLOT_V] * moment_bytes(a->bf16_moments));
+    if (a->master_kind != MASTER_NONE) { a->master = take<char>(master, n[SLOT_MASTER] * state_width(a, SLOT_MASTER)); }
+    a->m = take<char>(m, n[SLOT_M] * state_width(a, SLOT_M));
+    a->v = take<char>(v, n[SLOT_V] * state_width(a, SLOT_V));
+    if (a->host) { host_stream_lay_out(a->host, n[SLOT_M], state_width(a, SLOT_MASTER) + 2 * state_width(a, SLOT_M), windows); }
 }
 
 /* Makes the events; the model lays out the buffers. */
 static inline void weights_open(WeightArena* a, cudaStream_t stream) {
     a->stream = stream;
     for (cudaEvent_t& event : a->staged) { event = event_new(); }
+    host_stream_open(a->host);
 }
 
 static inline void weights_close(WeightArena* a) {
+    host_stream_close(a->host);
     for (int i = 0; i < WEIGHTS_STAGED; i++) { CUDA_CHECK(cudaEventDestroy(a->staged[i])); }
 }
 
@@ -94,10 +104,38 @@ static inline size_t state_run(const WeightArena* a, size_t at) {
     return a->shards.ranks <= 1 ? SIZE_MAX : shard_left(&a->shards, at);
 }
 
-/* Returns where the master weight of element `at` lies; NULL: it has none here. */
-static inline void* master_at(const WeightArena* a, size_t at) {
-    const bool here = a->master && held_here(&a->held, at);
-    return here ? (char*)a->master + held_place(&a->held, SLOT_MASTER, at) * master_bytes(a->master_kind) : NULL;
+/* Returns where the master weight, m or v of element `at` lies. It is fp32, or has 16 bits. NULL: it has none here. */
+static inline char* state_at(const WeightArena* a, SlotKind kind, size_t at) {
+    void* base = kind == SLOT_MASTER ? a->master : kind == SLOT_M ? a->m : a->v;
+    const size_t place = base && held_here(&a->held, at) ? held_place(&a->held, kind, at) : SIZE_MAX;
+    return place == SIZE_MAX ? NULL : (char*)base + place * state_width(a, kind);
+}
+
+/* The state of elements [first, first + count) while kernels update it. NULL: it has none, or they were not asked for. */
+typedef struct {
+    size_t first, count;
+    void *master, *m, *v;
+} StatePiece;
+
+/* Calls use(piece), which queues kernels on `stream`, for the elements [first, first + count) of one held range: once, or for
+ * each piece that passes through the card.   slots: bits of the SlotKinds that the kernels use */
+template <typename Use>
+static void state_pieces(const WeightArena* a, unsigned slots, size_t first, size_t count, cudaStream_t stream,
+                         const Use& use) {
+    HostArray arrays[HOST_ARRAYS];
+    bool any = false;
+    for (int i = 0; i < HOST_ARRAYS; i++) {
+        const SlotKind kind = (SlotKind)(SLOT_MASTER + i);
+        arrays[i] = {slots >> kind & 1 ? state_at(a, kind, first) : NULL, state_width(a, kind)};
+        any = any || arrays[i].data;
+    }
+    if (!a->host || !any) {
+        use(StatePiece{first, count, arrays[0].data, arrays[1].data, arrays[2].data});
+        return;
+    }
+    host_stream_pass(a->host, arrays, count, stream, [&](size_t at, size_t n, void* const* parts) {
+        use(StatePiece{first + at, n, parts[0], parts[1], parts[2]});
+    });
 }
 
 /* Returns where the weight of element `at` lies, and in *run how many elements follow it there. NULL: another rank has them. */
@@ -118,6 +156,25 @@ static inline floatX* trained_at(const WeightArena* a, size_t at) {
     return a->trained == a->params ? weight_at(a, at, &run) : a->trained + at;
 }
 
+/* Measures how long the state takes from the host through the card and back, by its first pieces, and prints it. */
+static inline void weights_print_price(const WeightArena* a) {
+    const ArenaRange first = a->held.ranges.items[0];
+    const size_t n = size_min(first.count, 32 * a->host->piece), *all = a->held.elements;
+    const unsigned slots = a->held.items[0].rule->slots;
+    double passed = 0, bytes = 0;
+    for (const SlotKind kind : {SLOT_MASTER, SLOT_M, SLOT_V}) {
+        passed += slots >> kind & 1 ? (double)(n * state_width(a, kind)) : 0;
+        bytes += (double)(all[kind] * state_width(a, kind));
+    }
+    const double begin = now_seconds();
+    host_stream_begin(a->host);
+    state_pieces(a, slots, first.first, n, a->stream, [](StatePiece) {});
+    host_stream_finish(a->host);
+    const double rate = passed / (now_seconds() - begin);
+    printf("offload %.2f GB pass through the card in each step, and back: about %.0f ms at %.1f GB/s each way\n", 1e-9 * bytes,
+           1e3 * bytes / rate, 1e-9 * rate);
+}
+
 /* Sets n weights from element `at` of `weights`, and their master weights if these are trained. Returns when `src` is free
  * again, before the device has them all. */
 static inline void store_piece(WeightArena* a, floatX* weights, size_t at, size_t n, const float* src) {
@@ -126,12 +183,17 @@ static inline void store_piece(WeightArena* a, floatX* weights, size_t at, size_
     memcpy(a->pinned[slot], src, n * sizeof(float));
     CUDA_CHECK(cudaMemcpyAsync(a->staging[slot], a->pinned[slot], n * sizeof(float), cudaMemcpyHostToDevice, a->stream));
     for (size_t i = 0, run; i < n; i += run) {
-        void* master = weights == a->trained ? master_at(a, at + i) : NULL;
+        void* master = weights == a->trained ? state_at(a, SLOT_MASTER, at + i) : NULL;
+        void* on_card = master && a->host ? a->staging[(slot + 1) % WEIGHTS_STAGED] : master;
         floatX* to = weights == a->params ? weight_at(a, at + i, &run) : weights + at + i;
         if (weights != a->params) { run = n; }
         run = size_min(run, size_min(weights == a->trained ? state_run(a, at + i) : n, n - i));
         if (!to) { continue; }  // of another rank
-        master_set_cuda(to, master, master ? a->master_kind : MASTER_NONE, a->staging[slot] + i, run, a->stream);
+        master_set_cuda(to, on_card, master ? a->master_kind : MASTER_NONE, a->staging[slot] + i, run, a->stream);
+        if (on_card != master) {
+            const size_t bytes = run * state_width(a, SLOT_MASTER);
+            CUDA_CHECK(cudaMemcpyAsync(master, on_card, bytes, cudaMemcpyDeviceToHost, a->stream));
+        }
     }
     CUDA_CHECK(cudaEventRecord(a->staged[slot], a->stream));
 }
@@ -143,11 +205,15 @@ static inline void copy_out_staged(const WeightArena* a, float* dst, size_t n) {
 }
 
 /* Writes elements [at, at + n), which this rank has, to `to` on the device: the exact weights, which the optimizer updates, or
- * the weights that the model computes with. */
+ * the weights that the model computes with. Uses the second staging buffer. */
 static inline void weights_get(const WeightArena* a, bool exact, size_t at, size_t n, float* to) {
     size_t run = 0;
-    void* master = exact ? master_at(a, at) : NULL;
+    void* master = exact ? state_at(a, SLOT_MASTER, at) : NULL;
     const floatX* from = exact ? trained_at(a, at) : weight_at(a, at, &run);
+    if (master && a->host) {
+        CUDA_CHECK(cudaMemcpyAsync(a->staging[1], master, n * state_width(a, SLOT_MASTER), cudaMemcpyHostToDevice, a->stream));
+        master = a->staging[1];
+    }
     master_get_cuda(to, from, master, master ? a->master_kind : MASTER_NONE, n, a->stream);
 }
 
@@ -168,9 +234,15 @@ static bool fetch_weights(void* arena, const Param* p, size_t first, size_t n, f
     return true;
 }
 
-/* Returns where m or v of an element of this rank lies. It is fp32, or bfloat16, whose values floats hold exactly. */
-static inline char* moment_at(const WeightArena* a, SlotKind kind, size_t at) {
-    return (char*)(kind == SLOT_M ? a->m : a->v) + held_place(&a->held, kind, at) * moment_bytes(a->bf16_moments);
+/* Copies m or v between the host and where it lies, and waits. */
+static inline void moment_copy(const WeightArena* a, void* to, const void* from, size_t n, cudaMemcpyKind kind) {
+    const size_t bytes = n * state_width(a, SLOT_M);
+    if (a->host) {
+        memcpy(to, from, bytes);
+    } else {
+        CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, kind, a->stream));
+        CUDA_CHECK(cudaStreamSynchronize(a->stream));
+    }
 }
 
 template <SlotKind KIND>
@@ -178,8 +250,7 @@ static bool store_moment(void* arena, const Param* p, size_t first, size_t n, co
     const WeightArena* a = (const WeightArena*)arena;
     uint16_t* bits = (uint16_t*)xmalloc(n * sizeof(uint16_t));
     for (size_t i = 0; a->bf16_moments && i < n; i++) { bits[i] = bf16_from_f32(src[i]); }
-    copy_in(moment_at(a, KIND, p->offset + first), a->bf16_moments ? (const void*)bits : src, n * moment_bytes(a->bf16_moments),
-            a->stream);
+    moment_copy(a, state_at(a, KIND, p->offset + first), a->bf16_moments ? (const void*)bits : src, n, cudaMemcpyHostToDevice);
     free(bits);
     return true;
 }
@@ -188,8 +259,7 @@ template <SlotKind KIND>
 static bool fetch_moment(void* arena, const Param* p, size_t first, size_t n, float* dst, Error*) {
     const WeightArena* a = (const WeightArena*)arena;
     uint16_t* bits = (uint16_t*)xmalloc(n * sizeof(uint16_t));
-    copy_out(a->bf16_moments ? (void*)bits : dst, moment_at(a, KIND, p->offset + first), n * moment_bytes(a->bf16_moments),
-             a->stream);
+    moment_copy(a, a->bf16_moments ? (void*)bits : dst, state_at(a, KIND, p->offset + first), n, cudaMemcpyDeviceToHost);
     for (size_t i = 0; a->bf16_moments && i < n; i++) { dst[i] = f32_from_bf16(bits[i]); }
     free(bits);
     return true;

@@ -187,6 +187,33 @@ goes_on_elsewhere() { # two cards, then one, then four: as one card alone
         cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved" $steps
 }
 
+# moves NAME FLAGS...: state on the host has the bits of state on the card, also where a resumed run finds it elsewhere
+moves() {
+    m=$1
+    shift
+    cu BF16 "$m" "$@" && cu BF16 "${m}_host" "$@" --offload optimizer && same_bits "$m" "${m}_host" &&
+        cu BF16 "${m}_parts" "$@" --offload optimizer --stop-after $half &&
+        cu BF16 "${m}_parts" --resume "$@" --offload off --stop-after $((half + quarter)) &&
+        cu BF16 "${m}_parts" --resume "$@" --offload optimizer && same_bits "$m" "${m}_parts"
+}
+
+# Adapters have fewer pieces than there are windows. There a step's first copies would overtake the last ones of the step before.
+moves_once() {
+    for flags_of in "--lora 1 --lora-on qkvo --moments bf16" "--master none --moments bf16 --fp8"; do
+        cu BF16 stays $flags_of && cu BF16 moved_out $flags_of --offload optimizer && same_bits stays moved_out &&
+            rm -r "$tmp/stays" "$tmp/moved_out" || return 1
+    done
+}
+
+killed_on_the_host() { # at any moment behind the first checkpoint; the run then goes on with the state on the card
+    EMULATOR_SEED=1 LD_LIBRARY_PATH=$emulated "$emulated/BF16_90/train_llama3cu" $flags --total-batch 128 --master split --moments bf16 \
+        --checkpoint-every 1 --offload optimizer --out "$tmp/killed" &
+    until [ -d "$tmp/killed/$(step 1)" ] || ! kill -0 $!; do sleep 0.05; done
+    kill -9 $!
+    wait $!
+    cu BF16 killed --resume --offload off && same_bits host killed
+}
+
 # branches NAME "MORE": a run that decays from a checkpoint in another folder, with flags MORE, and is resumed without them, has
 # the bits of the run that planned this decay
 branches() {
@@ -291,6 +318,9 @@ one_card() {
     check "Muon: the same bits in any order, without a graph, recomputed, resumed" repeats muon16 $muon --total-batch 128
     check "Muon, no master weights, --fp8: the same bits in any order ..." repeats muon_none $muon $none --fp8
     check "Muon: master weights in fp32 and split have the same bits" masters_are_alike
+    check "state on the host, moved at resumes, two micro-batches: the same bits" moves host --total-batch 128 --master split --moments bf16
+    check "state on the host, killed, then on the card: the same bits" killed_on_the_host
+    check "state on the host: adapters, 8 bits without masters: the same bits" moves_once
     check "as many blocks recompute as --recompute says" blocks_are_counted
     check "what is not finite is named in its block, whatever recomputes" ruined_block_is_named
     check "some blocks recompute, and others after a resume: the same bits, two micro-batches" by_blocks blocks --total-batch 128
@@ -312,6 +342,7 @@ two_cards() {
     in_full "two cards, ZeRO 1, 2 and 3, no master weights: the same bits" zeros_repeat zeros_none "1 2 3" $none
     check "two cards, ZeRO 1, 2 and 3, no master weights, --fp8 with the head: the same bits" zeros_repeat zeros_none_fp8 "1 2 3" $none --fp8 --fp8-head
     check "two cards, ZeRO 3, some blocks recompute, and others after a resume: the same bits" by_blocks blocks_zero --gpus 2 --zero 3
+    check "two cards, ZeRO 3, state on the host: the same bits" moves host_zero --gpus 2 --zero 3 --moments bf16
     check "two cards, of which one has less room, agree on --recompute auto: the same bits" cards_agree
     in_full "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
     check "a run goes on on one, four and two cards" goes_on_elsewhere

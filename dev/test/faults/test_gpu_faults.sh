@@ -122,7 +122,7 @@ rows in e5m2 have the scales of e4m3 | BF16 | test_kernels_cu quantised_rows | l
 rows in e5m2 are transposed as e4m3 | BF16 | test_kernels_cu transposes_are | llmc/quantise.cuh | s/if (x.format == E4M3)/if (true)/
 dW from the transpose of the dout before | BF16 | test_llama3cu $fp8 | llmc/gpu/linear.cuh | /^ *linear_backward_input(q, dx, l, dy, N, factor);/ { h; d; }; /^ *linear_backward_weight(q, l, dy, x, N, add, factor);/ G
 AdamW takes every value for a usual one | BF16 | test_kernels_cu adamw_rounds | llmc/optim/adamw.cuh | s/not_finite != 0/false/
-quotients are not corrected | BF16 | test_kernels_cu quotients_and_roots | llmc/optim/quotient.cuh | s/return __fmaf_rn(too_large_by, -inverse, q)/return q/
+quotients are not corrected | BF16 | test_kernels_cu quotients_and_roots | llmc/optim/adamw.cuh | s/return __fmaf_rn(too_large_by, -inverse, q)/return q/
 SwiGLU's gradient takes gate for up | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/s\.F \/ 64 + block, 0, ring\.full()/block, 0, ring.full()/
 the last group of a product's tiles is taken for a full one | BF16 | test_kernels_cu tiles_of | llmc/matmul_sm90.cuh | s/min(s\.group, s\.rows - first)/s.group/
 a block that keeps its activations has those of another | BF16 | test_determinism_cu recomputation_gives_the_same | train_llama3.cu | s/l + 1 < L ? (int)l : 0)/0)/

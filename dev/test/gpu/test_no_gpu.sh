@@ -126,9 +126,9 @@ built_for BF16 "$name" && check "$name" fits 79 --model llama3.1-8b --seq 8192 -
 # the forms of master weights: split ones before none, where they fit
 eight="--model llama3.1-8b --seq 8192 --batch 1"
 name="what does not fit is told --master split"
-built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute norm+swiglu,ffn:19 --moments bf16 --master split" plan $eight --max-memory 79G
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute norm+swiglu,ffn:19 --moments bf16 --master split" plan $eight --offload off --max-memory 79G
 name="where that does not fit either it is told --master none"
-built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute norm+swiglu:18 --moments bf16 --master none" plan $eight --max-memory 77G
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --recompute norm+swiglu:18 --moments bf16 --master none" plan $eight --offload off --max-memory 77G
 eight_bytes() { # weights, gradients, m and v have 2 bytes a parameter, without master weights
     plan $eight --recompute ffn --master none --moments bf16 --max-memory 79G >table || return 1
     [ "$(grep -c '^memory  \(weights\|gradients\|m\|v\)  *14.96 GiB$' table)" -eq 4 ] && ! grep '^memory  master' table
@@ -156,7 +156,17 @@ built_for BF16 "$name" && expect "$name" 0 "memory  --recompute auto takes norm+
 expect "and nothing where all fits" 0 "memory  --recompute auto takes none" plan --model d2 --recompute auto --max-memory 80G
 name="if nothing is enough, the hint has other flags"
 built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --moments bf16" \
-    plan --model d12 --train "$words" --seq 256 --batch 8 --recompute auto --max-memory 2870M
+    plan --model d12 --train "$words" --seq 256 --batch 8 --recompute auto --offload off --max-memory 2870M
+
+# the state on the host: the hint names it before a smaller state, whose results are others; auto takes the least
+name="what does not fit is told --offload optimizer"
+built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --offload optimizer$" plan $eight --total-batch 131072 --max-memory 79G
+name="--offload auto takes nothing that it need not"
+built_for BF16 "$name" && expect "$name" 0 "memory  --offload auto takes off" plan $lean8 --recompute auto --offload auto --max-memory 77G
+name="and what is needed"
+built_for BF16 "$name" && expect "$name" 0 "memory  --offload auto takes optimizer" plan $eight --recompute auto --offload auto --max-memory 77G
+name="the table has columns for card and host"
+built_for BF16 "$name" && check "$name" sh -c "tr -s ' ' <'$tmp/stdout' | grep -x 'memory m 29.92 GiB' && tr -s ' ' <'$tmp/stdout' | grep '^memory need, on the host 89.7. GiB of an unknown size'"
 in_order() { # the order of cost needs less and less; with two micro-batches, since gradients then lend no memory
     for value in none norm+swiglu:1 norm+swiglu:30 norm+swiglu norm+swiglu,ffn:1 norm+swiglu,ffn:30 ffn ffn,block:1 ffn,block:30 block; do
         plan $eight --total-batch 16384 --recompute $value --max-memory 400G >table && gib table || return 1

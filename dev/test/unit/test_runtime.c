@@ -669,6 +669,41 @@ TEST(a_hint_is_measured_with_all_its_flags) {
     options_free(&o);
 }
 
+/* State of 60 MiB, 30 with bf16 moments, beside 40 MiB that stay on the card. The host's room is the trainer's data. */
+static void offload_measure(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* m) {
+    (void)c, (void)use;
+    memory_add(m, "weights", (uint64_t)40 << 20);
+    memory_add_row(m, "state", (uint64_t)(o->moments == MOMENTS_BF16 ? 30 : 60) << 20, o->offload == OFFLOAD_OPTIMIZER);
+    memory_add_row(m, "copies", 1, true);
+    m->host = *(const uint64_t*)t->device;
+}
+
+TEST(a_hint_moves_state_to_a_host_that_has_room) {
+    static const struct {
+        Offload given;
+        uint64_t card, host;  // MiB; 0: unknown
+        const char* hint;
+    } cases[] = {{OFFLOAD_OFF, 100, 1, NULL},
+                 {OFFLOAD_OFF, 50, 0, "fit: --offload optimizer"},
+                 {OFFLOAD_OFF, 50, 61, "fit: --offload optimizer"},
+                 {OFFLOAD_OFF, 50, 60, "fit: --offload optimizer --moments bf16"},
+                 {OFFLOAD_OFF, 50, 30, "too large"},
+                 {OFFLOAD_OPTIMIZER, 50, 61, NULL},
+                 {OFFLOAD_OPTIMIZER, 50, 60, "fit: --moments bf16"},
+                 {OFFLOAD_OPTIMIZER, 100, 60, "fit: --offload off"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Options o;
+        Error e = NO_ERROR;
+        uint64_t host = cases[i].host << 20;
+        const Trainer trainer = {.measure = offload_measure, .device = &host};
+        const MemoryRoom room = pretend_room(&trainer, cases[i].card << 20);
+        options_default(&o, ON_GPU);
+        o.offload = cases[i].given;
+        const bool fits = memory_check(&room, &o, "memory", NULL, &e);
+        CHECK(fits == !cases[i].hint && (fits || strstr(e.msg, cases[i].hint)), "case %zu: %s", i, e.msg);
+    }
+}
+
 TEST(what_does_not_fit_is_refused_with_flags_that_fit) {
     static const struct {
         OptionScope trainer;

@@ -11,7 +11,7 @@
 #include "llmc/run/loop/training.h"       // defines: Training, Due, training_due, training_report, training_close
 #include "llmc/run/session/open_model.h"  // defines: model_use, model_create, memory_text, load_states, check_weights
 #include "llmc/run/session/memory.h"      // defines: MemoryRoom, memory_room, memory_check
-#include "llmc/run/session/choose.h"      // defines: choose_batch, choose_rate, choose_recompute, choose_dtype
+#include "llmc/run/session/choose.h"      // defines: choose_batch, choose_rate, choose_offload, choose_recompute, choose_dtype
 #include "llmc/run/session/resume.h"      // defines: run_compare, run_begin, out_take
 #include "llmc/run/session/session.h"     // defines: Program
 #include "llmc/run/session/together.h"    // defines: together_compare_weights, together_share_out
@@ -284,6 +284,7 @@ static inline void training_check(Training* t, Options* chosen, const ModelUse* 
     training_print_start(t);
     choose_dtype(chosen, t->trainer->dtype, t->spec->config.lora.rank > 0);
     run_compare(t->run, t->start, t->data, chosen, t->process);
+    choose_offload(chosen, &room, t->process->team);
     choose_recompute(chosen, &room, t->process->team);
     memory_text(t->trainer->memory, t->start, chosen, t->data, what);
     must(memory_check(&room, chosen, what, stdout, &e), &e);

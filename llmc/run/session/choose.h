@@ -16,6 +16,7 @@
  *   choose_branch       the end of a run that branches off to decay
  *   choose_batch        fewer rows in the micro-batch of a new model dN
  *   choose_dtype        the type of the weights in checkpoints
+ *   choose_offload      what --offload auto moves to the host
  *   choose_recompute    the blocks of --recompute auto
  *   choose_minutes      the steps of --minutes
  */
@@ -27,7 +28,7 @@
 #include "llmc/dist/agree.h"          // defines: agree_first, agree_most
 #include "llmc/run/cli/options.h"     // defines: Options, options_copy, options_merge, options_read_text, option_own_text
 #include "llmc/run/session/dial.h"    // defines: Dial, dial_tokens, dial_batch, dial_batch_of_steps, dial_rate
-#include "llmc/run/session/memory.h"  // defines: MemoryRoom, memory_find_recompute
+#include "llmc/run/session/memory.h"  // defines: MemoryRoom, memory_fits, memory_find_recompute
 #include "llmc/run/session/session.h"
 #include "llmc/text/text_rules.h"  // defines: Sampling
 
@@ -229,6 +230,18 @@ static inline SafeDtype safe_dtype_of(ExportDtype word) {
 static inline void choose_dtype(Options* chosen, SafeDtype build, bool adapters) {
     if (adapters) { chosen->export_dtype = EXPORT_F32; }
     if (chosen->export_dtype == EXPORT_AUTO) { chosen->export_dtype = export_dtype_of(build); }
+}
+
+/* --offload auto: takes the least that fits on every rank, with the blocks that --recompute may recompute. */
+static inline void choose_offload(Options* chosen, const MemoryRoom* room, Team* team) {
+    char text[OPTION_TEXT];
+    if (chosen->offload != OFFLOAD_AUTO) { return; }
+    chosen->offload = OFFLOAD_OFF;
+    Options o = *chosen;
+    if (o.recompute.automatic) { o.recompute = memory_find_recompute(room, &o); }
+    if (!memory_fits(room, &o)) { chosen->offload = OFFLOAD_OPTIMIZER; }
+    agree_most(team, &chosen->offload, 1);
+    printf("memory  --offload auto takes %s\n", option_text(chosen, OPT_offload, text));
 }
 
 /* --recompute auto: takes the cheapest value that fits on every rank. They share passes through the layers, so all take the

@@ -15,21 +15,36 @@
 #include "llmc/run/session/trainer.h"  // defines: Trainer, MemoryTable
 #include "llmc/train/step.h"           // defines: ModelUse
 
-static inline uint64_t memory_total(const MemoryTable* m) {
+/* Returns the bytes that the model takes of the device, or those `apart`, on the host of a GPU. */
+static inline uint64_t memory_total(const MemoryTable* m, bool apart) {
     uint64_t sum = 0;
-    for (int i = 0; i < m->count; i++) { sum += m->apart[i] ? 0 : m->bytes[i]; }
+    for (int i = 0; i < m->count; i++) { sum += m->apart[i] == apart ? m->bytes[i] : 0; }
     return sum;
 }
 
-/* Prints the table without rows of zero bytes. `have`: available bytes, 0: unknown. */
+/* Returns whether more lies on the host than the buffers of copies, as with --offload. */
+static inline bool memory_offloads(const MemoryTable* m) {
+    int rows = 0;
+    for (int i = 0; i < m->count; i++) { rows += m->apart[i] && m->bytes[i] > 0; }
+    return rows > 1;
+}
+
+/* Prints the table without rows of zero bytes. With --offload the host has a column of its own. `have`: available bytes, 0:
+ * unknown. */
 static inline void print_memory(FILE* f, const MemoryTable* m, uint64_t have) {
-    char text[32];
+    char text[32], of[32];
+    const bool columns = memory_offloads(m);
+    if (columns) { fprintf(f, "memory  %-22s %12s %12s\n", "", "card", "host"); }
     for (int i = 0; i < m->count; i++) {
         if (m->bytes[i] == 0) { continue; }
-        fprintf(f, "memory  %-22s %12s\n", m->names[i], text_bytes(m->bytes[i], text, sizeof text));
+        const int width = columns && m->apart[i] ? 25 : 12;
+        fprintf(f, "memory  %-22s %*s\n", m->names[i], width, text_bytes(m->bytes[i], text, sizeof text));
     }
-    fprintf(f, "memory  %-22s %12s", "need", text_bytes(memory_total(m), text, sizeof text));
-    fprintf(f, " of %s\n", have ? text_bytes(have, text, sizeof text) : "an unknown size");
+    fprintf(f, "memory  %-22s %12s of %s\n", "need", text_bytes(memory_total(m, false), text, sizeof text),
+            have ? text_bytes(have, of, sizeof of) : "an unknown size");
+    if (!columns) { return; }
+    fprintf(f, "memory  %-22s %25s of %s\n", "need, on the host", text_bytes(memory_total(m, true), text, sizeof text),
+            m->host ? text_bytes(m->host, of, sizeof of) : "an unknown size");
 }
 
 /* The room for a job's model. */
@@ -56,9 +71,15 @@ static inline MemoryTable memory_measure(const MemoryRoom* room, const Options* 
     return table;
 }
 
+/* Returns the bytes of main memory by which --offload takes too much; 0: it fits, or what there is is unknown. */
+static inline uint64_t memory_host_short(const MemoryTable* m) {
+    const uint64_t need = memory_total(m, true);
+    return memory_offloads(m) && m->host && need > m->host ? need - m->host : 0;
+}
+
 static inline bool memory_fits(const MemoryRoom* room, const Options* o) {
     const MemoryTable table = memory_measure(room, o);
-    return memory_total(&table) <= room->have;
+    return memory_total(&table, false) <= room->have && memory_host_short(&table) == 0;
 }
 
 /* Finds the smallest number of blocks with which --recompute fits at a level, and at the levels before it in all blocks.
@@ -89,14 +110,18 @@ static inline Recompute memory_find_recompute(const MemoryRoom* room, const Opti
  *   1. several GPUs share more (--zero)
  *   2. on a GPU, recomputation in as few blocks as possible: the results stay the same
  *   3. a smaller micro-batch, with the same tokens per step
- *   4. on a GPU, smaller optimizer state; no master weights last, because weights are then rounded otherwise
- *   5. shorter rows */
+ *   4. on a GPU, optimizer state on the host: the results stay the same; or not there, if the host lacks the memory
+ *   5. on a GPU, smaller optimizer state; no master weights last, because weights are then rounded otherwise
+ *   6. shorter rows */
 static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, const MemoryRoom* room) {
     const bool gpu = options->trainer == ON_GPU;
     const int ranks = sequence_share(room->use.rank, room->use.ranks, options->seq_parallel).groups;
     const int64_t total = options->total_batch ? options->total_batch : (int64_t)options->batch * options->seq * ranks;
     for (int seq = options->seq; seq >= 1; seq /= 2) {
-        for (int state = 0; state < (gpu ? 6 : 1); state++) {  // bit 0: bf16 moments; above it: a MasterKind
+        for (int variant = 0; variant < (gpu ? 12 : 1); variant++) {  // bit 0: the other --offload; above it: the state
+            const int state = variant / 2;                            // bit 0: bf16 moments; above it: a MasterKind
+            const bool stays = options->optimizer > 0 || (options->given[OPT_offload] && options->offload == OFFLOAD_OFF);
+            if (variant % 2 && stays) { continue; }
             for (int batch = options->batch; batch >= 1; batch--) {
                 if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
                 if (options->seq_parallel > 1 && seq % options->seq_parallel != 0) { continue; }
@@ -110,14 +135,15 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
                     o.zero = options->zero + k % zeros;
                     o.seq = seq;
                     o.batch = batch;
+                    if (variant % 2) { o.offload = !o.offload; }
                     if (batch != options->batch || seq != options->seq) { o.total_batch = total; }  // as the hint will say
                     if (state & 1) { o.moments = MOMENTS_BF16; }
                     if (state / 2 > o.master) { o.master = state / 2; }  // each is smaller than the one before
                     if (!(level < 0 ? memory_fits(room, &o) : memory_fit_level(room, &o, level))) { continue; }
                     int n = snprintf(hint, cap, "these flags fit:");
                     char word[OPTION_TEXT];
-                    const int changed[] = {OPT_zero, OPT_recompute, OPT_batch, OPT_moments, OPT_master, OPT_seq};
-                    for (int i = 0; i < 6; i++) {
+                    const int changed[] = {OPT_zero, OPT_recompute, OPT_batch, OPT_offload, OPT_moments, OPT_master, OPT_seq};
+                    for (int i = 0; i < 7; i++) {
                         char before[OPTION_TEXT], after[OPTION_TEXT];
                         const char* now = option_text(&o, changed[i], after);
                         if (strcmp(now, option_text(options, changed[i], before)) == 0) { continue; }
@@ -138,12 +164,18 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
  * `what` says whose memory it is, and for what. */
 static inline bool memory_check(const MemoryRoom* room, const Options* o, const char* what, FILE* screen, Error* e) {
     const MemoryTable table = memory_measure(room, o);
-    const uint64_t total = memory_total(&table), have = room->have;
+    const uint64_t total = memory_total(&table, false), have = room->have;
     char a[32], b[32], c[32], hint[256];
     if (screen) { print_memory(screen, &table, have); }
-    if (have == 0 || total <= have) { return true; }
+    const bool on_card = have == 0 || total <= have;
+    if (on_card && memory_host_short(&table) == 0) { return true; }
     if (!memory_find_fit(hint, sizeof hint, o, room)) {
         snprintf(hint, sizeof hint, "try a smaller --model; this one is too large at any --batch and --seq");
+    }
+    if (on_card) {
+        return fail(e, "--offload: needs %s of main memory, %s available (%s short)\n  hint: %s",
+                    text_bytes(memory_total(&table, true), a, sizeof a), text_bytes(table.host, b, sizeof b),
+                    text_bytes(memory_host_short(&table), c, sizeof c), hint);
     }
     return fail(e, "%s needs %s, %s available (%s short)\n  hint: %s", what, text_bytes(total, a, sizeof a),
                 text_bytes(have, b, sizeof b), text_bytes(total - have, c, sizeof c), hint);

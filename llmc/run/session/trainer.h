@@ -18,21 +18,19 @@ enum { MEMORY_ROWS = 20 };
 typedef struct {
     const char* names[MEMORY_ROWS];
     uint64_t bytes[MEMORY_ROWS];
-    bool apart[MEMORY_ROWS];  // shown but not counted: main memory of a GPU run
+    bool apart[MEMORY_ROWS];  // not counted: main memory of a GPU run
     int count;
+    uint64_t host;  // bytes of main memory that a GPU run may take; 0: unknown
 } MemoryTable;
 
-static inline void memory_add(MemoryTable* m, const char* name, uint64_t bytes) {
-    if (m->count < MEMORY_ROWS) {
-        m->names[m->count] = name;
-        m->bytes[m->count++] = bytes;
-    }
+static inline void memory_add_row(MemoryTable* m, const char* name, uint64_t bytes, bool apart) {
+    if (m->count == MEMORY_ROWS) { return; }
+    m->names[m->count] = name;
+    m->apart[m->count] = apart;
+    m->bytes[m->count++] = bytes;
 }
 
-static inline void memory_add_apart(MemoryTable* m, const char* name, uint64_t bytes) {
-    memory_add(m, name, bytes);
-    m->apart[m->count - 1] = true;
-}
+static inline void memory_add(MemoryTable* m, const char* name, uint64_t bytes) { memory_add_row(m, name, bytes, false); }
 
 typedef struct Trainer Trainer;
 struct Trainer {

@@ -1,0 +1,130 @@
+/* host_stream.cuh -- arrays in the host's memory that kernels of the card update: they pass through the card piece by piece.
+ *
+ * A piece is copied into one of HOST_WINDOWS windows on the card, kernels update it there, and it is copied back. The copies have
+ * a stream in each direction, since a card copies in both directions at a time. So piece k is updated while piece k + 1 arrives
+ * and piece k - 1 leaves. The kernels are those of arrays on the card, so no bit depends on where the arrays lie.
+ *
+ *   in         | piece 0 -> window 0 | piece 1 -> window 1 | piece 2 -> window 2 | piece 3 -> window 0 | ...
+ *   kernels                          | piece 0             | piece 1             | piece 2             | ...
+ *   out                                    | window 0 -> piece 0 | window 1 -> piece 1 | window 2 -> piece 2 | ...
+ *
+ * The streams wait for each other by events alone. The host only queues.
+ *
+ *   stream that waits   for the event   recorded by the other stream   and may then
+ *   in                  left            out: all that was queued       begin to read the arrays once more (host_stream_begin())
+ *   in                  free            out: the window's last piece   copy another piece into the window
+ *   kernels             there           in: the piece has arrived      update it
+ *   out                 used            kernels: the piece is updated  copy it back
+ *
+ * The first pieces arrive before the kernels need them: `in` waits for no kernel but those that used its windows before.
+ */
+#ifndef LLMC_HOST_STREAM_CUH
+#define LLMC_HOST_STREAM_CUH
+
+#include "llmc/cuda/cuda_common.cuh"  // defines: Arena, take, event_new, stream_wait
+#include "llmc/gpu/profile.cuh"       // defines: Profiler, Op
+
+// Most elements of a piece. An H100 copied 43 to 45 GB/s each way, both ways at once, in copies of 64 MiB, 34 GB/s in copies of
+// 4 MiB, and 23 GB/s in copies of 1 MiB. A piece has a copy for each array: of 16 MiB, or 32 in fp32.
+#ifndef HOST_PIECE
+#define HOST_PIECE (8 << 20)
+#endif
+enum { HOST_WINDOWS = 3, HOST_ARRAYS = 3 };  // with two windows, a copy would wait for each update
+
+/* An array in the host's memory. */
+typedef struct {
+    char* data;    // NULL: there is none
+    size_t width;  // bytes of an element
+} HostArray;
+
+typedef struct {
+    char* data;  // (piece) elements of all arrays, one array after the other
+    cudaEvent_t there, used, free;
+} HostWindow;
+
+typedef struct {
+    size_t piece;  // elements
+    HostWindow windows[HOST_WINDOWS];
+    uint64_t pieces;  // so far
+    cudaStream_t in, out;
+    cudaEvent_t left;
+    Profiler* profiler;  // NULL: none
+} HostStream;
+
+/* Lays out windows for arrays of `elements` at most, with `bytes` an element together. */
+static inline void host_stream_lay_out(HostStream* s, size_t elements, size_t bytes, Arena* a) {
+    s->piece = size_min(HOST_PIECE, round_up(elements, 256));
+    for (HostWindow& w : s->windows) { w.data = take<char>(a, s->piece * bytes); }
+}
+
+/* Makes the streams and the events. These two, and host_stream_finish(), take NULL where nothing lies on the host. */
+static inline void host_stream_open(HostStream* s) {
+    if (!s) { return; }
+    CUDA_CHECK(cudaStreamCreateWithFlags(&s->in, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&s->out, cudaStreamNonBlocking));
+    s->left = event_new();
+    for (HostWindow& w : s->windows) { w.there = event_new(), w.used = event_new(), w.free = event_new(); }
+}
+
+static inline void host_stream_close(HostStream* s) {
+    if (!s) { return; }
+    CUDA_CHECK(cudaStreamDestroy(s->in));
+    CUDA_CHECK(cudaStreamDestroy(s->out));
+    CUDA_CHECK(cudaEventDestroy(s->left));
+    for (HostWindow& w : s->windows) {
+        for (cudaEvent_t event : {w.there, w.used, w.free}) { CUDA_CHECK(cudaEventDestroy(event)); }
+    }
+}
+
+/* Waits until the host has all that left the card. Then the host may read and write the arrays. */
+static inline void host_stream_finish(const HostStream* s) {
+    if (s) { CUDA_CHECK(cudaStreamSynchronize(s->out)); }
+}
+
+/* Call before elements pass that have passed before. */
+static inline void host_stream_begin(HostStream* s) { stream_wait(s->in, s->out, s->left); }
+
+/* Copies n elements from `first` on of each array into a window, or back. Writes where each array then lies on the card. */
+static inline void host_window_copy(const HostWindow* w, const HostArray arrays[HOST_ARRAYS], size_t first, size_t n, bool back,
+                                    void* parts[HOST_ARRAYS], cudaStream_t stream) {
+    char* part = w->data;
+    for (int i = 0; i < HOST_ARRAYS; i++) {
+        const size_t bytes = n * arrays[i].width;
+        parts[i] = arrays[i].data ? part : NULL;
+        if (!arrays[i].data) { continue; }
+        char* host = arrays[i].data + first * arrays[i].width;
+        CUDA_CHECK(back ? cudaMemcpyAsync(host, part, bytes, cudaMemcpyDeviceToHost, stream)
+                        : cudaMemcpyAsync(part, host, bytes, cudaMemcpyHostToDevice, stream));
+        part += round_up(bytes, 256);
+    }
+}
+
+/* Passes `count` elements of the arrays through the card: calls use(first, n, parts) for each piece, which queues on `stream`
+ * the kernels that update n elements from `first` on; they lie at parts (HOST_ARRAYS) meanwhile. */
+template <typename Use>
+static void host_stream_pass(HostStream* s, const HostArray arrays[HOST_ARRAYS], size_t count, cudaStream_t stream,
+                             const Use& use) {
+    size_t width = 0;
+    for (int i = 0; i < HOST_ARRAYS; i++) { width += arrays[i].data ? arrays[i].width : 0; }
+    for (size_t first = 0, n; first < count; first += n) {
+        HostWindow* w = &s->windows[s->pieces++ % HOST_WINDOWS];
+        void* parts[HOST_ARRAYS];
+        n = size_min(s->piece, count - first);
+        CUDA_CHECK(cudaStreamWaitEvent(s->in, w->free));
+        {
+            Op op(s->profiler, s->in, "state from the host", 0, (double)(n * width));
+            host_window_copy(w, arrays, first, n, false, parts, s->in);
+        }
+        {
+            Op op(s->profiler, stream, "wait: state", 0, 0);
+            stream_wait(stream, s->in, w->there);
+        }
+        use(first, n, parts);
+        stream_wait(s->out, stream, w->used);
+        Op op(s->profiler, s->out, "state to the host", 0, (double)(n * width));
+        host_window_copy(w, arrays, first, n, true, parts, s->out);
+        CUDA_CHECK(cudaEventRecord(w->free, s->out));
+    }
+}
+
+#endif
