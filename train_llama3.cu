@@ -271,7 +271,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         scratch = size_max(scratch, N * F * sizeof(floatX));  // the gradient of SwiGLU's output
         scratch = size_max(scratch, matrices_scratch(&m->trained));
         m->queue.scratch = take<char>(w, scratch);
-        optimizer_lay_out(&m->optimizer, &m->trained, &m->exchange.buckets, w);
+        optimizer_lay_out(&m->optimizer, &m->trained, &m->exchange.buckets, m->weights.host ? m->weights.host->piece : 0, w);
         runner_lay_out(&m->runner, w, &mem[MEM_PINNED]);
         m->queue.counts = m->runner.state ? m->runner.state->quantised : NULL;
     }
@@ -349,7 +349,7 @@ static void llama_close(Llama* m) {
     param_table_free(&m->trained);
     buckets_free(&m->exchange.buckets);
     held_free(&m->weights.held);
-    free(m->optimizer.deal.items);
+    optimizer_close(&m->optimizer);
 }
 
 /* Computes the bytes of each kind of memory that llama_create() will take, with the workspace of the products' context. */
@@ -886,9 +886,6 @@ static bool flags_check(const Program* p) {
             RMSNORM_MAX_C);
     }
     if (o->given[OPT_master]) { master_check((MasterKind)o->master); }
-    if (o->offload != OFFLOAD_OFF && o->optimizer > 0 && job_trains(job)) {
-        die_usage("--offload: the state of Muon stays on the card, wanted --optimizer adamw");
-    }
     if (o->fp8_head && !o->fp8) {
         die_usage("--fp8-head: the blocks' products are not in FP8, wanted --fp8 as well, or --no-fp8-head");
     }

@@ -84,6 +84,9 @@ static inline void host_stream_finish(const HostStream* s) {
 /* Call before elements pass that have passed before. */
 static inline void host_stream_begin(HostStream* s) { stream_wait(s->in, s->out, s->left); }
 
+/* Lets the next piece pass through the first window, so that the caller knows the windows of the following pieces. */
+static inline void host_stream_align(HostStream* s) { s->pieces = round_up(s->pieces, HOST_WINDOWS); }
+
 /* Copies n elements from `first` on of each array into a window, or back. Writes where each array then lies on the card. */
 static inline void host_window_copy(const HostWindow* w, const HostArray arrays[HOST_ARRAYS], size_t first, size_t n, bool back,
                                     void* parts[HOST_ARRAYS], cudaStream_t stream) {

@@ -27,6 +27,8 @@ typedef struct {
     Deal deal;              // the matrices that are updated whole
     MatrixParts parts;      // what this rank holds of them, in this order
     MatrixPart* part_room;  // (most_parts) on the device
+    MatrixPart* part_list;  // the same on the host
+    int* first_part;        // (matrices + 1) of each matrix
     int most_parts;
 } Optimizer;
 
@@ -38,9 +40,11 @@ typedef struct {
     ArenaRange of_grads;  // the other elements have separate gradients
 } UpdateRange;
 
-/* Lays out its buffers. A matrix has one part more for each bucket that ends in it. */
-static inline void optimizer_lay_out(Optimizer* o, const ParamTable* trained, const Buckets* buckets, Arena* a) {
-    o->most_parts = trained->optimizer > 0 ? trained->count + buckets->count : 0;
+/* Lays out its buffers. A matrix has one part more for each bucket that ends in it, and for each piece (0: there are none) of
+ * state on the host. */
+static inline void optimizer_lay_out(Optimizer* o, const ParamTable* trained, const Buckets* buckets, size_t piece, Arena* a) {
+    const size_t pieces = piece > 0 ? trained->elements / piece : 0;
+    o->most_parts = trained->optimizer > 0 ? trained->count + buckets->count + (int)pieces : 0;
     o->stretches = take<OptimizerStretch>(a, trained->count);
     o->part_room = take<MatrixPart>(a, o->most_parts);
 }
@@ -119,37 +123,56 @@ static inline size_t matrices_scratch(const ParamTable* t) {
 }
 
 /* Lists what this rank holds of the matrices that are updated whole. With several ranks the sums of their gradients are
- * complete, and what a rank prepares takes the place of its sums; otherwise its place in the round. */
+ * complete, and what a rank prepares takes the place of its sums; otherwise its place in the round. State on the host is in the
+ * windows while a stage runs: part k of the stage in window k % HOST_WINDOWS. */
 static inline void matrices_open(Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g, const Exchange* x) {
     o->deal = deal_matrices(&g->trained);
-    MatrixPart* list = (MatrixPart*)xcalloc((size_t)o->most_parts, sizeof *list);
+    MatrixPart* list = o->part_list = (MatrixPart*)xcalloc((size_t)o->most_parts, sizeof *list);
+    o->first_part = (int*)xcalloc((size_t)o->deal.count + 1, sizeof *o->first_part);
+    const bool alone = x->ranks <= 1;
+    int stage = 0;  // its first part
     for (int i = 0; i < o->deal.count; i++) {
         const Param* p = o->deal.items[i].param;
+        if (alone && i > 0 && o->deal.items[i].round != o->deal.items[i - 1].round) { stage = o->parts.count; }
+        o->first_part[i] = o->parts.count;
         const size_t end = p->offset + param_size(p), place = (size_t)o->deal.items[i].place * matrix_stride(param_size(p));
-        for (size_t at = p->offset, run = end - at, local = 0; at < end; at += run) {
-            const bool mine = x->ranks <= 1 || shard_owner(&x->buckets, at, &local) == x->rank;
-            if (x->ranks > 1) { run = size_min(shard_left(&x->buckets, at), end - at); }
+        size_t stretch = 0, stretch_end = p->offset;  // exchange_matrices() sends X of a stretch from the stretch's first place
+        for (size_t at = p->offset, run, local = 0; at < end; at += run) {
+            const bool mine = alone || shard_owner(&x->buckets, at, &local) == x->rank;
+            const size_t before = at - p->offset;
+            run = size_min(alone ? SIZE_MAX : shard_left(&x->buckets, at), end - at);
             if (!mine) { continue; }
+            if (at >= stretch_end) { stretch = local, stretch_end = at + run; }
+            if (a->host) { run = size_min(run, a->host->piece); }
+            char* window = a->host ? a->host->windows[(o->parts.count - stage) % HOST_WINDOWS].data : NULL;
             MatrixPart* part = &list[o->parts.count++];
-            part->first = at - p->offset;
+            part->first = before;
             part->count = run;
             part->root = muon_rate(1.0, 1.0, p->rows, p->cols);
             part->tensor = (uint32_t)(p - g->trained.items);
             part->params = trained_at(a, at);
-            part->master = state_at(a, SLOT_MASTER, at);
-            part->m = state_at(a, SLOT_M, at);
-            part->grads = x->ranks > 1 ? x->sums + local : gradient_of(g, p->kind, p->layer).data;
-            part->u = x->ranks > 1 ? x->sums + local : (float*)q->scratch + place;
-            part->x = x->ranks > 1 ? (const floatX*)part->u : (const floatX*)q->scratch + place;
+            part->master = window ? window : state_at(a, SLOT_MASTER, at);
+            part->m = window ? window : state_at(a, SLOT_M, at);
+            const char* grads = (const char*)gradient_of(g, p->kind, p->layer).data + before * gradients_bytes(g->fp32);
+            part->grads = alone ? grads : (const char*)(x->sums + local);
+            part->u = alone ? (float*)q->scratch + place + before : x->sums + local;
+            part->x =
+                alone ? (const floatX*)q->scratch + place + before : (const floatX*)(x->sums + stretch) + (local - stretch);
             o->parts.most = size_max(o->parts.most, run);
         }
     }
+    o->first_part[o->deal.count] = o->parts.count;
     o->parts.items = o->part_room;
     o->parts.master_kind = a->master_kind;
     o->parts.bf16_moments = a->bf16_moments;
     o->parts.fp32_grads = x->ranks > 1 || g->fp32;
     copy_in(o->part_room, list, (size_t)o->parts.count * sizeof *list, q->stream);
-    free(list);
+}
+
+static inline void optimizer_close(Optimizer* o) {
+    free(o->deal.items);
+    free(o->part_list);
+    free(o->first_part);
 }
 
 /* Lists the stretches of the trained tensors, with their weight decay and the gradients that are extra, in fp32. With several
@@ -181,18 +204,31 @@ static void matrices_update(const Optimizer* o, const Queue* q, const WeightAren
     const Deal* d = &o->deal;
     const bool alone = x->ranks <= 1;
     float* room = (float*)q->scratch;
-    const auto by_elements = [&](Stage stage, const char* name, int first, int count) {
+    const auto by_elements = [&](Stage stage, SlotKind slot, const char* name, int first, int count) {
         MatrixParts parts = o->parts;
+        parts.seed = recipe->seed;
+        if (a->host) { host_stream_align(a->host); }
+        for (int k = first; a->host && k < first + count; k++) {
+            const MatrixPart* part = &o->part_list[k];
+            const size_t at = g->trained.items[part->tensor].offset + part->first;
+            parts.items = o->parts.items + k;
+            parts.count = 1;
+            parts.most = part->count;
+            state_pieces(a, 1u << slot, at, part->count, q->stream, [&](StatePiece) {
+                Op op(q, name, 0, 0);
+                stage(&parts, state, &recipe->hyper, q->stream);
+            });
+        }
+        if (a->host) { return; }
         parts.items += first;
         parts.count = count;
-        parts.seed = recipe->seed;
-        if (alone) { parts.most = param_size(d->items[first].param); }
+        if (alone) { parts.most = o->part_list[first].count; }
         const double each = state_width(a, SLOT_M) + state_width(a, SLOT_MASTER) + sizeof(float) + sizeof(floatX);
         Op op(q, name, 0, each * (double)parts.most * count);
         if (count > 0) { stage(&parts, state, &recipe->hyper, q->stream); }
     };
     if (d->count == 0) { return; }
-    if (!alone) { by_elements(kernels->prepare, "matrices: prepare", 0, o->parts.count); }
+    if (!alone) { by_elements(kernels->prepare, SLOT_M, "matrices: prepare", 0, o->parts.count); }
     for (int i = 0, next; i < d->count; i = next) {
         const Param* p = NULL;
         int mine = 0;
@@ -201,16 +237,17 @@ static void matrices_update(const Optimizer* o, const Queue* q, const WeightAren
             p = d->items[next].param;
             mine++;
         }
-        if (alone) { by_elements(kernels->prepare, "matrices: prepare", i, mine); }
+        const int first = o->first_part[i], parts = o->first_part[next] - first;
+        if (alone) { by_elements(kernels->prepare, SLOT_M, "matrices: prepare", first, parts); }
         if (!alone) { exchange_matrices(x, &d->items[i], next - i, room, false); }
         if (mine > 0) {
             Op op(q, "whole matrices", mine * kernels->flops(p->rows, p->cols), 0);
             kernels->matrix(q->matmul, room, p->rows, p->cols, mine, (char*)room + matrices_room(p, mine), q->stream);
         }
         if (!alone) { exchange_matrices(x, &d->items[i], next - i, room, true); }
-        if (alone) { by_elements(kernels->update, "matrices: update", i, mine); }
+        if (alone) { by_elements(kernels->update, SLOT_MASTER, "matrices: update", first, parts); }
     }
-    if (!alone) { by_elements(kernels->update, "matrices: update", 0, o->parts.count); }
+    if (!alone) { by_elements(kernels->update, SLOT_MASTER, "matrices: update", 0, o->parts.count); }
 }
 
 #endif

@@ -199,7 +199,7 @@ moves() {
 
 # Adapters have fewer pieces than there are windows. There a step's first copies would overtake the last ones of the step before.
 moves_once() {
-    for flags_of in "--lora 1 --lora-on qkvo --moments bf16" "--master none --moments bf16 --fp8"; do
+    for flags_of in "--lora 1 --lora-on qkvo --moments bf16" "--master none --moments bf16 --fp8" "$muon --master split --moments bf16" "--gpus 3 $muon"; do
         cu BF16 stays $flags_of && cu BF16 moved_out $flags_of --offload optimizer && same_bits stays moved_out &&
             rm -r "$tmp/stays" "$tmp/moved_out" || return 1
     done
@@ -320,7 +320,7 @@ one_card() {
     check "Muon: master weights in fp32 and split have the same bits" masters_are_alike
     check "state on the host, moved at resumes, two micro-batches: the same bits" moves host --total-batch 128 --master split --moments bf16
     check "state on the host, killed, then on the card: the same bits" killed_on_the_host
-    check "state on the host: adapters, 8 bits without masters: the same bits" moves_once
+    check "state on the host: adapters, 8 bits without masters, Muon: the same bits" moves_once
     check "as many blocks recompute as --recompute says" blocks_are_counted
     check "what is not finite is named in its block, whatever recomputes" ruined_block_is_named
     check "some blocks recompute, and others after a resume: the same bits, two micro-batches" by_blocks blocks --total-batch 128

@@ -120,7 +120,7 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
     for (int seq = options->seq; seq >= 1; seq /= 2) {
         for (int variant = 0; variant < (gpu ? 12 : 1); variant++) {  // bit 0: the other --offload; above it: the state
             const int state = variant / 2;                            // bit 0: bf16 moments; above it: a MasterKind
-            const bool stays = options->optimizer > 0 || (options->given[OPT_offload] && options->offload == OFFLOAD_OFF);
+            const bool stays = options->given[OPT_offload] && options->offload == OFFLOAD_OFF;
             if (variant % 2 && stays) { continue; }
             for (int batch = options->batch; batch >= 1; batch--) {
                 if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
