@@ -99,6 +99,11 @@ static inline const char* device_absence(cudaError_t status) {
     return text;
 }
 
+/* Returns the main memory for each of the ranks on this host. Never inlined: its buffers would lie in main's frame. */
+__attribute__((noinline)) static uint64_t device_host_memory(const Ranks* ranks) {
+    return host_memory_available() / (uint64_t)ranks->local_ranks;
+}
+
 /* Opens the card of this rank. With `trains`, loads all kernels; afterwards only the model takes memory. tf32: FP32 builds may
  * round factors. Ends the program if no card is found, unless one may be `missing`. */
 static inline Device device_open(const Ranks* ranks, bool trains, bool tf32, bool missing) {
@@ -130,7 +135,7 @@ static inline Device device_open(const Ranks* ranks, bool trains, bool tf32, boo
     const PeakKind kinds[] = {tf32 ? PEAK_TF32 : PEAK_FP32, PEAK_BF16, PEAK_FP16};
     d.peak_flops = gpu_peak_flops(d.name, kinds[IS_BF16 ? 1 : IS_FP16 ? 2 : 0]);
     d.matmul = matmul_create(NULL, tf32);
-    d.host = host_memory_available() / (uint64_t)ranks->local_ranks;
+    d.host = device_host_memory(ranks);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &d.total));
     d.context = d.total - free_bytes - size_min(d.others, d.total - free_bytes);
     return d;
