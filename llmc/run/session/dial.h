@@ -5,10 +5,10 @@
  *   B   tokens of a step: DIAL_BATCH * D^DIAL_BATCH_D
  *   lr  DIAL_RATE * N^DIAL_RATE_N * D^DIAL_RATE_D, times sqrt(b / B) for a step of b tokens; Muon's times DIAL_RATE_MUON
  *
- * The forms and first constants of B and lr are those of Li et al., "Predictable Scale: Part I" (arXiv 2503.04715), for AdamW.
+ * The forms and constants of B and lr are those of Li et al., "Predictable Scale: Part I" (arXiv 2503.04715), for AdamW, but
+ * DIAL_RATE is 0.6 of their 1.79 by sweeps from d3 to d12 (dev/results/nvidia-h200-muon.md, which has Muon's factor, too).
  * The root is that of Malladi et al. (arXiv 2205.10287). 12 tokens a weight is what nanochat found to be best for a given
  * amount of computation, and up to four epochs are worth nearly as much as new text (Muennighoff et al., arXiv 2305.16264).
- * Muon's factor: dev/results/nvidia-h200-muon.md.
  *
  * --seq is not chosen: how much text the model sees at once is a wish, no matter of learning well. train_llama3.py reads the
  * constants from here, so each is one number. */
@@ -26,7 +26,7 @@
 #define DIAL_ROWS 4  // of a step, at least: fewer are slower, and no better
 #define DIAL_BATCH 0.58
 #define DIAL_BATCH_D 0.571
-#define DIAL_RATE 1.79
+#define DIAL_RATE 1.1
 #define DIAL_RATE_N (-0.713)
 #define DIAL_RATE_D 0.307
 #define DIAL_RATE_MUON 2
