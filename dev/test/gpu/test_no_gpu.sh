@@ -57,7 +57,7 @@ expect "cards that are hidden" 1 "CUDA_VISIBLE_DEVICES hides all cards" driver 9
 expect "a driver without cards" 1 "no GPU can be used: th" driver 99000 100 -u CUDA_VISIBLE_DEVICES
 check "is another line" sh -c '! grep -q hides "$0"' "$tmp/stderr"
 expect "a driver that fails" 1 "unsupported display driver" driver 99000 803 A=
-expect "a dry run with --max-memory needs none" 0 "timed   nothing: no GPU can be used here: " cu --model d2 --dry-run --max-memory 80G
+expect "a dry run with --max-memory needs none" 0 "timed   nothing: no GPU can be used here: " cu --model d2 --batch 4 --steps 68 --dry-run --max-memory 80G
 check "it names no card" grep -q "^machine no GPU, " "$tmp/stdout"
 check "it shows the memory" grep -q "^memory  need .* of 80.00 GiB$" "$tmp/stdout"
 check "the context is an estimate" grep -q "^memory  context, estimated   *[0-9.]* MiB$" "$tmp/stdout"

@@ -61,7 +61,7 @@ def work(tmp_path_factory):
     (folder / "text.txt").write_text("".join(sentence(r, 4, 12) + ".\n" for _ in range(400)), encoding="utf-8")
     assert run("tokenize", "--tokenizer", TOKENIZER, "-o", folder / "data.bin", folder / "text.txt").returncode == 0
     done = run("train_llama3", "--model", "d1", "--tokenizer", TOKENIZER, "--train", folder / "data.bin", "--seq", 32,
-               "--steps", 30, "--lr", "3e-3", "--sample-tokens", 0, "--threads", 1, "--out", folder / "out")
+               "--steps", 30, "--batch", 4, "--lr", "3e-3", "--sample-tokens", 0, "--threads", 1, "--out", folder / "out")
     assert done.returncode == 0, done.stderr
     shutil.copytree(folder / "out/step_00000030", folder / "model")
     for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):

@@ -7,7 +7,7 @@ words 3000 1 >text.txt && words 3000 2 >other.txt
 "$bin/tokenize" -o data.bin text.txt >/dev/null && "$bin/tokenize" -o other.bin other.txt >/dev/null || exit 1
 
 # go FLAGS...: runs to step 6 with a checkpoint at each step
-go() { train --model d1 --train data.bin --steps 6 --schedule constant --checkpoint-every 1 "$@"; }
+go() { train --model d1 --train data.bin --steps 6 --lr 3e-4 --schedule constant --checkpoint-every 1 "$@"; }
 # member NAME CHECKPOINT: prints a member of its state
 member() { sed -n "s/^  \"$1\": \"*\([^\",]*\)\"*,*$/\1/p" "$2/trainer_state.json"; }
 # resumed_from STEP: the last command resumed from that step
