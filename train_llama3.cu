@@ -21,15 +21,16 @@
 #include "llmc/run/session/signals.h"  // defines: run_stop_requested
 #include "llmc/train/not_finite.h"     // defines: FiniteSearch, TENSOR_TEXT, search_tensor, search_arena
 #include "llmc/cuda/cuda_common.cuh"   // defines: floatX, CUDA_CHECK, copy_out, to_float, ProfileRange
-#include "llmc/gpu/device.cuh"  // defines: Device, device_open, device_memory, MemoryKind, MemoryPlace, memory_take, memory_fill
-#include "llmc/gpu/weights.cuh"      // defines: WeightArena, weights_slot, master_check
-#include "llmc/gpu/host_stream.cuh"  // defines: HostStream, host_stream_begin, host_stream_finish
-#include "llmc/gpu/feed.cuh"         // defines: Feed, feed_next, feed_clear, IN_FLIGHT
-#include "llmc/gpu/runner.cuh"       // defines: Runner, runner_begin, runner_end, runner_wait, runner_capture, runner_restore
-#include "llmc/gpu/plans.cuh"        // defines: device_load_plans, matmul_save_plans, device_check_plans, device_share_plans
-#include "llmc/gpu/profile.cuh"      // defines: LayerRange, profiler_new, print_profile
-#include "llmc/gpu/debug.cuh"        // defines: search_on_gpu, search_weights, search_gradients
-#include "llmc/gpu/exchange.cuh"     // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
+#include "llmc/gpu/device.cuh"         // defines: Device, device_open, device_memory, MemoryKind, MemoryPlace, memory_take,
+                                       // memory_fill
+#include "llmc/gpu/weights.cuh"        // defines: WeightArena, weights_slot, master_check
+#include "llmc/gpu/host_stream.cuh"    // defines: HostStream, host_stream_begin, host_stream_finish
+#include "llmc/gpu/feed.cuh"           // defines: Feed, feed_next, feed_clear, IN_FLIGHT
+#include "llmc/gpu/runner.cuh"         // defines: Runner, runner_begin, runner_end, runner_wait, runner_capture, runner_restore
+#include "llmc/gpu/plans.cuh"          // defines: device_load_plans, matmul_save_plans, device_check_plans, device_share_plans
+#include "llmc/gpu/profile.cuh"        // defines: LayerRange, profiler_new, print_profile
+#include "llmc/gpu/debug.cuh"          // defines: search_on_gpu, search_weights, search_gradients
+#include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
 #include "llmc/gpu/sharded_blocks.cuh"  // defines: ShardedBlocks, sharded_begin, sharded_block, ShardReader
 #include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradients_zero
 #include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, crossentropy

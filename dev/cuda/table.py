@@ -279,11 +279,11 @@ def leaps(most=85):
         text = file.read_text()
         known = functions(text)
 
-        def lines_of(name, seen):
+        def lines_of(name, seen, known=known):
             words = [w for w in dict.fromkeys(re.findall(r"\w+", known.get(name, ""))) if w in known and w not in seen]
             seen.update(words, [name])
             own = [line for line in known.get(name, "").split("\n") if line.strip() and not line.strip().startswith("//")]
-            return own + [line for w in words for line in lines_of(w, seen)]
+            return own + [line for w in words for line in lines_of(w, seen, known)]
         for ladder in re.finditer(r'Ladder \w+\(\s*"(\w+)"(.*?\}\})\);', text, re.S):
             before, code = None, []
             for number, call in re.findall(r'\{(\d+), "[^"]*",\s*[\w| ]+,\s*(.*?), (?:predict_\w+|NULL)', ladder[2], re.S):

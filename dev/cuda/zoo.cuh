@@ -31,8 +31,7 @@ struct Tensor {
     Role role;
     Type type;
     size_t rows, width, pitch;  // elements
-    float
-        scale;  // deviation of its normals; tokens are below it; timed numbers too, from 0 on if it is negative. Bytes are -1 then
+    float scale;         // deviation of its normals; tokens are below it; timed numbers, too, if it is negative (bytes: -1)
     float floor;         // errors in 16 bits are relative to |want| + floor * rms(want); INFINITY: as in fp32
     float units;         // halves of a unit that 16 bits may be off: 1, or 2 where rounding is stochastic
     Floats start, host;  // (rows, width): before the kernel; for the oracle, which leaves the wanted values there

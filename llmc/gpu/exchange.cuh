@@ -349,8 +349,8 @@ static inline void exchange_sum_step(Exchange* x, StepState* state, float* norms
     stream_wait(x->compute, x->stream, x->summed);
 }
 
-/* Sends what the ranks have prepared of a round's matrices to their places in the owners' `room`; or `back`, in floatX, into the
- * places of the sums. The compute stream waits for it. */
+/* Sends what the ranks have prepared of a round's matrices to their places in the owners' `room`; or `back`, in floatX, into
+ * the places of the sums. The compute stream waits for it. */
 static inline void exchange_matrices(Exchange* x, const DealtMatrix* list, int count, float* room, bool back) {
     const size_t width = back ? sizeof(floatX) : sizeof(float);
     const char* what = back ? "matrices from owners" : "matrices to owners";

@@ -1,7 +1,7 @@
 /* host_stream.cuh -- arrays in the host's memory that kernels of the card update: they pass through the card piece by piece.
  *
- * A piece is copied into one of HOST_WINDOWS windows on the card, kernels update it there, and it is copied back. The copies have
- * a stream in each direction, since a card copies in both directions at a time. So piece k is updated while piece k + 1 arrives
+ * A piece is copied into one of HOST_WINDOWS windows on the card, kernels update it there, and it is copied back. Copies have a
+ * stream in each direction, since a card copies in both directions at a time. So piece k is updated while piece k + 1 arrives
  * and piece k - 1 leaves. The kernels are those of arrays on the card, so no bit depends on where the arrays lie.
  *
  *   in         | piece 0 -> window 0 | piece 1 -> window 1 | piece 2 -> window 2 | piece 3 -> window 0 | ...

@@ -1,12 +1,12 @@
 /* muon.cuh -- Muon on whole matrices on the GPU. The oracle is muon.h, where the formula stands.
  *
  * Newton-Schulz runs in the dtype of the weights, with sums in fp32. BF16 builds round where PyTorch does (A, C and each new X
- * once a product), but for the beginning: PyTorch rounds the first X before and after it divides, here it is rounded after. FP16
- * builds have 3 more bits, and also run on cards without bfloat16. FP32 builds round nothing to 16 bits. Products are cuBLASLt's,
- * as the trainer's others, so plans fix their order. The norm is a sum of MUON_SUMS sums, each in its order.
+ * once a product), but for the beginning: PyTorch rounds the first X before and after it divides, here it is rounded after.
+ * FP16 builds have 3 more bits, and also run on cards without bfloat16. FP32 builds round nothing to 16 bits. Products are
+ * cuBLASLt's, as the trainer's others, so plans fix their order. The norm is a sum of MUON_SUMS sums, each in its order.
  *
- * A matrix of 768 x 768 has 18 tiles of 128 x 256, a seventh of an H200's multiprocessors. So all matrices of one shape, as many
- * as MATRICES_MOST allows (dist/buckets.h), go through each product in one launch, and through each stage by element.
+ * A matrix of 768 x 768 has 18 tiles of 128 x 256, a seventh of an H200's multiprocessors. So all matrices of one shape, up to
+ * MATRICES_MOST elements (dist/buckets.h), go through each product in one launch, and through each stage by element.
  *
  * Matrices are not transposed: if X has more rows than columns, A is X^T X, and the new X is a X + X C.
  *

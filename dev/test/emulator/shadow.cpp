@@ -7,8 +7,8 @@
  * thread came to later and this one earlier. Each thread counts these events and keeps what it knows of the others' counts, as
  * in C. Flanagan, S. Freund: FastTrack, PLDI 2009.
  *
- * Cards' memory lies far apart in one stretch of addresses. Statics of a kernel are found in the program's table of symbols. What
- * is neither, such as a fiber's stack, is not judged. dev/doc/emulated-card.md says what is found, and what cannot be.
+ * Cards' memory lies far apart in one stretch of addresses. Statics of a kernel are found in the program's table of symbols.
+ * What is neither, such as a fiber's stack, is not judged. dev/doc/emulated-card.md says what is found, and what cannot be.
  */
 #include "runtime.h"
 

@@ -151,8 +151,8 @@ static inline void choose_rows(Options* chosen, const Tasks* tasks, int max_posi
     chosen->seq = (int)size_min(tasks_longest(tasks), (size_t)most);
 }
 
-/* Notes whether the run trains a new model dN, whose flags the laws of dial.h choose. Data is then opened for one row, since its
- * size decides the batch. */
+/* Notes whether the run trains a new model dN, whose flags the laws of dial.h choose. Data is then opened for one row, since
+ * its size decides the batch. */
 static inline void choose_to_dial(Options* chosen, Dial* d, const Start* start) {
     ModelConfig preset;
     d->on = !start->dir[0] && chosen->lora == 0 && config_preset(&preset, chosen->model, 1) && preset.vocab_size == 1;

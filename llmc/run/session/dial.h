@@ -1,4 +1,5 @@
-/* dial.h -- the laws by which a new model of --model dN gets the flags of its training that are not given. choose.h applies them.
+/* dial.h -- the laws by which a new model of --model dN gets the flags of its training that are not given; choose.h applies
+ * them.
  *
  *   N   weights that each token is multiplied with: those of the blocks and of the head, without the embedding
  *   D   tokens of the run: by --steps, --epochs or --minutes; otherwise DIAL_TOKENS_PER_WEIGHT * N, at most DIAL_EPOCHS epochs
