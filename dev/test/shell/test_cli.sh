@@ -147,6 +147,8 @@ dial --model d1 --steps 100 --stop-after 2 --out dialled >/dev/null 2>&1
 expect "a run that is resumed keeps them" 0 "resume" dial --resume --strict-resume --steps 100 --stop-after 4 --out dialled
 check "and chooses none" sh -c '! grep -q "^dial" stdout && [ "$(grep -o "\"warmup\":[0-9]*" dialled/log.jsonl | sort -u)" = "\"warmup\":5" ]'
 expect "a folder has its own defaults" 0 "lr=0.0003" dial --model dialled --steps 3 --dry-run
+dial --model d1 --steps 2 --lr 3e-4 --out plain >/dev/null 2>&1
+expect "run.flags keep a given flag that has its default" 0 "lr=0.0003" dial @plain/step_00000002/run.flags --dry-run
 
 tokens=1024
 [ -z "${BIN:-}" ] || tokens=256  # a build with sanitizers makes as many steps of fewer tokens

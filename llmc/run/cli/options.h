@@ -700,7 +700,7 @@ static inline char* options_log_text(const Options* o, size_t room) {
     return text;
 }
 
-/* Writes the saved options that differ from their defaults as a file of flags. */
+/* Writes a file of flags: the saved options that differ from their defaults, and those that dial.h would choose otherwise. */
 static inline void options_write_flags(FILE* f, const Options* o) {
     Options plain;
     options_default(&plain, o->trainer);
@@ -711,7 +711,8 @@ static inline void options_write_flags(FILE* f, const Options* o) {
         if (!(s->scope & o->trainer) || s->life == OPTION_LOCAL) { continue; }
         char flag[OPTION_TEXT], now[OPTION_TEXT], before[OPTION_TEXT];
         const char* value = option_text(o, i, now);
-        if (strcmp(value, option_text(&plain, i, before)) != 0) { flag_write(f, option_flag(i, flag), value); }
+        const bool dialled = i == OPT_steps || i == OPT_batch || i == OPT_total_batch || i == OPT_lr || i == OPT_warmup;
+        if (dialled || strcmp(value, option_text(&plain, i, before)) != 0) { flag_write(f, option_flag(i, flag), value); }
     }
 }
 
