@@ -92,7 +92,7 @@ def dial_of(a, weights, rows, cuda):
     step = flags.get("total-batch") or a.total_batch or (a.batch or 1) * row
     if a.batch is None:
         micro, most = 1, d["MICRO_GPU" if cuda else "MICRO_CPU"]
-        while step // row % (2 * micro) == 0 and 2 * micro * row <= most:
+        while step >= row and step // row % (2 * micro) == 0 and 2 * micro * row <= most and 2 * micro <= rows:
             micro *= 2
         flags["batch"] = micro
     flags["steps"] = max(1, int(tokens / step))

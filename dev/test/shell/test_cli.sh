@@ -140,6 +140,9 @@ check "of little data four epochs" grep -qE '^plan .* (4\.00|3\.9[0-9]) epochs' 
 check "a step of a power of two of rows" sh -c 'n=$(sed -n "s/^dial    --total-batch \([0-9]*\):.*/\1/p" stdout) && n=$((n / 32)) && [ $n -ge 4 ] && [ $((n & (n - 1))) -eq 0 ]'
 expect "a flag that is given stays" 0 "lr=0.002" dial --model d1 --lr 2e-3 --batch 2 --steps 40 --warmup 3 --dry-run
 check "and nothing is chosen then" sh -c '! grep -q "^dial" stdout && grep -q "^plan    40 steps of 64 tokens (1 x 2 x 32)" stdout'
+expect "a total batch need not be a multiple of --batch's default" 0 " (3 x 1 x 32)" dial --model d1 --total-batch 96 --dry-run
+dial --model d1 --train shard1.bin --total-batch 1024 --steps 2 --stop-after 1 --out held >/dev/null 2>&1
+expect "a batch of few rows of data is one that resumes" 0 "resume" dial --train shard1.bin --resume --out held
 rate() { dial --model d1 --dry-run "$@" | sed -n 's/^dial    --lr \([^:]*\):.*/\1/p'; }
 check "four times the batch has twice the rate" awk "BEGIN { q = $(rate --steps 1000 --batch 16 --model d6) / $(rate --steps 4000 --batch 4 --model d6); exit !(q > 1.9 && q < 2.1) }"
 check "Muon's is twice AdamW's" awk "BEGIN { q = $(rate --steps 1000 --batch 4 --model d6 --optimizer muon) / $(rate --steps 1000 --batch 4 --model d6); exit !(q > 1.9 && q < 2.1) }"

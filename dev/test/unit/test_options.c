@@ -143,7 +143,7 @@ TEST(values_are_read_whole_and_in_range) {
         "--schedule cos;--schedule COSINE;--schedule 1;--schedule \"\";--schedule cosine|linear;--chat=maybe;--chat=;"
         "--no-chat=on;--export-dtype f64;-k cosin;-k 4;--final-lr-frac 2;--temperature -0.1;--val-batches 0;--tokens 0;"
         "--lr --batch;--train --val x;--train;--steps;batch 4;-batch 4;--b 4;--;-;--=4;--unknown;4;--no-batch 4;--no-;"
-        "--total-batch 100;--chat --eval;--generate x --dry-run;--minutes 1 --steps 5";
+        "--batch 4 --total-batch 100;--chat --eval;--generate x --dry-run;--minutes 1 --steps 5";
     for (const char* line; (line = test_next(&wrong, ';')) != NULL;) {
         Options o;
         Error e;

@@ -386,8 +386,8 @@ static inline bool options_check(const Options* o, Error* e) {
                     o->minutes > 0 ? "--minutes" : "--steps");
     }
     if (o->eval && o->tasks && o->val) { return fail(e, "--eval takes --val or --tasks, wanted only one of them"); }
-    // --batch and --seq of a run that is resumed are not known yet: plan_make() checks them
-    if (!o->resume && o->total_batch % ((int64_t)o->batch * o->seq) != 0) {
+    // --batch that is not given, and --seq of a run that is resumed, are not known yet: plan_make() checks them
+    if (!o->resume && o->given[OPT_batch] && o->total_batch % ((int64_t)o->batch * o->seq) != 0) {
         return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq = %d * %d = %lld", (long long)o->total_batch,
                     o->batch, o->seq, (long long)o->batch * o->seq);
     }

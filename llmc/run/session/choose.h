@@ -176,9 +176,9 @@ static inline void choose_dial(Options* chosen, const Dial* d, uint64_t rows, in
     if (!given[OPT_batch]) {
         const int most = chosen->trainer == ON_GPU ? DIAL_MICRO_GPU : DIAL_MICRO_CPU;
         const int64_t share = chosen->total_batch / chosen->seq / groups;
-        for (chosen->batch = 1; share % (2 * chosen->batch) == 0 && 2 * chosen->batch * chosen->seq <= most;) {
-            chosen->batch *= 2;
-        }
+        const double held = d->data > 0 ? (double)(rows / (uint64_t)groups) : INFINITY;  // a resumed run refuses larger batches
+        chosen->batch = 1;
+        for (int n = 2; share > 0 && share % n == 0 && n * chosen->seq <= most && n <= held; n *= 2) { chosen->batch = n; }
     }
     if (!given[OPT_steps] && chosen->epochs == 0 && chosen->minutes == 0) {
         const double step = chosen->total_batch ? (double)chosen->total_batch : chosen->batch * row;
