@@ -143,6 +143,10 @@ check "and nothing is chosen then" sh -c '! grep -q "^dial" stdout && grep -q "^
 expect "a total batch need not be a multiple of --batch's default" 0 " (3 x 1 x 32)" dial --model d1 --total-batch 96 --dry-run
 dial --model d1 --train shard1.bin --total-batch 1024 --steps 2 --stop-after 1 --out held >/dev/null 2>&1
 expect "a batch of few rows of data is one that resumes" 0 "resume" dial --train shard1.bin --resume --out held
+for f in "--train shard1.bin --total-batch 4096" "--steps 9" "--steps 90000"; do dial --model d1 --dry-run $f; done >reasons
+check "each reason is the one that counted" test "$(grep -cE '^dial    --(steps 1: 4,096 tokens, 12.8 epochs|total-batch 128: fewer rows are|total-batch [0-9]+: as the data)' reasons)" -eq 3
+expect "a guess of --minutes is called one" 0 ", a guess" dial --model d1 --minutes 1 --dry-run
+check "and no rate is named before the steps are known" sh -c '! grep -qE "^dial    --(lr|warmup)" stdout'
 rate() { dial --model d1 --dry-run "$@" | sed -n 's/^dial    --lr \([^:]*\):.*/\1/p'; }
 check "four times the batch has twice the rate" awk "BEGIN { q = $(rate --steps 1000 --batch 16 --model d6) / $(rate --steps 4000 --batch 4 --model d6); exit !(q > 1.9 && q < 2.1) }"
 check "Muon's is twice AdamW's" awk "BEGIN { q = $(rate --steps 1000 --batch 4 --model d6 --optimizer muon) / $(rate --steps 1000 --batch 4 --model d6); exit !(q > 1.9 && q < 2.1) }"

@@ -77,23 +77,29 @@ static inline double dial_tokens(const Dial* d, const Options* o) {
 static inline void dial_print(FILE* f, const Dial* d, const Options* o, int64_t steps, int64_t batch) {
     const double tokens = (double)steps * (double)batch, best = dial_batch(tokens);
     char text[OPTION_TEXT], a[32], b[32];
-    if (!d->on) { return; }
+    if (!d->on || steps <= 0) { return; }
     text_count((uint64_t)tokens, a, sizeof a);
     if (!o->given[OPT_steps] && o->minutes == 0) {
         text_count((uint64_t)d->weights, b, sizeof b);
         fprintf(f, "dial    --steps %lld: %s tokens, ", (long long)steps, a);
         if (d->data > 0 && DIAL_EPOCHS * d->data < DIAL_TOKENS_PER_WEIGHT * d->weights) {
-            fprintf(f, "%d epochs of the data; more text would be better, %d tokens for each of %s weights\n", DIAL_EPOCHS,
-                    DIAL_TOKENS_PER_WEIGHT, b);
+            fprintf(f, "%.3g epochs of the data; more text would be better, %d tokens for each of %s weights\n",
+                    tokens / d->data, DIAL_TOKENS_PER_WEIGHT, b);
         } else {
-            fprintf(f, "%d for each of %s weights\n", DIAL_TOKENS_PER_WEIGHT, b);
+            fprintf(f, "%.3g for each of %s weights\n", tokens / d->weights, b);
         }
     }
     if (!o->given[OPT_total_batch] && !o->given[OPT_batch]) {
-        fprintf(f, "dial    --total-batch %lld: about %g D^%g = %s for D = %s tokens\n", (long long)batch, DIAL_BATCH,
-                DIAL_BATCH_D, text_count((uint64_t)best, b, sizeof b), a);
+        const double guess = o->minutes > 0 ? dial_tokens(d, o) : tokens, q = (double)batch / dial_batch(guess);
+        fprintf(f, "dial    --total-batch %lld: %s %g D^%g = %s for D = ", (long long)batch,
+                q > 1.5       ? "fewer rows are slower than these, above"
+                : q * 1.5 < 1 ? "as the data is little, below"
+                              : "about",
+                DIAL_BATCH, DIAL_BATCH_D, text_count((uint64_t)dial_batch(guess), b, sizeof b));
+        fprintf(f, "%s tokens%s\n", text_count((uint64_t)guess, b, sizeof b), o->minutes > 0 ? ", a guess" : "");
     }
     if (!o->given[OPT_batch]) { fprintf(f, "dial    --batch %d: the rows that are fast and fit\n", o->batch); }
+    if (o->minutes > 0 && o->steps < 0) { return; }  // in a dry run: rate and warm-up wait for the steps that fit
     if (!o->given[OPT_lr]) {
         fprintf(f, "dial    --lr %s: ", option_text(o, OPT_lr, text));
         if (o->lr == DIAL_RATE_MOST) {
