@@ -167,6 +167,8 @@ name="and what is needed"
 built_for BF16 "$name" && expect "$name" 0 "memory  --offload auto takes optimizer" plan $eight --recompute auto --offload auto --max-memory 77G
 name="the table has columns for card and host"
 built_for BF16 "$name" && check "$name" sh -c "tr -s ' ' <'$tmp/stdout' | grep -x 'memory m 29.92 GiB' && tr -s ' ' <'$tmp/stdout' | grep '^memory need, on the host 89.7. GiB of an unknown size'"
+name="with it a new model keeps the rows that then fit"
+built_for BF16 "$name" && expect "$name" 0 "(1 x 4 x 1024)" plan --model d24 --train "$words" --seq 1024 --offload auto --max-memory 9G
 in_order() { # the order of cost needs less and less; with two micro-batches, since gradients then lend no memory
     for value in none norm+swiglu:1 norm+swiglu:30 norm+swiglu norm+swiglu,ffn:1 norm+swiglu,ffn:30 ffn ffn,block:1 ffn,block:30 block; do
         plan $eight --total-batch 16384 --recompute $value --max-memory 400G >table && gib table || return 1

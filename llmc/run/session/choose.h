@@ -201,6 +201,11 @@ static inline void choose_batch(Options* chosen, const Dial* d, const MemoryRoom
     Options o = *chosen;
     int halvings = 0;
     for (; o.batch > 1 && room->have > 0 && !memory_fits(room, &o); halvings++) { o.batch /= 2; }
+    if (o.offload == OFFLOAD_AUTO && room->have > 0 && !memory_fits(room, &o)) {  // as choose_offload() will find
+        o.offload = OFFLOAD_OPTIMIZER;
+        o.batch = chosen->batch;
+        for (halvings = 0; o.batch > 1 && !memory_fits(room, &o); halvings++) { o.batch /= 2; }
+    }
     agree_most(team, &halvings, 1);
     chosen->batch >>= halvings;
 }
