@@ -584,6 +584,15 @@ def test_a_text_of_the_run_is_no_markup(browser, tmp_path):
         assert browser.js("document.querySelectorAll('img, #samples script').length") == 0
 
 
+def test_a_text_may_have_any_line_separator(browser, tmp_path):
+    text = "a\u2028b\u2029c\u0085d\re"
+    (tmp_path / "log.jsonl").write_text(json.dumps({"event": "sample", "step": 1, "text": text}, ensure_ascii=False) + "\n",
+                                        encoding="utf-8")
+    with served(browser, tmp_path):
+        browser.wait("$('samples').childElementCount === 1")
+        assert browser.js("run.samples[0].text") == text
+
+
 def test_the_source_keeps_to_what_its_policy_can_name():
     source = PAGE.read_text(encoding="utf-8")
     assert source.count("<style>") == source.count("</style>") == source.count("<script>") == source.count("</script>") == 1
