@@ -271,6 +271,21 @@ def test_a_line_that_is_no_event_of_a_run_is_skipped(browser, tmp_path):
         assert "rate –" in browser.text("readout")
 
 
+def test_a_line_that_is_no_event_does_not_stop_the_page(browser, tmp_path):
+    odd, options = {"toString": 1, "valueOf": 1}, {"model": "d1", "steps": 9}
+    deep = line("config", options={**options, "deep": 0}).replace('"deep":0', '"deep":' + "[" * 9000 + "]" * 9000)
+    bad = [line("config", options={**options, "model": odd}), line("config", options=options, argv=[odd]), deep,
+           line("config", options=options, model={"parameters": odd}), line("plan", steps=odd),
+           line("plan", steps=0).replace("0}", "1e-320}"), line("end", reason=odd, seconds=odd),
+           line("sample", step=odd, text=odd), step(-5, 1), step(2, 7, lr=True, gnorm=True, tok_s=True)]
+    for each in bad:
+        (tmp_path / "log.jsonl").write_text(config(time.time()) + step(1, 8) + each + step(4, 6))
+        with served(browser, tmp_path):
+            browser.wait("$('loss').textContent === '6.0000' && $('flags').querySelectorAll('tr').length > 1")
+            browser.js("at = 3, numbers(), samples(), draw()")
+            assert not browser.complaints, each[:200]
+
+
 def test_a_response_that_is_left_gives_its_connection_back(browser, tmp_path):
     (tmp_path / "log.jsonl").write_text(step(1, 8))
     with served(browser, tmp_path):
