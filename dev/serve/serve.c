@@ -50,7 +50,7 @@ struct Server {
 // ---------------------------------------------------------------------------------------------------------------------
 // responses
 
-static Respond respond_answer;
+static Respond respond_answer, respond_health, respond_page;
 
 static enum MHD_Result respond(const Client* c, unsigned status, const char* type, struct MHD_Response* r) {
     const char* const headers[][2] = {
@@ -65,6 +65,7 @@ static enum MHD_Result respond(const Client* c, unsigned status, const char* typ
         {status == MHD_HTTP_METHOD_NOT_ALLOWED ? "Allow" : NULL, c->respond == respond_answer ? "POST" : "GET, HEAD"},
         {status == MHD_HTTP_UNAUTHORIZED ? "WWW-Authenticate" : NULL, "Bearer"},
         {status == MHD_HTTP_TOO_MANY_REQUESTS ? "Retry-After" : NULL, "10"},
+        {c->respond == respond_page || c->respond == respond_health ? "Connection" : NULL, "close"},  // they need no key
     };
     for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
         if (headers[i][0]) { MHD_add_response_header(r, headers[i][0], headers[i][1]); }

@@ -537,6 +537,20 @@ def test_32_followers_do_not_starve_the_33rd(server):
     assert kept[-1].next()[2]["step"] == 3 and Follower(server, kept[-1].place).next() is None
 
 
+def test_nobody_keeps_a_place_by_requests_without_a_key(tmp_path):
+    server = Server(make_run(tmp_path), key=None)
+    for path in ("/", "/health", "/log", "/nothing"):
+        kept = [socket.create_connection((server.host, server.port), timeout=9) for _ in range(32)]
+        for s in kept:
+            s.sendall(f"GET {path} HTTP/1.1\r\nHost: {server.name}\r\n\r\n".encode())
+        began = time.time()
+        wait_for(lambda: server_answers(server), 5)
+        assert all(b"\r\nConnection: close\r\n" in s.recv(2000) for s in kept) and time.time() - began < 5, path
+        for s in kept:
+            s.close()
+    server.end()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # the log
 
