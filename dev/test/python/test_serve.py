@@ -653,6 +653,13 @@ def test_only_a_file_of_lines_is_read_as_a_log(server):
     os.truncate(log, 200 << 20)  # zeros without a newline
     write(server, "\n" + step(3))
     assert follower.next()[2]["step"] == 3 and server.memory() < MEMORY
+    began = time.time()
+    os.truncate(log, 1 << 39)
+    write(server, "\n" + step(4))
+    assert follower.next()[2]["step"] == 4 and time.time() - began < 5, "a hole is passed over"
+    with contextlib.suppress(OSError):  # few file systems have such files
+        os.truncate(log, 1 << 41)
+        assert server.get("/log?end=1") == (200, ""), "no id has room for the end of such a log"
     os.remove(log)
     os.mkfifo(log)
     time.sleep(0.5)
