@@ -44,6 +44,7 @@ struct Client {
     Respond* respond;  // once it is whole
     Buffer body;
     char run[PATH_CAP];  // the folder of the run that it is about
+    bool named;          // ?run= named it, so it may be no link
     uint64_t step;       // of the checkpoint that it asks, or NEWEST
     uint64_t turn;       // of its question that waits: the least is next; 0: none waits
     unsigned status;     // of its response; 0: not known before the first line of the answer
@@ -143,16 +144,24 @@ static inline bool queue_start(Queue* q, const char* checkpoint, Error* e) {
     return true;
 }
 
-/* For nftw(): returns whether it has come to something that may lead out of a folder. */
+/* Returns whether a link has taken the place of a client's run since it began. */
+static inline bool run_left(const Client* c) {
+    struct stat st;
+    return c->named && (lstat(c->run, &st) != 0 || !S_ISDIR(st.st_mode));
+}
+
+/* For nftw(): returns whether it has come to something that may lead out of a folder, or is not of the folder's owner. */
 static inline int is_foreign(const char* path, const struct stat* st, int type, struct FTW* at) {
-    (void)path, (void)type, (void)at;
-    return !S_ISREG(st->st_mode) && !S_ISDIR(st->st_mode);
+    static uid_t owner;
+    (void)path, (void)type, owner = at->level == 0 ? st->st_uid : owner;
+    return (!S_ISREG(st->st_mode) && !S_ISDIR(st->st_mode)) || st->st_uid != owner;
 }
 
 /* Finds the folder of the checkpoint that a client asks, and checks that its trainer follows no link there. */
 static inline bool checkpoint_of(const Client* c, char dir[PATH_CAP], Error* e) {
     uint64_t *steps = NULL, step = c->step;
     size_t count = 0;
+    if (run_left(c)) { return fail(e, "%s: is no folder of a run any more", c->run); }
     if (step == NEWEST) {
         if (!checkpoint_list(c->run, &steps, &count, e)) { return false; }
         if (count == 0) { return fail(e, "the run has no checkpoint yet"); }
@@ -161,7 +170,7 @@ static inline bool checkpoint_of(const Client* c, char dir[PATH_CAP], Error* e) 
     }
     if (!checkpoint_path(dir, c->run, step, "", e)) { return false; }
     const int found = nftw(dir, is_foreign, 8, FTW_PHYS);
-    return found == 0 || fail(e, "%s: %s", dir, found > 0 ? "is or holds a link, wanted a folder of files" : strerror(errno));
+    return found == 0 || fail(e, "%s: %s", dir, found > 0 ? "is or holds a link, wanted its owner's files" : strerror(errno));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ static ssize_t give(void* client, uint64_t at, char* out, size_t most) {
     Client* c = (Client*)client;
     (void)at;
     if (c->follows && !c->done && buffer_waits(&c->out) == 0) {
-        log_send(c->run, &c->place, &c->out);
+        if (!run_left(c)) { log_send(c->run, &c->place, &c->out); }
         c->done = c->place.ends && buffer_waits(&c->out) == 0;
         const bool quiet = buffer_waits(&c->out) == 0 && now_seconds() - c->sent > COMMENT_SECONDS;
         if (quiet && !c->done) { buffer_text(&c->out, ":\n\n"); }
@@ -242,7 +242,7 @@ static unsigned judge(const Server* s, Client* c, const char* url, const char* m
     r.site = header(c, "Sec-Fetch-Site"), r.authorization = header(c, "Authorization"), r.type = header(c, "Content-Type");
     int i = 0;
     while (i < NUM_ROUTES && strcmp(url, routes[i].url) != 0) { i++; }
-    c->respond = i < NUM_ROUTES ? routes[i].respond : NULL;
+    c->respond = i < NUM_ROUTES ? routes[i].respond : NULL, c->named = *argument(c, "run");
     const unsigned status = request_judge(&s->address, s->key, &r, i < NUM_ROUTES ? routes[i].methods : NULL, why);
     if (status || !routes[i].of_run || run_find(c->run, s->folder, argument(c, "run"))) { return status; }
     *why = "there is no such run";

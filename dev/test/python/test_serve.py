@@ -496,7 +496,7 @@ def test_a_link_in_a_run_is_not_read(tmp_path):
         assert "hunter2" not in each.get(path)[1]
     assert server.get("/log") == (403, json.dumps({
         "error": f"{out}/log.jsonl: is no regular file of the folder's owner, wanted one that is no link"}) + "\n")
-    assert "is or holds a link, wanted a folder" in server.post({"prompt": "a", "checkpoint": "step_00000200"})[1][0]["error"]
+    assert "is or holds a link, wanted its" in server.post({"prompt": "a", "checkpoint": "step_00000200"})[1][0]["error"]
     for name in ("other", "..", ".", "run/../run", "run/", "secret", "%2e%2e", "%00", ""):
         assert (runs.get("/checkpoints?run=" + name)[0] == 404) == (name not in ("", "%00")), name
     template = out / "step_00000100" / "chat_template.jinja"
@@ -508,7 +508,22 @@ def test_a_link_in_a_run_is_not_read(tmp_path):
     template.symlink_to(tmp_path / "form")
     assert '"chat": false' in runs.get("/checkpoints?run=run")[1], "the template is a link"
     assert "step_00000100: is or holds a link, wanted" in server.post({"prompt": "a"})[1][0]["error"]
+    template.unlink()
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "log.jsonl").write_text(config())
+    follower = runs.request("GET", "/log?run=late")[1]
+    assert b"config" in follower.readline() + follower.readline()
+    os.rename(tmp_path / "late", tmp_path / "moved")
+    os.symlink("away/folder", tmp_path / "late")
+    (tmp_path / "away" / "folder").mkdir(parents=True)
+    (tmp_path / "away" / "folder" / "log.jsonl").write_text(secret.read_text())
+    while not (line := follower.readline()).startswith(b":"):
+        assert line in (b"\n", b"\r\n"), "the run that is followed became a link"
     if os.geteuid() == 0:
+        template.write_text("{{ messages }}")
+        os.chown(template, 65534, 65534)
+        assert '"chat": false' in runs.get("/checkpoints?run=run")[1], "the template is of another user"
+        assert "holds a link, wanted its owner's files" in server.post({"prompt": "a"})[1][0]["error"]
         os.remove(out / "log.jsonl")
         os.link(secret, out / "log.jsonl")
         assert "hunter2" in server.get("/log?end=1")[1], "a run's log may have a second name"
