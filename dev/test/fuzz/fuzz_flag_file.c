@@ -17,8 +17,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         Error e = NO_ERROR;
         const OptionsResult result = parse_file(&o, fuzz_file(data, size), (OptionScope)trainer, &e);
         fuzz_check_error(result != OPTIONS_WRONG, &e);
-        // the flags of one process are not written: some values are right only together with them
-        if (result == OPTIONS_OK && !o.resume && !o.export_) {
+        // the flags of one process are not written: some values are right only together with them. A step has
+        // whole micro-batches
+        if (result == OPTIONS_OK && !o.resume && !o.export_ && o.total_batch % ((int64_t)o.batch * o.seq) == 0) {
             char *text = NULL, a[OPTION_TEXT], b[OPTION_TEXT];
             size_t length = 0;
             FILE* f = xopen_memory(&text, &length);
