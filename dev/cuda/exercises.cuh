@@ -1,7 +1,7 @@
 /* exercises.cuh -- the thirty exercises of dev/doc/learn.md. `make -C dev/cuda learn` lists them. learn.py makes a file of
- * each, with the lines of #else, where the reader works; those of #ifdef SOLVED are the solution. A head says the number, the
- * kind (finish, fault or predict) and the ladder of the zoo that checks it; for a prediction, the stored row whose ms it must
- * meet within 20 %. `hint:` begins what is shown on demand.
+ * each for the reader: it has the lines of #else. Those of #ifdef SOLVED are the solution. A heading has the number, the kind
+ * (finish, fault or predict) and the ladder of the zoo that checks the exercise. A prediction names a stored row, and must
+ * meet its ms within 20 %. `hint:` begins what is shown on demand.
  */
 
 // ==== 1 finish rmsnorm forward: a thread a row
