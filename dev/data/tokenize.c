@@ -3,7 +3,7 @@
  *   tokenize --tokenizer DIR|FILE -o OUT.bin FILE...            text files and .jsonl files to one token file (tokenfile.h)
  *   zcat FILE | tokenize --tokenizer DIR|FILE -o OUT.bin -      the same for a stream: -, /dev/stdin, /dev/fd/N
  *   tokenize --tokenizer DIR --chat -o OUT.bin FILE.jsonl...    conversations, whose answers are trained (conversation.h)
- *   tokenize --tokenizer DIR|FILE --show N FILE.bin             prints a document of a token file (show_document.h)
+ *   tokenize --tokenizer DIR|FILE --show N FILE.bin             prints a document of a token file
  *   tokenize --train-bpe N -o tokenizer.json FILE...            text to a tokenizer of N tokens (bpe.h)
  *   tokenize --tokenizer DIR|FILE --jsonl                       {"text": ...} lines on stdin to {"ids": [...]} lines on stdout
  *   tokenize --tokenizer DIR|FILE --decode                      {"ids": [...]} lines on stdin to {"text": ...} lines on stdout
@@ -19,14 +19,15 @@
 
 #include "dev/data/encode_units.h"
 #include "dev/data/inputs.h"
-#include "dev/data/show_document.h"
 #include "dev/data/token_writer.h"
 #include "dev/data/tokenize_flags.h"
 #include "dev/data/train_bpe.h"
-#include "llmc/base/threads.h"         // defines: max_threads, threads_start
-#include "llmc/files/folder.h"         // defines: make_directories
-#include "llmc/base/progress.h"        // defines: Progress, progress_begin, progress_add, progress_end
-#include "llmc/base/text.h"            // defines: text_count, print_names
+#include "llmc/base/threads.h"     // defines: max_threads, threads_start
+#include "llmc/files/folder.h"     // defines: make_directories
+#include "llmc/base/progress.h"    // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/files/tokenfile.h"  // defines: TokenReader, tokenfile_open, tokenfile_read_ids, tokenfile_mask_at, tokenfile_bit
+#include "llmc/base/text.h"        // defines: text_count, print_names, print_escaped
+#include "llmc/text/tokenizer.h"   // defines: Tokenizer, TokenDecoder, decoder_push, decoder_flush
 #include "llmc/text/tokenizer_read.h"  // defines: tokenizer_load
 
 #include <signal.h>
@@ -35,7 +36,8 @@ enum {
     BATCH_BYTES = 16 << 20,  // bytes of a file read at a time
     STDIN_BYTES = 1 << 20,   // most bytes of stdin read at a time; complete lines are answered at once
     PARTS_PER_THREAD = 4,    // runs of units for each thread: short ones balance the threads
-    HEAD_BYTES = 4096        // of a file: they show its kind
+    HEAD_BYTES = 4096,       // of a file: they show its kind
+    SHOW_TOKENS = 1 << 12    // read at a time for --show; a multiple of 8, for the mask
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -333,6 +335,60 @@ static bool answer_lines(Job* job, Error* e) {
     }
     free(buffer);
     free(list.units);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// --show: a document of a token file as text. If the file has a mask, [[ ]] encloses the tokens that are trained. Control characters
+// are printed as \xNN, so that a terminal does not obey them
+
+/* Prints the rest of a stretch of text, and then a mark. */
+static void show_mark(TokenDecoder* d, const char* mark) {
+    size_t len;
+    const char* rest = decoder_flush(d, &len);
+    fwrite(rest, 1, len, stdout);
+    fputs(mark, stdout);
+}
+
+/* Prints document `number`, from 1. A document starts where the file marks a start, or without marks with the separator; -1:
+ * there is none, and the file is one document. */
+static bool show_document(const Tokenizer* t, int separator, const char* path, uint64_t number, Error* e) {
+    unsigned char raw[4 * SHOW_TOKENS], mask[SHOW_TOKENS / 8], starts[SHOW_TOKENS / 8];
+    int32_t ids[SHOW_TOKENS];
+    TokenReader file;
+    TokenDecoder d;
+    if (!tokenfile_open(&file, path, e)) { return false; }
+    file.limit = t->vocab_size;
+    const TokenFileHeader h = file.h;
+    bool ok = h.fingerprint == 0 || h.fingerprint == t->fingerprint ||
+              fail(e, "%s: was made with another tokenizer, wanted --tokenizer with the one it was made with", path);
+    bool trained = false;
+    uint64_t document = 0;
+    decoder_init(&d, t);
+    for (uint64_t at = 0, n; ok && at < h.num_tokens && document <= number; at += n) {
+        n = size_min(h.num_tokens - at, SHOW_TOKENS);
+        ok = tokenfile_read_ids(&file, at, n, raw, ids, "the tokens", e) &&
+             (!h.masked || read_at(fileno(file.f), tokenfile_mask_at(&h) + at / 8, mask, (n + 7) / 8, path, "the mask", e)) &&
+             (!h.starts ||
+              read_at(fileno(file.f), tokenfile_starts_at(&h) + at / 8, starts, (n + 7) / 8, path, "the starts", e));
+        for (uint64_t i = 0; ok && i < n && document <= number; i++) {
+            document += (h.starts ? tokenfile_bit(starts, i) : ids[i] == separator) || at + i == 0;
+            if (document != number) { continue; }
+            if (h.masked && tokenfile_bit(mask, i) != trained) {
+                trained = !trained;
+                show_mark(&d, trained ? "[[" : "]]");
+            }
+            size_t len;
+            const char* text = decoder_push(&d, ids[i], &len);
+            print_escaped(stdout, text, len);
+        }
+    }
+    if (ok && document < number) {
+        ok = fail(e, "%s: has %llu documents, wanted --show with at most that", path, (unsigned long long)document);
+    }
+    if (ok) { show_mark(&d, trained ? "]]\n" : "\n"); }
+    decoder_free(&d);
+    tokenfile_close(&file);
     return ok;
 }
 
