@@ -11,7 +11,7 @@
 #include "llmc/base/text.h"             // defines: text_count, print_names
 #include "llmc/base/threads.h"          // defines: max_threads, thread_number
 #include "llmc/base/progress.h"         // defines: Progress, progress_begin, progress_add, progress_end
-#include "llmc/text/bpe.h"              // defines: Bpe, bpe_begin, bpe_next, bpe_tokenizer, bpe_free
+#include "dev/data/bpe.h"               // defines: Bpe, bpe_begin, bpe_next, bpe_tokenizer, bpe_free
 #include "llmc/text/tokenizer_write.h"  // defines: write_tokenizer_json
 
 enum { THREAD_PIECES = 1 << 15 };  // distinct pieces that a thread counts before it adds them to all

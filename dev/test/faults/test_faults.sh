@@ -134,11 +134,11 @@ unchanged
 overlap='b->nodes[i - 1].id == (uint32_t)one.pair \&\& one.pair >> 32 == (uint32_t)one.pair'
 join='static char joined[99]; static size_t n; memcpy(joined + n, text, len); n += len; piece_counts_free(own);'
 join="$join piece_counts_init(own, c->all.seed); piece_counts_text(own, joined, n);"
-fault "of equal counts the higher ids merge first" llmc/text/bpe.h 's/| ~p->pair/| p->pair/; s/~(uint64_t)b->heap/(uint64_t)b->heap/'
-fault "a stale count decides" llmc/text/bpe.h 's/const bool exact = .*/const bool exact = true;/'
-fault "overlapping pairs count once" llmc/text/bpe.h "s/p->n ? one.count : 0/p->n \&\& !($overlap) ? one.count : 0/"
+fault "of equal counts the higher ids merge first" dev/data/bpe.h 's/| ~p->pair/| p->pair/; s/~(uint64_t)b->heap/(uint64_t)b->heap/'
+fault "a stale count decides" dev/data/bpe.h 's/const bool exact = .*/const bool exact = true;/'
+fault "overlapping pairs count once" dev/data/bpe.h "s/p->n ? one.count : 0/p->n \&\& !($overlap) ? one.count : 0/"
 fault "a piece continues in the next document" dev/data/train_bpe.h "s/piece_counts_text(own, text, len);/$join/"
-fault "counts have 32 bits" llmc/text/bpe.h 's/uint64_t count;\(.*slot is empty\)/int32_t count;\1/'
+fault "counts have 32 bits" dev/data/bpe.h 's/uint64_t count;\(.*slot is empty\)/int32_t count;\1/'
 wait
 
 cat "$folder"/[0-9]*/result

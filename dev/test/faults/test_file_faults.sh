@@ -55,7 +55,7 @@ fault "the copy of a log is not flushed" unit/test_logger.c:a_log_with_another_n
 fault "a log with another name is cut in place" unit/test_logger.c:a_log_with_another_name_is_copied llmc/files/logger.h \
     's/if (st\.st_nlink <= 1) {/if (PLANTED || st.st_nlink <= 1) {/'
 fault "a table of pieces grows with the text" unit/test_bpe.c:tables_folded_together_hold_the_counts_of_one_table \
-    llmc/text/bpe.h 's/from->used = from->num_bytes = 0;/from->used = 0, from->num_bytes *= PLANTED;/'
+    dev/data/bpe.h 's/from->used = from->num_bytes = 0;/from->used = 0, from->num_bytes *= PLANTED;/'
 fault "ruin removes an older checkpoint" unit/test_session.c:numbers_that_are_not_finite_remove_no_older_checkpoint \
     llmc/run/session/save.h 's/if (first && !state->not_finite)/if (first \&\& (PLANTED || !state->not_finite))/'
 fault "an owed sample is forgotten by a second failure" shell/test_resume.sh:first llmc/run/loop/train.h \

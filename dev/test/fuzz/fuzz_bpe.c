@@ -3,7 +3,7 @@
  * depend neither on the floor nor on the seed of the tables. The file must be read again, and must encode each token that is
  * a piece to itself. */
 #include "fuzz.h"
-#include "llmc/text/bpe.h"
+#include "dev/data/bpe.h"
 #include "llmc/text/tokenizer_write.h"
 
 enum { MOST = 4096 };

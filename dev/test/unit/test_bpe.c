@@ -1,6 +1,6 @@
 /* test_bpe.c -- tests bpe.h against a plain trainer, which counts every pair anew for each merge.
  * dev/test/python/test_bpe.py compares the program with `tokenizers`. */
-#include "llmc/text/bpe.h"
+#include "dev/data/bpe.h"
 
 #include "dev/data/train_bpe.h"  // defines: Counting, counting_begin, counting_add, counting_end
 #include "dev/test/test.h"

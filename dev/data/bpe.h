@@ -20,8 +20,8 @@
  * So a merge costs the places of its pair and the pairs that it changes, in short pieces and in long ones.
  * Elsewhere: the files of a tokenizer (tokenizer_write.h), the inputs and the command line (dev/data/tokenize.c).
  */
-#ifndef LLMC_BPE_H
-#define LLMC_BPE_H
+#ifndef DATA_BPE_H
+#define DATA_BPE_H
 
 #include "llmc/base/hash.h"            // defines: HashSeed, hash_key_within, hash_place, hash_mix
 #include "llmc/base/utils.h"           // defines: die, xmalloc, xcalloc, xrealloc, xreserve, size_min, size_max
