@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(PACK_THREADS) heads_pack_kernel(floatX* pieces
 }
 
 /* Packs rows (B T, heads_width) into pieces (B, parts, T, heads_width / parts), or with `back` writes rows from pieces; both
- * have the pitch of their width. The oracle is heads_pack() of dev/test/exchange.h. */
+ * have the pitch of their width. The oracle is heads_pack() of dev/test/oracles.h. */
 static inline void heads_pack_cuda(floatX* pieces, floatX* rows, AttentionShape s, int parts, bool back, cudaStream_t stream) {
     const size_t width = heads_width(s), blocks = (size_t)s.B * s.T * parts;
     const HeadsGrid g = {s.T, parts, s.NH / parts * s.HD, s.NKV / parts * s.HD, pitch_of(width), pitch_of(width / parts)};

@@ -15,7 +15,7 @@
 #include "llmc/attention.cuh"
 #include "llmc/attention.h"
 #include "llmc/base/rand.h"
-#include "dev/test/documents.h"
+#include "dev/test/oracles.h"
 #include "dev/test/test.h"
 #include "occupancy.cuh"
 #include "uniform.cuh"

@@ -43,7 +43,7 @@ static void shared_attention_backward(float* dqkv, void* scratch, float* dout, c
 
 #include <sys/mman.h>
 
-#include "dev/test/exchange.h"
+#include "dev/test/oracles.h"
 
 /* The memory that all ranks see. */
 typedef struct {

@@ -14,7 +14,7 @@
 #include "llmc/rmsnorm.h"
 #include "llmc/rope.h"
 #include "llmc/swiglu.h"
-#include "dev/test/documents.h"
+#include "dev/test/oracles.h"
 #include "dev/test/test.h"
 
 #ifdef _OPENMP

@@ -5,7 +5,7 @@
 #define main parity_main
 #include "test_llama3.cu"
 #undef main
-#include "dev/test/documents.h"
+#include "dev/test/oracles.h"
 #include "dev/test/test.h"
 
 enum { LATE_STEP = 2 };  // the first step judged by PyTorch's own errors

@@ -6,8 +6,7 @@
 #include "llmc/rope.h"
 #include "llmc/run/loop/validate.h"
 
-#include "dev/test/documents.h"
-#include "dev/test/exchange.h"
+#include "dev/test/oracles.h"
 #include "dev/test/test.h"
 
 enum { BOS = 5, TOKENS = 3000 };

@@ -25,7 +25,7 @@ static size_t bucket_most = (size_t)64 << 20;  // a small limit cuts small model
 #include "llmc/files/folder.h"
 #include "llmc/files/optimizer_state.h"
 
-#include "dev/test/exchange.h"
+#include "dev/test/oracles.h"
 #include "dev/test/test.h"
 
 enum { MOST_RANKS = 64 };

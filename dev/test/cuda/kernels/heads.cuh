@@ -3,7 +3,7 @@
 #define TEST_KERNELS_HEADS_CUH
 
 #include "llmc/gpu/sequence.cuh"
-#include "dev/test/exchange.h"
+#include "dev/test/oracles.h"
 #include "rope.cuh"
 
 static void heads_are_packed_and_unpacked() {

@@ -4,7 +4,7 @@
 
 #include "llmc/rope.cuh"
 #include "llmc/rope.h"
-#include "dev/test/documents.h"
+#include "dev/test/oracles.h"
 #include "kernel_test.cuh"
 
 /* Returns the table (positions, HD) of a model without scaling. */

@@ -7,7 +7,7 @@
 #include "llmc/gpu/debug.cuh"
 #include "llmc/optim/recipe.h"  // defines: global_norm, global_norm_scratch
 #include "llmc/optim/step_state.cuh"
-#include "dev/test/exchange.h"
+#include "dev/test/oracles.h"
 #include "kernel_test.cuh"
 
 template <typename T>

@@ -1,9 +1,30 @@
-/* exchange.h -- sums of the ranks' gradients and packing of heads in plain loops: the oracles of gpu/exchange.cuh and
- * gpu/sequence.cuh. */
-#ifndef TEST_EXCHANGE_H
-#define TEST_EXCHANGE_H
+/* oracles.h -- what tests of layers and of ranks share: rows of random documents, and in plain loops the sums of the ranks'
+ * gradients and the packing of heads, the oracles of gpu/exchange.cuh and gpu/sequence.cuh.
+ */
+#ifndef LLMC_ORACLES_H
+#define LLMC_ORACLES_H
 
+#include "llmc/base/rand.h"
+#include "llmc/base/utils.h"
 #include "llmc/dist/sequence.h"  // defines: heads_width
+
+/* Returns the starts (B, T) of rows that hold documents of 1 to `longest` tokens. Each row has other documents. longest 0:
+ * returns NULL. */
+static inline int32_t* random_starts(int B, int T, int longest) {
+    if (longest == 0) { return NULL; }
+    int32_t* starts = (int32_t*)xmalloc((size_t)B * (size_t)T * sizeof *starts);
+    for (size_t b = 0; b < (size_t)B; b++) {
+        int end = 0;
+        for (int t = 0, start = 0; t < T; t++) {
+            if (t == end) {
+                start = t;
+                end += 1 + (int)philox_below(7, RAND_SAMPLE, (uint32_t)b, (uint64_t)t, (uint64_t)longest);
+            }
+            starts[b * (size_t)T + (size_t)t] = start;
+        }
+    }
+    return starts;
+}
 
 /* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added from left to right in fp32; with `add`, it adds this sum to
  * `out` (ZeRO 2: the next micro-batch of a step). `out` may be one of the parts. Returns the sum of the squares of `out` in
