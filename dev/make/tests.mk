@@ -78,9 +78,7 @@ JOBS ?= 1
 FUZZ_OPT = $(if $(filter 0 1 2 3 4 5,$(SECONDS)),-O0,-O1)
 fuzz:
 	@JOBS=$(JOBS) OPT=$(FUZZ_OPT) dev/test/fuzz/fuzz.sh $(if $(INPUTS),inputs $(INPUTS),seconds $(SECONDS)) $(TARGETS)
-fuzz-minimize:
-	@dev/test/fuzz/fuzz.sh minimize $(TARGETS)
-fuzz-coverage:
-	@dev/test/fuzz/coverage.sh $(TARGETS)
+fuzz-minimize fuzz-coverage:
+	@dev/test/fuzz/fuzz.sh $(@:fuzz-%=%) $(TARGETS)
 lint:
 	@FULL=$(FULL) dev/test/lint.sh

@@ -5,6 +5,8 @@
 # build/fuzz/STEM-crash-* (-timeout-*, -oom-*, -leak-*); build/fuzz/fuzz_STEM FILE repeats it.
 # fuzz.sh minimize [STEM...] -- replaces the seeds without a name by the fewest inputs of build/fuzz/STEM with the same reach.
 # fuzz.sh add STEM FILE... -- adds seeds; fuzz.sh remove STEM NAME... removes them.
+# fuzz.sh coverage [STEM...] -- counts the lines of the readers of input (readers.txt) that the targets reach with the inputs they
+# have: build/fuzz/STEM and the seeds. It needs LLVM's llvm-profdata and llvm-cov.
 # fuzz.sh check -- unpacks and packs all seeds: that must give the committed bytes. Each target has seeds, and the words are
 # those of targets. It needs no clang.
 # The seeds of all targets are one tar file, sorted, without times or owners, so that a changed seed changes its own bytes alone.
@@ -14,7 +16,8 @@
 set -u
 export LC_ALL=C # the order of names
 CLANG=${CLANG:-clang} OPT=${OPT:--O1}
-test=dev/test/fuzz here=build/fuzz
+test=dev/test/fuzz here=build/fuzz programs=build/fuzz
+flags="-gline-tables-only -fsanitize=fuzzer,address,undefined -fno-sanitize-coverage=trace-cmp -fno-sanitize-recover=all"
 most=65536  # bytes of a target's seeds without a name
 targets=$(ls $test/fuzz_*.c | sed 's/.*fuzz_\(.*\)\.c/\1/')
 mkdir -p $here || exit 1
@@ -52,6 +55,13 @@ add | remove)
     exit
     ;;
 minimize) work=minimize ;;
+coverage)
+    work=cover programs=$here/coverage flags="-g -fsanitize=fuzzer -fprofile-instr-generate -fcoverage-mapping"
+    mkdir -p $programs
+    for tool in llvm-profdata llvm-cov; do
+        command -v $tool >/dev/null || { echo "skip fuzz_coverage: $tool is missing" && echo "0 passed, 0 failed, 1 skipped" && exit 0; }
+    done
+    ;;
 *)
     work=fuzz limit=$1
     shift
@@ -69,11 +79,11 @@ fi
 # compile STEM: builds the target unless it is newer than every source and has the same OPT. Comparisons are not traced: most are
 # the sanitizer's own checks, and tracing them takes two thirds of the time. Comparisons of texts are traced all the same.
 compile() {
-    target=$here/fuzz_$1
+    target=$programs/fuzz_$1
     [ -x "$target" ] && [ "$(cat "$target.opt" 2>/dev/null)" = "$OPT" ] &&
         [ -z "$(find llmc dev/test dev/data -name '*.[ch]' -newer "$target" | head -n 1)" ] && return
-    $CLANG -std=c11 "$OPT" -gline-tables-only ${MARCH--march=native} -fsanitize=fuzzer,address,undefined -fno-sanitize-coverage=trace-cmp \
-        -fno-sanitize-recover=all -Wno-unknown-pragmas -I. "$test/fuzz_$1.c" -o "$target" -lm -lpthread && echo "$OPT" >"$target.opt"
+    $CLANG -std=c11 "$OPT" ${MARCH--march=native} $flags -Wno-unknown-pragmas -I. "$test/fuzz_$1.c" -o "$target" -lm -lpthread &&
+        echo "$OPT" >"$target.opt"
 }
 
 stat() { sed -n "s/^stat::$1: *//p" "$here/$stem.log"; }
@@ -116,6 +126,14 @@ minimize() {
     pack_seeds "$1"
 }
 
+# cover STEM: the lines that the target reaches
+cover() {
+    LLVM_PROFILE_FILE=$programs/$1.raw "$programs/fuzz_$1" -runs=0 -timeout=120 -close_fd_mask=3 -artifact_prefix="$here/$1-" \
+        "$here/$1" >"$programs/$1.log" 2>&1 || { echo "FAIL fuzz_$1: see $programs/$1.log" && return 1; }
+    llvm-profdata merge -sparse "$programs/$1.raw" -o "$programs/$1.profdata" && llvm-cov export -format=lcov \
+        -instr-profile="$programs/$1.profdata" "$programs/fuzz_$1" >"$programs/$1.lcov"
+}
+
 # one STEM: a target that fails leaves its name in build/fuzz/failed
 one() {
     if ! unpack "$1" "$here/$1"; then
@@ -128,11 +146,10 @@ one() {
     echo "$1" >>$here/failed
 }
 
-if [ "$job" = minimize ]; then
-    afresh && JOBS=1 || exit 1 # since every target packs all seeds
-else
-    printf '%-29s %10s %8s %10s %9s %8s\n' target inputs seconds "inputs/s" "new units" findings
-fi
+case $work in
+    minimize) afresh && JOBS=1 || exit 1 ;; # since every target packs all seeds
+    fuzz) printf '%-29s %10s %8s %10s %9s %8s\n' target inputs seconds "inputs/s" "new units" findings ;;
+esac
 : >$here/failed
 running=0
 for stem in "$@"; do
@@ -142,5 +159,6 @@ for stem in "$@"; do
 done
 wait
 failed=$(wc -l <$here/failed)
+[ "$work$failed" != cover0 ] || exec python3 $test/coverage.py $test/readers.txt $programs/*.lcov
 echo "$(($# - failed)) passed, $((failed)) failed, 0 skipped"
 [ "$failed" -eq 0 ]
