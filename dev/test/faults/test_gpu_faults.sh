@@ -64,32 +64,32 @@ the last rank's gradients are missing in a sum | BF16 | test_kernels_cu ordered_
 ranks are added up in another order | BF16 | test_kernels_cu ordered_sums_agree | llmc/gpu/exchange.cuh | s/parts + (size_t)r \* n + i/parts + (size_t)(ranks - r) * n + i/
 a sum is divided by the ranks once more | BF16 | test_kernels_cu ordered_sums_agree | llmc/gpu/exchange.cuh | s/if constexpr (ADD) {/for (int k = 0; k < W; k++) { sum.v[k] \/= ranks; } if constexpr (ADD) {/
 a micro-step's sum overwrites those before it | BF16 | test_kernels_cu ordered_sums_agree | llmc/gpu/exchange.cuh | s/if constexpr (ADD)/if constexpr (false)/
-gradients of two blocks change places | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | /^static inline void exchange_send/,/^}/ s/x->sums + b->first/x->sums + x->buckets.items[bucket == 2 ? 3 : bucket == 3 ? 2 : bucket].first/
-the gradients of one rank are missing | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/for (int r = 1; r < ranks; r++) {/for (int r = 1; r < ranks - 1; r++) {/
-gradients of norms are those of one rank | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/x->norms, true, x->ranks, x->norm/x->norms, true, 1, x->norm/
-a step is divided by the ranks once more | FP32 | one_and_two.sh | train_llama3.cu | s/(float)recipe->hyper.loss_weight/(float)(recipe->hyper.loss_weight \/ m->use.ranks)/
-the loss is that of one rank | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | /^__global__ void add_states_kernel/,/^}/ s/r < ranks/r < ranks - 1/
-a bucket is left out of the norm | FP32 | one_and_two.sh | llmc/gpu/exchange.cuh | s/norm_finish_cuda(state, x->partials, count,/norm_finish_cuda(state, x->partials, count - SUM_BLOCKS,/
-weights of a bucket stay with their owners | FP32 | one_and_two.sh | train_llama3.cu | s/^        exchange_gather(x, i, /        if (i != 2) exchange_gather(x, i, /
-both ranks train the same rows | FP32 | one_and_two.sh | llmc/files/dataloader.h | s/d->row + (uint64_t)d->rank \* (uint64_t)d->B/d->row/
-heads go to the wrong rank | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/const int p = (int)(block \/ T % g\.parts);/const int p = (int)((block \/ T + !BACK) % g.parts);/
-positions of the second half begin at 0 again | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/joined.cuh | s/const Rows heads = heads_of(r);/Rows heads = heads_of(r); if (r->shared) { heads.shape.B *= r->shared->parts; heads.shape.T = r->shape.T; }/
-starts of the first half alone | FP32 | one_and_two.sh --seq-parallel 2 --documents mask | llmc/gpu/feed.cuh | s/data->starts, num_starts \*/data->starts, num_starts \/ f->parts */
-the second rank has the first half, too | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/run/loop/validate.h | s/b \* T + (size_t)p->share\.part \* count/b * T/
-the output of another block in backward | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/if (!fresh) {/if (false) {/
-gradients of heads are not sent back | FP32 | one_and_two.sh --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/^    heads_to_rows(q, p, dqkv, dqkv, r->shape);//
-a part of the ring is written while it travels | BF16 | zero_bits.sh | llmc/gpu/exchange.cuh | s/if (!g->in_ring || !used)/if (true)/
-the head's gaps in the ring are not zeroed | BF16 | zero_bits.sh | llmc/gpu/gradients.cuh | s/if (g->in_ring && !g->config.tied) {/if (false) {/
-sums of a step begin with those of the step before | BF16 | zero_bits.sh | llmc/gpu/exchange.cuh | s/add = g->in_ring && !(kind.*/add = g->in_ring;/
-a block is gathered into the slot of another | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/const int slot = l % GATHER_SLOTS;/const int slot = (l + (l == 5)) % GATHER_SLOTS;/
-a block of the forward pass is not gathered again for the backward pass | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/const Bucket\* b = bucket_at(/const Bucket* b = g->ring.step < 0 \&\& l == 2 ? end : bucket_at(/
-a block is overwritten while it computes | BF16 | zero_bits.sh | llmc/gpu/sharded_blocks.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
+gradients of two blocks change places | FP32 | two.sh as-one | llmc/gpu/exchange.cuh | /^static inline void exchange_send/,/^}/ s/x->sums + b->first/x->sums + x->buckets.items[bucket == 2 ? 3 : bucket == 3 ? 2 : bucket].first/
+the gradients of one rank are missing | FP32 | two.sh as-one | llmc/gpu/exchange.cuh | s/for (int r = 1; r < ranks; r++) {/for (int r = 1; r < ranks - 1; r++) {/
+gradients of norms are those of one rank | FP32 | two.sh as-one | llmc/gpu/exchange.cuh | s/x->norms, true, x->ranks, x->norm/x->norms, true, 1, x->norm/
+a step is divided by the ranks once more | FP32 | two.sh as-one | train_llama3.cu | s/(float)recipe->hyper.loss_weight/(float)(recipe->hyper.loss_weight \/ m->use.ranks)/
+the loss is that of one rank | FP32 | two.sh as-one | llmc/gpu/exchange.cuh | /^__global__ void add_states_kernel/,/^}/ s/r < ranks/r < ranks - 1/
+a bucket is left out of the norm | FP32 | two.sh as-one | llmc/gpu/exchange.cuh | s/norm_finish_cuda(state, x->partials, count,/norm_finish_cuda(state, x->partials, count - SUM_BLOCKS,/
+weights of a bucket stay with their owners | FP32 | two.sh as-one | train_llama3.cu | s/^        exchange_gather(x, i, /        if (i != 2) exchange_gather(x, i, /
+both ranks train the same rows | FP32 | two.sh as-one | llmc/files/dataloader.h | s/d->row + (uint64_t)d->rank \* (uint64_t)d->B/d->row/
+heads go to the wrong rank | FP32 | two.sh as-one --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/const int p = (int)(block \/ T % g\.parts);/const int p = (int)((block \/ T + !BACK) % g.parts);/
+positions of the second half begin at 0 again | FP32 | two.sh as-one --seq-parallel 2 --documents cross | llmc/gpu/joined.cuh | s/const Rows heads = heads_of(r);/Rows heads = heads_of(r); if (r->shared) { heads.shape.B *= r->shared->parts; heads.shape.T = r->shape.T; }/
+starts of the first half alone | FP32 | two.sh as-one --seq-parallel 2 --documents mask | llmc/gpu/feed.cuh | s/data->starts, num_starts \*/data->starts, num_starts \/ f->parts */
+the second rank has the first half, too | FP32 | two.sh as-one --seq-parallel 2 --documents cross | llmc/run/loop/validate.h | s/b \* T + (size_t)p->share\.part \* count/b * T/
+the output of another block in backward | FP32 | two.sh as-one --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/if (!fresh) {/if (false) {/
+gradients of heads are not sent back | FP32 | two.sh as-one --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/^    heads_to_rows(q, p, dqkv, dqkv, r->shape);//
+a part of the ring is written while it travels | BF16 | two.sh zero-bits | llmc/gpu/exchange.cuh | s/if (!g->in_ring || !used)/if (true)/
+the head's gaps in the ring are not zeroed | BF16 | two.sh zero-bits | llmc/gpu/gradients.cuh | s/if (g->in_ring && !g->config.tied) {/if (false) {/
+sums of a step begin with those of the step before | BF16 | two.sh zero-bits | llmc/gpu/exchange.cuh | s/add = g->in_ring && !(kind.*/add = g->in_ring;/
+a block is gathered into the slot of another | BF16 | two.sh zero-bits | llmc/gpu/sharded_blocks.cuh | s/const int slot = l % GATHER_SLOTS;/const int slot = (l + (l == 5)) % GATHER_SLOTS;/
+a block of the forward pass is not gathered again for the backward pass | BF16 | two.sh zero-bits | llmc/gpu/sharded_blocks.cuh | s/const Bucket\* b = bucket_at(/const Bucket* b = g->ring.step < 0 \&\& l == 2 ? end : bucket_at(/
+a block is overwritten while it computes | BF16 | two.sh zero-bits | llmc/gpu/sharded_blocks.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
 scales of the two factors swapped | BF16 | test_kernels_cu products_of_quantised | llmc/matmul.cuh | s/A_SCALE_POINTER, &b, sizeof b/A_SCALE_POINTER, \&a, sizeof a/; s/B_SCALE_POINTER, &a, sizeof a/B_SCALE_POINTER, \&b, sizeof b/
 scales of the weights' outputs for those of their inputs in dx | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/copies.scales + copies.R, (size_t)copies.R/copies.scales, (size_t)copies.R/
 8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^        fp8_refresh.*//
-several GPUs, the 8-bit copies of a block are those before the update | BF16 | zero_bits.sh --fp8 | llmc/gpu/fp8.cuh | s/|| b->layer < 0 ||/|| b->layer < 1 ||/
-several GPUs, 8-bit copies are made before the gather | BF16 | zero_bits.sh --fp8 | train_llama3.cu | /^ *exchange_gather(x, i/ { h; d; }; /^ *fp8_follow(/ G
-8-bit copies of a gathered block lie in the slot of another | BF16 | zero_bits.sh --fp8 | llmc/gpu/fp8.cuh | s/fp8_quantise_weights(f, slot, l, 1/fp8_quantise_weights(f, slot, l + (l == 5), 1/
+several GPUs, the 8-bit copies of a block are those before the update | BF16 | two.sh zero-bits --fp8 | llmc/gpu/fp8.cuh | s/|| b->layer < 0 ||/|| b->layer < 1 ||/
+several GPUs, 8-bit copies are made before the gather | BF16 | two.sh zero-bits --fp8 | train_llama3.cu | /^ *exchange_gather(x, i/ { h; d; }; /^ *fp8_follow(/ G
+8-bit copies of a gathered block lie in the slot of another | BF16 | two.sh zero-bits --fp8 | llmc/gpu/fp8.cuh | s/fp8_quantise_weights(f, slot, l, 1/fp8_quantise_weights(f, slot, l + (l == 5), 1/
 the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/tile\[part + k\]\[line\]/tile[line][part + k]/
 rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
 a buffer is released before its products begin, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/^ *wgmma_fence();/ring_release_cluster(ring.empty()); for (const uint64_t from = card_clock(); card_clock() - from < 20000;) {} wgmma_fence();/; s/^ *if (!first) { ring_rel.*//; /wgmma_hold(acc/ { n; d; }
@@ -141,8 +141,8 @@ Muon: the scale of another matrix | BF16 | test_kernels_cu muon_agrees | llmc/op
 Muon: the norm of the first matrix for all | BF16 | test_kernels_cu newton | llmc/optim/muon.cuh | s/sums + blockIdx.y \* MUON_SUMS, MUON_SUMS/sums, MUON_SUMS/
 Muon: the moment is lost between steps | FP32 | test_llama3cu $muon | llmc/optim/muon.cuh | s/m\[k\] = __fmaf_rn(rest, __fsub_rn(scaled, m\[k\]), m\[k\]);/m[k] = __fmul_rn(rest, scaled);/
 Muon: the low half of a split master dropped | BF16 | test_kernels_cu muon_agrees | llmc/optim/muon.cuh | s/= split_low(p\[k\]);/= 0;/
-Muon: matrices of a rank's own gradients | FP32 | one_and_two.sh --optimizer muon | llmc/gpu/update.cuh | s/exchange_matrices(x, .*false);//
-Muon: owners keep their matrices | FP32 | one_and_two.sh --optimizer muon | llmc/gpu/update.cuh | s/exchange_matrices(x, .*true);//
+Muon: matrices of a rank's own gradients | FP32 | two.sh as-one --optimizer muon | llmc/gpu/update.cuh | s/exchange_matrices(x, .*false);//
+Muon: owners keep their matrices | FP32 | two.sh as-one --optimizer muon | llmc/gpu/update.cuh | s/exchange_matrices(x, .*true);//
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/optim/adamw.cuh | s/master\.v\[k \/ 2\] = lower_halves(.*;/master.v[k \/ 2] = 0;/
 END
 }
@@ -171,7 +171,7 @@ aim() { # aim TEST: sets $target, $script and $arguments; TEST names a pair by i
     target=build/${1%% *} script='' arguments=${1#* }
     case $1 in
         test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;;
-        *.sh | *.sh\ *) target="train_llama3cu tokenize" script=dev/test/gpu/${1%% *} arguments=${1#*.sh} ;; # tokenize: of one_and_two.sh
+        *.sh | *.sh\ *) target="train_llama3cu tokenize" script=dev/test/gpu/${1%% *} arguments=${1#*.sh} ;; # tokenize: of two.sh as-one
     esac
 }
 
