@@ -25,7 +25,7 @@ EDIT = $(if $(filter 1,$(LIBEDIT)),-DLLMC_LIBEDIT -ledit)
 HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*/*.h llmc/*/*.def llmc/*/*/*.def dev/data/*.h dev/test/*.h) build/cpu_flags
 TALES = dev/data/tinytales
 # where the programs under build/ are written
-vpath %.c dev/data dev/test/unit dev/test/shell dev/test/emulator dev/bench
+vpath %.c dev/data dev/test/unit dev/test/shell dev/test/python dev/bench
 vpath %.cu dev/test/cuda dev/bench
 
 # makes a program of the first prerequisite; a rule may add DEFINES and LIBS, or have FLAGS of its own. The user's CPPFLAGS, CFLAGS,

@@ -70,7 +70,7 @@ emulated-BF16_80: OF_VARIANT = EMULATED_PROGRAMS=test_attention_cu
 emulated-FP16_75: OF_VARIANT = EMULATED_PROGRAMS="test_kernels_cu test_attention_cu"
 # test-cards is test-no-gpu and test-emulated in one queue
 test-cards: train_llama3cu
-test-emulated test-cards: train_llama3 build/ranks_trainer build/random_model $(VARIANTS_BUILT)
+test-emulated test-cards: train_llama3 build/ranks_trainer build/copy $(VARIANTS_BUILT)
 	@FULL=$(FULL) dev/test/run.sh $(if $(filter %cards,$@),dev/test/gpu/test_no_gpu.sh) \
 	    $(addprefix dev/test/emulator/test_emulated_layers.sh:,kernels passes) \
 	    $(addprefix dev/test/emulator/test_emulated_runs.sh:,one two shared)

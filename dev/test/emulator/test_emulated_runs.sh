@@ -15,12 +15,12 @@ mkdir -p "$tmp/model" && cat >"$tmp/model.json" <<'END'
  "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 5, "vocab_size": 64, "max_position_embeddings": 256,
  "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false, "hidden_act": "silu"}
 END
-"$bin/build/random_model" "$tmp/model.json" "$tmp/model" && token_file "$tmp/rows.bin" 6000 64 || exit 1
+"$bin/build/copy" random "$tmp/model.json" "$tmp/model" && token_file "$tmp/rows.bin" 6000 64 || exit 1
 
 # One with wide layers: at 256 tokens, SwiGLU and RoPE have enough tiles to be joined with the products before them.
 mkdir -p "$tmp/wide" && sed 's/"intermediate_size": 96/"intermediate_size": 512/; s/"head_dim": 32/"head_dim": 64/
     s/"num_attention_heads": 2/"num_attention_heads": 4/; s/"num_hidden_layers": 5/"num_hidden_layers": 2/' "$tmp/model.json" \
-    >"$tmp/wide.json" && "$bin/build/random_model" "$tmp/wide.json" "$tmp/wide" || exit 1
+    >"$tmp/wide.json" && "$bin/build/copy" random "$tmp/wide.json" "$tmp/wide" || exit 1
 wide="--model $tmp/wide --batch 8 --steps 2"
 steps=$([ "${FULL:-0}" = 1 ] && echo 20 || echo 4)
 half=$((steps / 2)) quarter=$((steps / 4))
