@@ -58,9 +58,13 @@ enum MatmulSplit { SPLIT_ROWS, SPLIT_TILES };
 
 enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE };  // the first: bench_product's
 
+/* The steps that led to this kernel, for dev/cuda/matmul.cu: a buffer is filled, then multiplied; a ring of them; a list of tiles
+ * for a block, by groups; clusters; stores through boxes. Each has those before it. */
+enum MatmulStep { STEP_LOAD, STEP_RING, STEP_LIST, STEP_CLUSTER, STEP_BOXES };
+
 /* B_COLUMNS: whether sums go over the rows of B in memory (backward input), otherwise along them (forward) HD: columns of a
- * head, 64 or 128, for RoPE. RING: the buffers, if not as many as fit */
-template <MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 64, int RING = 0>
+ * head, 64 or 128, for RoPE */
+template <MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 64, int STEP = STEP_BOXES>
 struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int B_COLUMNS = B_COLUMNS_, HD = HD_;
     static constexpr bool SWIGLU = EPILOGUE == EPILOGUE_SWIGLU, GRADIENT = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD,
@@ -68,7 +72,9 @@ struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int TURNS = SPLIT == SPLIT_TILES ? 2 : 1;  // consumers that take turns
     static constexpr int BANDS = TURNS;                         // bands of 64 rows that a consumer has of a tile
     static constexpr int BM = 128, BN = 256 / TURNS, BK = 64, BOXES = 2;
-    static constexpr int STAGES = RING ? RING : TURNS == 2 ? 6 : 4;
+    static constexpr int STAGES = STEP < STEP_RING ? 1 : TURNS == 2 ? 6 : 4;
+    static constexpr int CLUSTER = STEP < STEP_CLUSTER ? 1 : CLUSTER_BLOCKS;
+    static constexpr bool LIST = STEP >= STEP_LIST, BOXED = STEP >= STEP_BOXES;
     static constexpr int A_BYTES = BM * BK * 2, HALF_BYTES = BN / 2 * BK * 2, STAGE_BYTES = A_BYTES + 2 * HALF_BYTES;
     static constexpr int READ_BYTES = BM * 64 * 2;  // bytes of gate or up that a step of SwiGLU's gradient reads
     static constexpr int BOX_BYTES = 16 * 64 * 2, SMEM = STAGES * STAGE_BYTES + 8 * BOXES * BOX_BYTES + 1024;
@@ -91,6 +97,7 @@ struct MatmulTilesArgs {
     int F;                   // distance from gate to up, for the epilogues of SwiGLU
     bool writes_act;         // whether they write act
     MatmulRope rope;
+    floatX* sums;          // out, for lanes that write without boxes
     CUtensorMap a, b;      // the factors
     CUtensorMap out, act;  // the outputs: sums, or what the epilogue makes of them; act of SwiGLU
     CUtensorMap gate_up;   // what SwiGLU's gradient reads
@@ -99,10 +106,10 @@ struct MatmulTilesArgs {
 /* The place of a cluster's piece of work. */
 struct MatmulPlace {
     int row, column;  // tiles
-    __device__ __forceinline__ MatmulPlace(const MatmulTilesArgs& s, uint32_t piece, int rank) {
+    __device__ __forceinline__ MatmulPlace(const MatmulTilesArgs& s, uint32_t piece, int rank, int cluster = CLUSTER_BLOCKS) {
         const uint32_t in_group = s.group * s.columns, first = piece / in_group * s.group, rest = piece % in_group;
         const uint32_t rows = min(s.group, s.rows - first);
-        row = (int)(first + rest % rows) * CLUSTER_BLOCKS + rank;
+        row = (int)(first + rest % rows) * cluster + rank;
         column = (int)(rest / rows);
     }
 };
@@ -128,6 +135,12 @@ struct MatmulBox {
     }
     __device__ __forceinline__ void store(uint32_t box, int j) const {
         store_matrix_x4(at(box, j), x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+    }
+    /* Writes to rows `width` apart from registers: 4 bytes a lane, so 16 of each of 8 rows at a time. */
+    __device__ __forceinline__ void write(floatX* to, size_t width) const {
+        to += threadIdx.x % 32 / 4 * width + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 16; i++) { *(uint32_t*)(to + i % 2 * 8 * width + i / 2 * 8) = x[i]; }
     }
     /* The two elements of x[i], and back. */
     __device__ __forceinline__ Vec<floatX, 2> pair(int i) const { return unpack(Held<floatX, 2>{x[i]}); }
@@ -214,7 +227,12 @@ __device__ __forceinline__ void matmul_write_sums(MatmulBoxes<Tiles>& boxes, con
     for (int q = 0; q < Tiles::BN / 64; q++) {
         MatmulBox box;
         box.round(d, q);
-        boxes.write(box, &s.out, row, column * (Tiles::BN / 64) + q);
+        const int block = column * (Tiles::BN / 64) + q;
+        if constexpr (Tiles::BOXED) {
+            boxes.write(box, &s.out, row, block);
+        } else {
+            box.write(s.sums + (size_t)row * s.columns * Tiles::BN + block * 64, (size_t)s.columns * Tiles::BN);
+        }
     }
 }
 
@@ -313,8 +331,8 @@ __device__ __forceinline__ void matmul_write_swiglu_gradient(MatmulBoxes<Tiles>&
 template <typename Tiles>
 __device__ __forceinline__ void matmul_produce(Ring<Tiles::STAGES>& ring, uint32_t stages, const MatmulTilesArgs& s, int rank) {
     constexpr int BN = Tiles::BN;
-    for (uint32_t piece = blockIdx.x / CLUSTER_BLOCKS; piece < s.rows * s.columns; piece += gridDim.x / CLUSTER_BLOCKS) {
-        const MatmulPlace place(s, piece, rank);
+    for (uint32_t piece = blockIdx.x / Tiles::CLUSTER; piece < s.rows * s.columns; piece += gridDim.x / Tiles::CLUSTER) {
+        const MatmulPlace place(s, piece, rank, Tiles::CLUSTER);
         const int row = place.row * Tiles::BM;
 #pragma unroll 1
         for (int k = 0; k < s.steps; k++) {
@@ -322,12 +340,12 @@ __device__ __forceinline__ void matmul_produce(Ring<Tiles::STAGES>& ring, uint32
             ring.begin_fill(Tiles::STAGE_BYTES);
             copy_box_4d(a, &s.a, 0, row, k, 0, ring.full());
 #pragma unroll
-            for (int i = 0; i < 2 / CLUSTER_BLOCKS; i++) {  // the emulated card has clusters of one block
+            for (int i = 0; i < 2 / Tiles::CLUSTER; i++) {  // the emulated card has clusters of one block
                 const int half = rank + i;
                 const int n = Tiles::SWIGLU ? half * s.F + place.column * (BN / 2) : place.column * BN + half * (BN / 2);
                 const int b_row = Tiles::B_COLUMNS ? k * Tiles::BK : n, b_block = Tiles::B_COLUMNS ? n / 64 : k;
                 const uint32_t b = a + Tiles::A_BYTES + half * Tiles::HALF_BYTES;
-                copy_box_4d_to((1 << CLUSTER_BLOCKS) - 1, b, &s.b, 0, b_row, b_block, 0, ring.full());
+                copy_box_4d_to((1 << Tiles::CLUSTER) - 1, b, &s.b, 0, b_row, b_block, 0, ring.full());
             }
             ring.advance();
         }
@@ -344,7 +362,7 @@ __device__ __forceinline__ void matmul_produce(Ring<Tiles::STAGES>& ring, uint32
 }
 
 template <typename Tiles>
-__global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREADS, 1)
+__global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREADS, 1)
     matmul_tiles_kernel(const __grid_constant__ MatmulTilesArgs s) {
 #if PTX_HAS_SM90A
     constexpr int BM = Tiles::BM, BN = Tiles::BN, TURNS = Tiles::TURNS, BANDS = Tiles::BANDS;
@@ -352,10 +370,10 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
     __shared__ uint64_t barriers[2 * Tiles::STAGES], turns[2];
     // layout: A, first half of B, second half of B of each of STAGES; boxes of each consumer warp
     const uint32_t stages = shared_address(wgmma_tiles(smem)), boxes_smem = stages + Tiles::STAGES * Tiles::STAGE_BYTES;
-    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER_BLOCKS;
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % Tiles::CLUSTER;
     Ring<Tiles::STAGES> ring(barriers);
     if (threadIdx.x == 0) {
-        ring.init(8 / TURNS * CLUSTER_BLOCKS);  // warps that read a buffer
+        ring.init(8 / TURNS * Tiles::CLUSTER);  // warps that read a buffer
         MatmulTurn::init(turns);
         barrier_init_done();
     }
@@ -367,18 +385,19 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
         registers_raise<Tiles::CONSUMER>();
         const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4;
         const int turn = TURNS == 1 ? 0 : consumer, first_row = TURNS == 1 ? consumer * 64 : 0;  // first_row: of a tile
-        const uint32_t pieces = s.rows * s.columns, clusters = gridDim.x / CLUSTER_BLOCKS;
+        const uint32_t pieces = s.rows * s.columns, clusters = gridDim.x / Tiles::CLUSTER;
         MatmulBoxes<Tiles> boxes(boxes_smem + (consumer * 4 + warp) * Tiles::BOXES * Tiles::BOX_BYTES);
         MatmulTurn mine(turns, turn);
         float acc[BANDS][BN / 2];
         if (turn > 0) { ring.skip(s.steps); }
-        for (uint32_t piece = blockIdx.x / CLUSTER_BLOCKS + turn * clusters; piece < pieces; piece += TURNS * clusters) {
-            const MatmulPlace place(s, piece, rank);
+        for (uint32_t piece = blockIdx.x / Tiles::CLUSTER + turn * clusters; piece < pieces; piece += TURNS * clusters) {
+            const MatmulPlace place(s, piece, rank, Tiles::CLUSTER);
             uint32_t held;                           // the `empty` barrier of the buffer that pending products read
             const auto multiply = [&](bool first) {  // first: acc is not read, so its registers are free between tiles
                 const uint32_t stage = matrix_address(stages) + ring.stage * Tiles::STAGE_BYTES;
                 const uint32_t a = matrix_rows(stage + first_row * 128), b_smem = stage + Tiles::A_BYTES;
                 const uint32_t b = Tiles::B_COLUMNS ? matrix_columns(b_smem, Tiles::BK * 128) : matrix_rows(b_smem);
+                if (Tiles::STAGES == 1 && !first) { wgmma_wait<0>(), ring_release_cluster(held, Tiles::CLUSTER); }
                 ring.wait_full();
                 wgmma_fence();
 #pragma unroll
@@ -391,7 +410,7 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
                 }
                 wgmma_commit();
                 wgmma_wait<1>();
-                if (!first) { ring_release_cluster(held); }
+                if (!first && Tiles::STAGES > 1) { ring_release_cluster(held, Tiles::CLUSTER); }
                 held = ring.empty();
                 ring.advance();
             };
@@ -409,7 +428,7 @@ __global__ void BLOCKS_OF_CLUSTER(CLUSTER_BLOCKS) __launch_bounds__(Tiles::THREA
             wgmma_wait<0>();
 #pragma unroll
             for (int band = 0; band < BANDS; band++) { wgmma_hold(acc[band]); }
-            ring_release_cluster(held);
+            ring_release_cluster(held, Tiles::CLUSTER);
 
             if constexpr (Tiles::ROPE) {
                 matmul_write_rope(boxes, s, acc[0], row, place.column, angles);
@@ -453,7 +472,7 @@ static inline void matmul_tiles_launch(floatX* out, const floatX* a, const float
                                        const MatmulRope& rope = MatmulRope()) {
     const size_t M = p.M, N = p.N, K = p.K;
     constexpr int BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK;
-    const size_t cluster_rows = (size_t)BM * CLUSTER_BLOCKS, F = Tiles::GRADIENT ? N : N / 2,
+    const size_t cluster_rows = (size_t)BM * Tiles::CLUSTER, F = Tiles::GRADIENT ? N : N / 2,
                  width = Tiles::GRADIENT ? 2 * N : N;
     assert(M > 0 && N > 0 && K > 0 && M % cluster_rows == 0 && N % BN == 0 && K % BK == 0);
     MatmulTilesArgs s;
@@ -463,10 +482,11 @@ static inline void matmul_tiles_launch(floatX* out, const floatX* a, const float
     s.act = act ? tensor_map(act, 1, (int)M, F, F, 16, 64) : s.out;
     s.gate_up = gate_up ? tensor_map(gate_up, 1, (int)M, width, width, BM, 64) : s.out;
     s.rows = (uint32_t)(M / cluster_rows), s.columns = (uint32_t)(N / BN), s.steps = (int)(K / BK);
-    s.group = (uint32_t)size_min(s.rows, MATMUL_GROUP);
-    s.F = (int)F, s.writes_act = act != NULL, s.rope = rope;
-    const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / CLUSTER_BLOCKS;
-    const unsigned blocks = (unsigned)(size_min(clusters, (size_t)s.rows * s.columns) * CLUSTER_BLOCKS);
+    s.group = Tiles::LIST ? (uint32_t)size_min(s.rows, MATMUL_GROUP) : s.rows;
+    s.F = (int)F, s.writes_act = act != NULL, s.rope = rope, s.sums = out;
+    const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / Tiles::CLUSTER;
+    const unsigned blocks =
+        (unsigned)(size_min(Tiles::LIST ? clusters : SIZE_MAX, (size_t)s.rows * s.columns) * Tiles::CLUSTER);
     auto* kernel = matmul_tiles_kernel<Tiles>;
     CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::SMEM));
     kernel<<<blocks, Tiles::THREADS, Tiles::SMEM, stream>>>(s);

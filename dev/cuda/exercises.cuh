@@ -611,7 +611,7 @@ const double ms = 1e3 * 9 * 32768.0 * 2048 * 8192 / 3.345e13;
 const double ms = 0;
 #endif
 
-// ==== 30 predict matmul forward 17 N,C,OC=65536,2048,8192: tensor cores
+// ==== 30 predict matmul forward 19 N,C,OC=65536,2048,8192: tensor cores
 // cuBLASLt does 7.05e14 operations a second here, and the trainer's kernel nearly as many. A multiplication and an addition are
 // two. Is memory slower?
 // hint: 2 N C OC operations by the rate; the three matrices of 2 bytes by 2.99e12 take less.

@@ -5,7 +5,7 @@
  *
  * N C OC multiplications and additions, and (N C + OC C + N OC) elements. A product differs from all other layers: it has far
  * more arithmetic than bytes, so the question is how often an element is read again, and from where. Versions 1 to 9 are for
- * fp32 without TF32, versions 10 to 17 for 16 bits. Version 0 is cuBLASLt, with which the trainer computes both gradients. The
+ * fp32 without TF32, versions 10 to 20 for 16 bits. Version 0 is cuBLASLt, with which the trainer computes both gradients. The
  * kernels that the gradients share with the forward pass have the same number.
  */
 #include "llmc/matmul_sm90.cuh"
@@ -442,26 +442,29 @@ static void forward11(floatX* out, const floatX* x, const floatX* w, Sizes s, cu
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 15: Hopper. One thread copies by TMA, two warpgroups multiply from shared memory by wgmma. With two buffers, a copy has the
-// time of one part's products. 16: a ring of six buffers; the warpgroups take turns at tiles of 128 x 128, and one writes
-// while the other multiplies. 17, the trainer's: both share a tile of 128 x 256, which needs fewer bytes of shared memory for
-// a product. 17 also computes dx, with w as its columns.
+// 15 to 20: Hopper. One thread copies by TMA, two warpgroups multiply from shared memory by wgmma: the trainer's kernel, at first
+// without most of it. 15: a buffer is filled, then multiplied. 16: a ring of four, so that copies run beside products. 17: a block
+// has many tiles, 8 of rows in each column after each other, and copies for the next tile while it writes. 18: two blocks are a
+// cluster, and copy a half of w's part to both. 19, the trainer's: sums go through shared memory, and TMA writes them. 20: the
+// warpgroups take turns at tiles of 128 x 128: one writes while the other multiplies. 19 also computes dx, with w as its columns.
 
 template <typename Tiles>
 static void forward15(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
     matmul_tiles_launch<Tiles>(out, x, w, {(size_t)s.N, (size_t)s.OC, (size_t)s.C}, stream);
 }
-static constexpr auto two_buffers = forward15<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_STORE, 64, 2>>;
+template <int STEP>
+static constexpr auto hopper = forward15<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_STORE, 64, STEP>>;
 static constexpr auto tiles_in_turns = forward15<MatmulTiles<SPLIT_TILES, 0, EPILOGUE_STORE>>;
-static constexpr auto shared_tile = forward15<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_STORE>>;
 static constexpr auto shared_tile_of_input = forward15<MatmulTiles<SPLIT_ROWS, 1, EPILOGUE_STORE>>;
 #else
 template <bool...>
 static void product10(floatX*, const floatX*, const floatX*, Sizes, cudaStream_t) {}
 template <bool...>
 static void forward11(floatX*, const floatX*, const floatX*, Sizes, cudaStream_t) {}
-static constexpr auto two_buffers = product10<>, tiles_in_turns = product10<>, shared_tile = product10<>,
-                      shared_tile_of_input = product10<>;
+enum { STEP_LOAD, STEP_RING, STEP_LIST, STEP_CLUSTER, STEP_BOXES };
+template <int>
+static constexpr auto hopper = product10<>;
+static constexpr auto tiles_in_turns = product10<>, shared_tile_of_input = product10<>;
 #endif
 
 // 10: two blocks of an SM take turns at loading and multiplying. For each part a block also waits for a trip to the L2 cache,
@@ -479,12 +482,20 @@ static Work predict_forward12(const Case& c) { return predict_mma(c, 0.75); }
 static Work predict_forward13(const Case& c) { return predict_mma(c, 0.85); }
 static Work predict_forward14(const Case& c) { return predict_mma(c, 0.9); }
 
-// 15: a part of 64 elements is 128 * 256 * 64 multiplications, 1,024 clocks at full rate. A trip to the L2 cache, the copy and
-// its barriers take some 700, and the second buffer is free only when the products before have ended. 16: tiles of 128 x 128
-// read a third more from shared memory.
-static Work predict_forward15(const Case& c) { return {c.bytes / 32, c.flops / 0.75}; }
-static Work predict_forward16(const Case& c) { return {c.bytes / 32, c.flops / 0.9}; }
-static Work predict_forward17(const Case& c) { return {c.bytes / 32, c.flops / 0.93}; }
+// A part of 64 elements is 128 * 256 * 64 multiplications, 1,024 clocks at full rate. 15: a trip to the L2 cache, the copy and its
+// barriers take some 800 more. In the order of columns all of x passes by once for each 256 columns. 16: a tile of 32 parts waits
+// some 3,500 clocks, for its block's start, its first part and its stores. Each part comes from the L2 cache, 48 KB in 1,024
+// clocks for each SM, which is more than it delivers. 17: the stores alone remain. 18: a third less comes from the L2 cache. 19:
+// stores from registers fill half of a sector at a time. 20: tiles of 128 x 128 read a third more from shared memory.
+static Work predict_hopper(const Case& c, double share, double again = 1) {
+    return {(c.bytes + (again - 1) * (double)(c.n[0] * c.n[1] * sizeof(floatX))) / 32, c.flops / share};
+}
+static Work predict_forward15(const Case& c) { return predict_hopper(c, 0.55, (double)c.n[2] / 256); }
+static Work predict_forward16(const Case& c) { return predict_hopper(c, 0.8, (double)c.n[2] / 256); }
+static Work predict_forward17(const Case& c) { return predict_hopper(c, 0.84); }
+static Work predict_forward18(const Case& c) { return predict_hopper(c, 0.9); }
+static Work predict_forward19(const Case& c) { return predict_hopper(c, 0.93); }
+static Work predict_forward20(const Case& c) { return predict_hopper(c, 0.9); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -551,7 +562,7 @@ static void oracle_weight(Case& c) {
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const bool fp32 = sizeof(floatX) == 4;  // 15 to 17 take whole tiles alone
+    const bool fp32 = sizeof(floatX) == 4;  // 15 to 20 take whole tiles alone
     const Shape odd = fp32 ? Shape{{33, 44, 76}} : Shape{{131, 72, 136}, 10, 14};
     const Shape tail = fp32 ? Shape{{150, 36, 132}} : Shape{{768, 192, 256}}, classic = {{8192, 768, 3072}};
     const Shape large = fp32 ? Shape{{32768, 2048, 8192}} : Shape{{65536, 2048, 8192}}, whole = {{512, 64, 512}};
@@ -573,9 +584,13 @@ int main(int argc, char** argv) {
          {13, "fragments ahead of their products", ONLY_16 | SM80, forward<floatX, forward11<true, true, false>>,
           predict_forward13},
          {14, "several tiles a block", ONLY_16 | SM80, forward<floatX, forward11<true, true, true>>, predict_forward14},
-         {15, "TMA and wgmma, two buffers", ONLY_16 | SM90, forward<floatX, two_buffers>, predict_forward15},
-         {16, "a ring of buffers, tiles in turns", ONLY_16 | SM90, forward<floatX, tiles_in_turns>, predict_forward16},
-         {17, "TMA and wgmma, a shared tile", BOLD | ONLY_16 | SM90, forward<floatX, shared_tile>, predict_forward17}});
+         {15, "TMA and wgmma: load, then multiply", ONLY_16 | SM90, forward<floatX, hopper<STEP_LOAD>>, predict_forward15},
+         {16, "a producer, a ring of buffers", ONLY_16 | SM90, forward<floatX, hopper<STEP_RING>>, predict_forward16},
+         {17, "a list of tiles a block, by groups", ONLY_16 | SM90, forward<floatX, hopper<STEP_LIST>>, predict_forward17},
+         {18, "clusters: w comes to two blocks at once", ONLY_16 | SM90, forward<floatX, hopper<STEP_CLUSTER>>,
+          predict_forward18},
+         {19, "stores by TMA", BOLD | ONLY_16 | SM90, forward<floatX, hopper<STEP_BOXES>>, predict_forward19},
+         {20, "a tile is written beside the next", ONLY_16 | SM90, forward<floatX, tiles_in_turns>, predict_forward20}});
     const Ladder i(
         "input", "N,C,OC", make_input, values, oracle_input, {odd, fp32 ? tail : Shape{{768, 256, 192}}, {{512, 256, 64}}},
         {classic}, {large},
@@ -585,7 +600,7 @@ int main(int argc, char** argv) {
          {5, "64 x 64, 4 x 4 sums a thread", ONLY_FP32, input<float, product4<4, 4, false, true>>, predict_product4<4, 4>},
          {6, "128 x 128, 8 x 8 sums a thread", ONLY_FP32, input<float, product4<8, 8, false, true>>, predict_product4<8, 8>},
          {10, "tensor cores: mma", ONLY_16, input<floatX, product10<false, true>>, predict_product10},
-         {17, "TMA and wgmma, a shared tile", ONLY_16 | SM90, input<floatX, shared_tile_of_input>, predict_forward17}});
+         {19, "TMA and wgmma", ONLY_16 | SM90, input<floatX, shared_tile_of_input>, predict_forward19}});
     const Ladder w(
         "weight", "N,C,OC", make_weight, values, oracle_weight, {odd, tail, whole}, {classic}, {large},
         {{0, "cuBLASLt", BOLD | REFERENCE, cublas_weight, predict_product},

@@ -57,9 +57,9 @@ __device__ __forceinline__ void ring_release(uint32_t empty) {
 }
 
 /* Releases a buffer into which each block of a cluster may copy. It releases the buffer in all blocks of the cluster. */
-__device__ __forceinline__ void ring_release_cluster(uint32_t empty) {
+__device__ __forceinline__ void ring_release_cluster(uint32_t empty, int blocks = CLUSTER_BLOCKS) {
     __syncwarp();
-    if (threadIdx.x % 32 < CLUSTER_BLOCKS) { barrier_arrive_in(empty, threadIdx.x % 32); }
+    if (threadIdx.x % 32 < blocks) { barrier_arrive_in(empty, threadIdx.x % 32); }
 }
 
 /* A position in a ring of STAGES buffers. The barriers `full` and `empty` of a buffer lie side by side. */

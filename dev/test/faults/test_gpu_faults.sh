@@ -92,7 +92,7 @@ several GPUs, 8-bit copies are made before the gather | BF16 | two.sh zero-bits 
 8-bit copies of a gathered block lie in the slot of another | BF16 | two.sh zero-bits --fp8 | llmc/gpu/fp8.cuh | s/fp8_quantise_weights(f, slot, l, 1/fp8_quantise_weights(f, slot, l + (l == 5), 1/
 the transpose is not transposed | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/tile\[part + k\]\[line\]/tile[line][part + k]/
 rows of activations lose their scales | BF16 | test_llama3cu $fp8 | llmc/quantise.cuh | s/q\.scale\[n\] = scale;/q.scale[n] = 1;/
-a buffer is released before its products begin, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/^ *wgmma_fence();/ring_release_cluster(ring.empty()); for (const uint64_t from = card_clock(); card_clock() - from < 20000;) {} wgmma_fence();/; s/^ *if (!first) { ring_rel.*//; /wgmma_hold(acc/ { n; d; }
+a buffer is released before its products begin, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/^ *wgmma_fence();/ring_release_cluster(ring.empty()); for (const uint64_t from = card_clock(); card_clock() - from < 20000;) {} wgmma_fence();/; s/^ *if (!first.*ring_rel.*//; /wgmma_hold(acc/ { n; d; }
 sums of a tile begin with those of the tile before, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/!first || i > 0);/true);/
 both halves of the columns are the first one's, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/ + half \* (BN \/ 2);/;/
 boxes are written as if they were not swizzled, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/((2 \* j + lane \/ 16) ^ lane % 8)/(2 * j + lane \/ 16)/
