@@ -38,6 +38,16 @@ static T* named(std::vector<T>& all, const std::string& name) {
     return NULL;
 }
 
+/* Returns "forward 1 2 3; backward 1 2". */
+static std::string names_of(const std::vector<Ladder>& ladders) {
+    std::string names;
+    for (const Ladder& l : ladders) {
+        names += (names.empty() ? "" : "; ") + std::string(l.name);
+        for (const Version& v : l.versions) { names += " " + std::to_string(v.number); }
+    }
+    return names;
+}
+
 /* Returns the sum over forward's outputs of dout * out, where the tensors of `c` have their start values. */
 static double loss_of(Case& c, Oracle* forward, Case& gradients) {
     double sum = 0;
@@ -86,7 +96,7 @@ static void check_gradient(const Ladder& f, Oracle* forward, const Ladder& b, Or
 static void add_mine(std::vector<Ladder>& ladders) {
     for (const Mine& m : Mine::all()) {
         Ladder* l = named(ladders, m.ladder);
-        if (!l) { die("MINE: there is no ladder '%s' in this file", m.ladder); }
+        if (!l) { die("MINE: there is no ladder '%s' in this file; there are %s", m.ladder, names_of(ladders).c_str()); }
         l->versions.push_back({l->versions.back().number + 1, m.idea, m.flags, m.run, m.predict, NULL, m.oracle});
     }
     for (const Mine& f : Mine::all()) {
@@ -162,19 +172,11 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
             name = argv[i];
         } else {
             fprintf(stderr,
-                    "error: %s: unknown word '%s'\n"
+                    "error: %s: unknown word '%s'; ladders and versions are: %s\n"
                     "  hint: %s [LADDER] [N...] [--test] [--shape classic|large|N,C] [--json FILE] [--predict CARD]\n",
-                    file, argv[i], file);
+                    file, argv[i], names_of(ladders).c_str(), file);
             return 2;
         }
-    }
-    if (predicted_card) {
-        add_mine(ladders);
-        return predict(predicted_card, file, ladders, name, numbers, shape, own);
-    }
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        die("%s: no GPU here; make -C dev/cuda test-emulated runs the tests without one", file);
     }
     add_mine(ladders);
     for (int number : numbers) {
@@ -182,7 +184,12 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
         for (const Ladder& l : ladders) {
             for (const Version& v : l.versions) { known |= v.number == number && (!name || !strcmp(name, l.name)); }
         }
-        if (!known) { die("%s: there is no version %d%s%s", file, number, name ? " of " : "", name ? name : ""); }
+        if (!known) { die("%s: there is no version %d; there are %s", file, number, names_of(ladders).c_str()); }
+    }
+    if (predicted_card) { return predict(predicted_card, file, ladders, name, numbers, shape, own); }
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        die("%s: no GPU here; make -C dev/cuda test-emulated runs the tests without one", file);
     }
     if (shape && only_tests) { die("%s: --shape is for times: the tests have shapes of their own", file); }
     const int arch = compiled_arch(fill_kernel<float>);

@@ -61,12 +61,14 @@ if [ "${1:-}" = sanitizer ]; then
     make -s SANITIZE=1 PRECISION=FP32 EMULATED_ARCH=90 MINE=$kernels build/emulated/FP32_90_sanitized/zoo/rmsnorm >"$tmp/log" 2>&1 ||
         { cat "$tmp/log" && exit 1; }
     awk '/\/\/ FAULT / { line = FNR; kind = $0; sub(/.* FAULT /, "", kind) }
-        /^(A_BLOCK_A_ROW|VERSION_OF)\(/ { sub(/^[A-Z_]*\(/, ""); sub(/[,)].*/, ""); print $0 "|" line "|" kind }' $kernels >"$tmp/faults"
+        /^(A_BLOCK_A_ROW|VERSION_OF|LAUNCHED)\(/ { sub(/^[A-Z_]*\(/, ""); sub(/[,)].*/, ""); print $0 "|" line "|" kind }' $kernels >"$tmp/faults"
     version=5
     while IFS='|' read -r name line kind; do
         version=$((version + 1))
         check "$name: $kind" is_named $version "$kind" "$line"
     done <"$tmp/faults"
+    check "versions are listed if one is not there" sh -c 'build/emulated/FP32_90_sanitized/zoo/rmsnorm forward 99 2>&1 |
+        grep -q "no version 99; there are forward 1 2 3"'
     check "the rest of the file has no fault" timeout 120 build/emulated/FP32_90_sanitized/zoo/rmsnorm 1 2 3 4 5
     summary
     exit

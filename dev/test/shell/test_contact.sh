@@ -109,10 +109,11 @@ refuses() { # refuses WORDS make's arguments
     ! env -u MAKEFLAGS -u MAKELEVEL make -C "$root" "$@" >makes.txt 2>&1 && grep -qF "$words" makes.txt
 }
 check "make train says what there is" refuses "error: make train: there is no such target; make quickstart" train
-check "the zoo's targets are listed" grep -q '^FILES: adamw ' <<END
+check "the zoo's files, ladders and versions are listed" grep -q '^rmsnorm forward 1 2 3 4 5; backward 1 2 3 4$' <<END
 $(env -u MAKEFLAGS -u MAKELEVEL make -s -C "$root/dev/cuda")
 END
-check "a file of the zoo with a typing error" refuses "rmsnrom: unknown; FILES are some of: adamw" -C dev/cuda test FILES=rmsnrom
+check "a target of the zoo with a typing error" refuses "there is no such target; did you mean rmsnorm?" -C dev/cuda rmsnrom
+check "a file of the zoo with a typing error" refuses "rmsnrom: unknown; did you mean rmsnorm?; FILES are some of: adamw" -C dev/cuda test FILES=rmsnrom
 check "a variant without architecture" refuses "FP32: unknown" -C dev/cuda test-emulated FILES=rmsnorm.cu VARIANTS=FP32
 check "MINE with a typing error runs no old program" refuses "MINE: there is no file build/mien.cuh" \
     -C dev/cuda test-emulated FILES=rmsnorm VARIANTS=FP32_90 MINE=build/mien.cuh
