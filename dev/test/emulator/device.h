@@ -18,6 +18,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
+#include <math_constants.h>
 
 #include <cmath>
 #include <cstdint>
@@ -53,7 +54,7 @@
 #define __device__
 #undef __global__
 #ifdef EMULATED_SANITIZE
-#define __global__ __attribute__((noinline))
+#define __global__ __attribute__((noinline, flatten))  // g++ does not see what the call of a function stores
 #define EMULATED_INLINE __attribute__((always_inline)) inline
 #else
 #define __global__
@@ -121,20 +122,21 @@ inline T emulator_shuffle(unsigned mask, T value, unsigned from, bool inside = t
     return value;
 }
 template <typename T>
-inline T __shfl_xor_sync(unsigned mask, T value, int bits) {
-    return emulator_shuffle(mask, value, emulator_lane() ^ (unsigned)bits);
+inline T __shfl_xor_sync(unsigned mask, T value, int bits, unsigned width = 32) {
+    const unsigned from = emulator_lane() ^ (unsigned)bits;
+    return emulator_shuffle(mask, value, from, from / width <= emulator_lane() / width);
 }
 template <typename T>
 inline T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
     return emulator_shuffle(mask, value, emulator_lane() / width * width + from % width);
 }
 template <typename T>
-inline T __shfl_up_sync(unsigned mask, T value, unsigned by) {
-    return emulator_shuffle(mask, value, emulator_lane() - by, emulator_lane() >= by);
+inline T __shfl_up_sync(unsigned mask, T value, unsigned by, unsigned width = 32) {
+    return emulator_shuffle(mask, value, emulator_lane() - by, emulator_lane() % width >= by);
 }
 template <typename T>
-inline T __shfl_down_sync(unsigned mask, T value, unsigned by) {
-    return emulator_shuffle(mask, value, emulator_lane() + by, emulator_lane() + by < 32);
+inline T __shfl_down_sync(unsigned mask, T value, unsigned by, unsigned width = 32) {
+    return emulator_shuffle(mask, value, emulator_lane() + by, emulator_lane() % width + by < width);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
     const EmulatorSlots* all = emulator_exchange(mask, predicate != 0);
@@ -228,6 +230,8 @@ inline float __sinf(float x) { return sinf(x); }
 inline float __cosf(float x) { return cosf(x); }
 inline float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1 : 0; }  // of NaN: 0
 inline unsigned __umulhi(unsigned x, unsigned y) { return (unsigned)((uint64_t)x * y >> 32); }
+inline int __mulhi(int x, int y) { return (int)((int64_t)x * y >> 32); }
+inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
 inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 inline unsigned __brev(unsigned x) {
     unsigned y = 0;
@@ -241,7 +245,39 @@ UNSEEN inline long long clock64(void) {
     return clocks += 32;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
+inline int __float2int_rz(float x) { return (int)x; }
+inline int __float2int_rd(float x) { return (int)floorf(x); }
+inline int __float2int_ru(float x) { return (int)ceilf(x); }
+inline unsigned __float2uint_rn(float x) { return (unsigned)nearbyintf(x); }
+inline float __int2float_rn(int x) { return (float)x; }
+inline float __uint2float_rn(unsigned x) { return (float)x; }
+inline float __double2float_rn(double x) { return (float)x; }
+inline float normcdff(float x) { return 0.5f * erfcf(-x * (float)M_SQRT1_2); }
+#define __builtin_assume(x) ((void)0)
+
+// of __half and __nv_bfloat16, and of two in a word
+#define EMULATED_OF_16_BITS(name, value)    \
+    template <typename T>                   \
+    inline T name(T x) {                    \
+        return (T)(float)(value((float)x)); \
+    }
+EMULATED_OF_16_BITS(hexp, expf)
+EMULATED_OF_16_BITS(hlog, logf)
+EMULATED_OF_16_BITS(hsqrt, sqrtf)
+EMULATED_OF_16_BITS(hrsqrt, rsqrtf)
+EMULATED_OF_16_BITS(htanh, tanhf)
+template <typename T>
+inline T __hfma(T a, T b, T c) {
+    return (T)fmaf((float)a, (float)b, (float)c);
+}
+template <typename T>
+inline T __hfma2(T a, T b, T c) {
+    return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)};
+}
 
 template <typename A, typename B>
 inline std::common_type_t<A, B> min(A a, B b) {
@@ -260,10 +296,6 @@ inline std::common_type_t<A, B> max(A a, B b) {
 // memory
 
 template <typename T>
-inline T __ldcs(const T* p) {
-    return *p;
-}
-template <typename T>
 inline T __ldg(const T* p) {
     return *p;
 }
@@ -271,36 +303,29 @@ template <typename T>
 inline void __stcs(T* p, T x) {
     *p = x;
 }
+#define __ldca __ldg
+#define __ldcg __ldg
+#define __ldcs __ldg
+#define __stcg __stcs
+#define __stwb __stcs
 
-template <typename T>
-UNSEEN T atomicAdd(T* p, std::common_type_t<T> x) {
-    shadow_atomic(p, sizeof *p, SHADOW_HERE);
-    const T old = *p;
-    *p = old + x;
-    return old;
-}
-template <typename T>
-UNSEEN T atomicMax(T* p, std::common_type_t<T> x) {
-    shadow_atomic(p, sizeof *p, SHADOW_HERE);
-    const T old = *p;
-    *p = old < x ? x : old;
-    return old;
-}
-template <typename T>
-UNSEEN T atomicMin(T* p, std::common_type_t<T> x) {
-    shadow_atomic(p, sizeof *p, SHADOW_HERE);
-    const T old = *p;
-    *p = x < old ? x : old;
-    return old;
-}
-
-template <typename T>
-UNSEEN T atomicExch(T* p, std::common_type_t<T> x) {
-    shadow_atomic(p, sizeof *p, SHADOW_HERE);
-    const T old = *p;
-    *p = x;
-    return old;
-}
+#define EMULATED_ATOMIC(name, changed)             \
+    template <typename T>                          \
+    UNSEEN T name(T* p, std::common_type_t<T> x) { \
+        shadow_atomic(p, sizeof *p, SHADOW_HERE);  \
+        const T old = *p;                          \
+        *p = (changed);                            \
+        return old;                                \
+    }
+EMULATED_ATOMIC(atomicAdd, old + x)
+EMULATED_ATOMIC(atomicMax, old < x ? x : old)
+EMULATED_ATOMIC(atomicMin, x < old ? x : old)
+EMULATED_ATOMIC(atomicExch, x)
+EMULATED_ATOMIC(atomicAnd, old& x)
+EMULATED_ATOMIC(atomicOr, old | x)
+EMULATED_ATOMIC(atomicXor, old ^ x)
+EMULATED_ATOMIC(atomicInc, old < x ? old + 1 : 0)
+EMULATED_ATOMIC(atomicDec, old&& old <= x ? old - 1 : x)
 template <typename T>
 UNSEEN T atomicCAS(T* p, std::common_type_t<T> expected, std::common_type_t<T> x) {
     shadow_atomic(p, sizeof *p, SHADOW_HERE);
@@ -336,6 +361,17 @@ struct thread_block {
     static dim3 thread_index() { return dim3(threadIdx.x, threadIdx.y, threadIdx.z); }
 };
 inline thread_block this_thread_block() { return {}; }
+struct grid_group {  // without sync(): blocks run one after the other
+    static unsigned long long thread_rank() {
+        const size_t rows = blockIdx.y + (size_t)gridDim.y * blockIdx.z;
+        return (blockIdx.x + gridDim.x * rows) * thread_block::size() + emulator_thread;
+    }
+};
+inline grid_group this_grid() { return {}; }
+template <typename Group>
+inline void sync(const Group& group) {
+    group.sync();
+}
 template <unsigned N>
 struct thread_block_tile {
     static unsigned mask() { return (N == 32 ? ~0u : (1u << N % 32) - 1) << emulator_lane() / N * N; }
@@ -352,6 +388,10 @@ struct thread_block_tile {
     template <typename T>
     static T shfl_xor(T x, unsigned bits) {
         return emulator_shuffle(mask(), x, emulator_lane() ^ bits);
+    }
+    template <typename T>
+    static T shfl_up(T x, unsigned by) {
+        return emulator_shuffle(mask(), x, emulator_lane() - by, thread_rank() >= by);
     }
     template <typename T>
     static T shfl_down(T x, unsigned by) {
@@ -372,6 +412,10 @@ struct plus {
 template <typename T>
 struct greater {
     T operator()(T a, T b) const { return a < b ? b : a; }
+};
+template <typename T>
+struct less {
+    T operator()(T a, T b) const { return b < a ? b : a; }
 };
 template <unsigned N, typename T, typename Add>
 inline T reduce(const thread_block_tile<N>& tile, T x, const Add& add) {

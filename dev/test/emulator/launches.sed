@@ -7,7 +7,7 @@ s/>>>\(/)(/g
 # device.h has what kernels use of these
 s/#include <(cooperative_groups(\/reduce)?|mma|cuda_pipeline)\.h>/\/\/&/g
 # the array of dynamic shared memory
-s/extern __shared__ (__align__\([0-9]+\) )?([a-z]+) ([a-z_]+)\[\];/\2* const \3 = (\2*)emulator_shared;/g
+s/extern __shared__ ((__align__|alignas)\([0-9]+\) )?([A-Za-z_][A-Za-z_0-9: ]*) ([A-Za-z_][A-Za-z_0-9]*)\[\];/\3* const \4 = (\3*)emulator_shared;/g
 # where g++ wants the alignment of a static array
 s/__shared__ (alignas\([0-9]+\))/\1 __shared__/g
 # two blocks a processor, as on a card. With 264 most blocks add up zeros, and took two thirds of the time of two cards

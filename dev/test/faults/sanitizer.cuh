@@ -1,4 +1,7 @@
 #include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+#include <cuda_pipeline.h>
+#include <math_constants.h>
 #include <mma.h>
 /* sanitizer.cuh -- versions of RMSNorm's forward pass with a fault each. Of each, the sanitizer of the emulated
  * card must say the kind and the line that a comment names; test_zoo_faults.sh compares. A file for MINE.
@@ -18,11 +21,12 @@ __device__ void write_row(floatX* out, float* rstd, const floatX* x, const float
 __device__ float root_of(float square, RowShape rows, float eps) { return 1.0f / sqrtf(square / (float)rows.C + eps); }
 
 #define PARAMETERS floatX *out, float *rstd, const floatX *x, const floatX *weight, RowShape rows, float eps
+#define LAUNCHED(name) static const Mine name##_mine("forward", #name, forward<name##_launch>);
 #define VERSION_OF(name, grid, block, shared)                                               \
     static void name##_launch(PARAMETERS, cudaStream_t stream) {                            \
         name<<<(unsigned)(grid), block, shared, stream>>>(out, rstd, x, weight, rows, eps); \
     }                                                                                       \
-    static const Mine name##_mine("forward", #name, forward<name##_launch>);
+    LAUNCHED(name)
 #define A_BLOCK_A_ROW(name) VERSION_OF(name, rows.N, 256, 0)
 #define FINISH(square) write_row(out, rstd, x, weight, rows, root_of(square, rows, eps))
 
@@ -80,6 +84,15 @@ __global__ void written_too_early(PARAMETERS) {
     FINISH(square);
 }
 A_BLOCK_A_ROW(written_too_early)
+
+__global__ void half_of_a_neighbor(PARAMETERS) {  // the call that makes a __half also stores it
+    __shared__ __half halves[256];
+    __shared__ float sums[32];
+    halves[threadIdx.x] = __float2half(1.0f);
+    const float one = __half2float(halves[(threadIdx.x + 32) % 256]);  // FAULT race between threads
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums) * one);
+}
+A_BLOCK_A_ROW(half_of_a_neighbor)
 
 __global__ void exchange_of_a_warp(PARAMETERS) {
     __shared__ float lanes[32];
@@ -144,38 +157,87 @@ A_BLOCK_A_ROW(fence_missing)
 __global__ void fence(PARAMETERS) { last_block_reads<true>(out, rstd, x, weight, rows, eps); }  // FAULT none
 A_BLOCK_A_ROW(fence)
 
-namespace groups = cooperative_groups;
-static __device__ unsigned lock;
-__global__ void everyday(PARAMETERS) {  // what a reader writes; FAULT none
+// everyday CUDA: each line is a kernel, on 256 words of 0 and the tensor x
+struct OneLine {
+    const char* text;
+    void (*run)(unsigned*, unsigned*, const floatX*);
+};
+static std::vector<OneLine> one_lines;
+#define ONE_AT(one, run, known, ...)                                                                       \
+    __global__ void __launch_bounds__(256) one(unsigned* wrong, unsigned* word, const floatX* x) {         \
+        if (!(__VA_ARGS__)) { atomicAdd(wrong, 1u); }                                                      \
+    }                                                                                                      \
+    static void run(unsigned* wrong, unsigned* word, const floatX* x) { one<<<1, 256>>>(wrong, word, x); } \
+    static const bool known = (one_lines.push_back({#__VA_ARGS__, run}), true);
+#define ONE_OF(line, ...) ONE_AT(one_##line, run_##line, known_##line, __VA_ARGS__)
+#define ONE_LINE(line, ...) ONE_OF(line, __VA_ARGS__)
+#define ONE(...) ONE_LINE(__LINE__, __VA_ARGS__)
+#define FLOATS ((float*)word + threadIdx.x)
+namespace cg = cooperative_groups;
+static __constant__ float two_and_three[2] = {2, 3};
+static __device__ float product_of_ones(void) {
     using namespace nvcuda::wmma;
-    __shared__ float sums[8];
     __shared__ __half ones[256];
     __shared__ float product[256];
-    auto block = groups::this_thread_block();
-    auto tile = groups::tiled_partition<32>(block);
-    float sum = groups::reduce(tile, square_of(x + blockIdx.x * rows.pitch, rows.C), groups::plus<float>());
-    if (tile.thread_rank() == 0) { sums[threadIdx.x / warpSize] = sum; }
-    ones[threadIdx.x] = __float2half(1.0f);
-    block.sync();
-    sum = 0;
-    for (int w = 0; w < 8; w++) { sum += sums[w]; }
     fragment<matrix_a, 16, 16, 16, __half, row_major> a;
     fragment<matrix_b, 16, 16, 16, __half, col_major> b;
     fragment<accumulator, 16, 16, 16, float> c;
+    ones[threadIdx.x] = __float2half(1.0f);
+    __syncthreads();
     fill_fragment(c, 0.0f);
     load_matrix_sync(a, ones, 16);
     load_matrix_sync(b, ones, 16);
     mma_sync(c, a, b, c);
     if (threadIdx.x < 32) { store_matrix_sync(product, c, 16, mem_row_major); }
-    block.sync();
-    const bool held = atomicCAS(&lock, 0u, 0u) == 0 && atomicExch(&lock, 0u) == 0 && __activemask() == 0xffffffffu;
-    const bool exact = product[threadIdx.x] == 16 && __reduce_add_sync(~0u, 1) == 32 && __any_sync(~0u, 1) && clock64() > 0 &&
-                       __umulhi(1u << 31, 4) == 2 && __saturatef(2) == 1 && __frcp_rn(2) == 0.5f && fdividef(1, 2) == 0.5f &&
-                       __syncthreads_or(threadIdx.x == 5) && held;
-    const float r = rsqrtf(sum / (float)rows.C + eps + !exact);
-    write_row(out, rstd, x, weight, rows, r + 0 * to_float(__ldg(x)));
+    __syncthreads();
+    return product[threadIdx.x];
 }
-A_BLOCK_A_ROW(everyday)
+ONE(rsqrtf(4.0f) == 0.5f && normcdff(0) == 0.5f)
+ONE(to_float(__ldg(x)) == to_float(__ldcg(x)))
+ONE(atomicCAS(word, 0u, 0u) == 0)
+ONE(atomicExch(word, 0u) == 0)
+ONE((__threadfence(), __threadfence_block(), true))
+ONE(__activemask() >> threadIdx.x % 32 & 1)
+ONE(__any_sync(~0u, threadIdx.x % 32 == 3) && !__all_sync(~0u, threadIdx.x % 32 == 3))
+ONE(__reduce_add_sync(~0u, 1) == 32 && __reduce_max_sync(~0u, threadIdx.x % 32) == 31)
+ONE(threadIdx.x % warpSize < 32)
+ONE(clock64() > 0)
+ONE(__low2float(__hfma2(__float2half2_rn(2), __float2half2_rn(3), __float2half2_rn(1))) == 7)
+ONE(fdividef(1, 2) == 0.5f && __fdividef(1, 4) == 0.25f)
+ONE(__frcp_rn(2) == 0.5f)
+ONE(__saturatef(2) == 1 && __saturatef(-2) == 0)
+ONE(__syncthreads_or(threadIdx.x == 5) && !__syncthreads_and(threadIdx.x == 5) && __syncthreads_count(1) == 256)
+ONE(__umulhi(1u << 31, 4) == 2 && __mulhi(-(1 << 30), 8) == -2)
+ONE(product_of_ones() == 16)
+ONE((__pipeline_memcpy_async(FLOATS, two_and_three, 4), __pipeline_commit(), __pipeline_wait_prior(0), *FLOATS == 2))
+ONE(cg::reduce(cg::tiled_partition<32>(cg::this_thread_block()), 1, cg::plus<int>()) == 32)
+ONE((cg::sync(cg::this_thread_block()), cg::this_grid().thread_rank() == threadIdx.x))
+ONE(cg::tiled_partition<4>(cg::this_thread_block()).shfl_up(threadIdx.x, 1) == threadIdx.x - (threadIdx.x % 4 > 0))
+ONE(reinterpret_cast<const float4*>(FLOATS - threadIdx.x)->w == 0 && make_float4(1, 2, 3, 4).w == 4)
+ONE(__bfloat1622float2(__floats2bfloat162_rn(1, 2)).y == 2 && __half22float2(__floats2half2_rn(1, 2)).y == 2)
+ONE(two_and_three[1] == 3)
+ONE((assert(blockDim.x == 256), printf("") == 0))
+ONE(atomicOr(word, 0u) == 0 && atomicAnd(word, 0u) == 0 && atomicXor(word, 0u) == 0 && atomicInc(word, 0u) == 0)
+ONE(atomicAdd((float*)word, 0.0f) == 0 && atomicMax((int*)word, 0) == 0 && atomicMin(word, 5u) == 0)
+ONE(__shfl_up_sync(~0u, threadIdx.x, 1, 8) == threadIdx.x - (threadIdx.x % 8 > 0) && __shfl_xor_sync(~0u, 7, 1) == 7)
+ONE(__popc(7) == 3 && __popcll(7) == 3 && __ffs(4) == 3 && __clz(1) == 31 && __clzll(1) == 63 && __brev(1) == 1u << 31)
+ONE(__float2int_rn(2.5f) == 2 && __float2int_ru(2.5f) == 3 && __int2float_rn(2) == 2 && __float_as_uint(1) == 0x3f800000)
+ONE(__half2float(hexp(__float2half(0))) == 1 && __bfloat162float(hrsqrt(__float2bfloat16(4))) == 0.5f)
+ONE(fminf(CUDART_INF_F, NAN) > 1e30f && (int)CUDART_PI_F == 3)
+
+static void everyday_launch(PARAMETERS, cudaStream_t stream) {  // FAULT none
+    rmsnorm_forward_cuda(out, rstd, x, weight, rows, eps, stream);
+    for (const OneLine& one : one_lines) {
+        unsigned *words, wrong = 0;
+        CUDA_CHECK(cudaMalloc(&words, 2048));
+        CUDA_CHECK(cudaMemset(words, 0, 2048));
+        one.run(words, words + 256, x);
+        CUDA_CHECK(cudaMemcpy(&wrong, words, 4, cudaMemcpyDeviceToHost));
+        CUDA_CHECK(cudaFree(words));
+        CHECK(wrong == 0, "%s is false", one.text);
+    }
+}
+LAUNCHED(everyday)
 
 __global__ void a_block_too_many(PARAMETERS) {
     __shared__ float sums[32];
