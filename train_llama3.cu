@@ -39,8 +39,8 @@
 #include "llmc/gpu/joined.cuh"          // defines: qkv_rope, gate_up_swiglu, down_dx_swiglu
 #include "llmc/gpu/sequence.cuh"        // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
 #include "llmc/rope.cuh"                // defines: rope_upload
-#include "llmc/optim/step_state.cuh"    // defines: StepState, loss_sum_cuda, step_decide_cuda
-#include "llmc/gpu/update.cuh"  // defines: Optimizer, optimizer_open, optimizer_update, optimizer_update_all, matrices_update
+#include "llmc/optim/step_state.cuh"    // defines: StepState, loss_sum_cuda
+#include "llmc/gpu/update.cuh"  // defines: Optimizer, optimizer_open, optimizer_decide, optimizer_update, matrices_update
 
 // ---------------------------------------------------------------------------------------------------------------------
 // memory: an arena for each MemoryKind. Master, m and v have a place for what this rank holds, by the rules (HeldState)
@@ -317,17 +317,17 @@ static Llama llama_open(const ModelConfig* c, const ModelUse* use, const Options
     m.table = param_table_for(c, ranks);
     m.trained = trained_table_for(c, ranks);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
-    if (ranks > 1) {
-        m.exchange.rank = m.weights.rank = use->rank;
-        m.exchange.ranks = ranks;
-        m.exchange.buckets = m.weights.shards = buckets_list(&m.trained);
-    }
+    if (use->train && o->offload == OFFLOAD_OPTIMIZER) { m.weights.host = (HostStream*)xcalloc(1, sizeof *m.weights.host); }
+    m.exchange.rank = m.weights.rank = use->rank;
+    m.exchange.ranks = ranks;
+    if (ranks > 1 || m.weights.host) { m.exchange.buckets = buckets_list(&m.trained); }
+    if (ranks > 1) { m.weights.shards = m.exchange.buckets; }
+    m.fp8.apart = m.exchange.buckets.count > 0;
     ArenaRanges own = ranks > 1 ? shard_ranges(&m.exchange.buckets, use->rank) : ArenaRanges{NULL, 0};
     m.weights.held = ranks > 1 ? held_state(&m.trained, &own) : held_whole(&m.trained);
     free(own.items);
     m.weights.master_kind = master_kind_of((MasterKind)o->master);
     m.weights.bf16_moments = o->moments == MOMENTS_BF16;
-    if (use->train && o->offload == OFFLOAD_OPTIMIZER) { m.weights.host = (HostStream*)xcalloc(1, sizeof *m.weights.host); }
     if (m.zero == ZERO_3) { m.sharded = sharded_new(&m.weights, &m.table, c->num_layers, c->tied); }
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
@@ -528,40 +528,50 @@ static void llama_backward(Llama* m, MicroKind kind) {
 // ---------------------------------------------------------------------------------------------------------------------
 // update
 
-/* With several GPUs: each rank updates its shards, bucket by bucket in the order in which the forward pass needs them. Call
- * it when sums and norm are complete. It then sends the new weights to the others, except the blocks of ZeRO 3. */
-static void update_shards(Llama* m, const Recipe* recipe) {
+/* Updates what this rank owns of a bucket. With several GPUs it then sends the new weights to the others, except the blocks of
+ * ZeRO 3. */
+static void update_bucket(Llama* m, const Queue* q, const StepState* state, const Recipe* recipe, int i) {
     Exchange* x = &m->exchange;
-    const NormSums none = norm_sums(m->queue.scratch);  // the exchange has added it up
-    fp8_take_counts(&m->fp8, &m->queue);
-    step_decide_cuda(m->runner.state, &none, &recipe->hyper, m->queue.stream);
-    matrices_update(&m->optimizer, &m->queue, &m->weights, &m->grads, x, m->runner.state, recipe);
-    for (int i = 0; i < x->buckets.count; i++) {
-        const Bucket* b = &x->buckets.items[i];
-        const ArenaRange mine = shard_of(b, x->rank, x->ranks);
-        const size_t local = b->first / (size_t)x->ranks;  // its first sum
-        floatX* weights = trained_at(&m->weights, mine.first);
-        const UpdateRange range = {mine, weights, x->sums + local, mine};
-        optimizer_update<float>(&m->optimizer, &m->queue, &m->weights, m->runner.state, recipe, range);
-        const bool stays = m->sharded && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers;
-        if (stays) { continue; }
-        exchange_gather(x, i, weights - (mine.first - b->first));
-        fp8_follow(&m->fp8, x, i, &m->weights);
-        exchange_record_gathered(x, i);
+    const Bucket* b = &x->buckets.items[i];
+    const ArenaRange mine = shard_of(b, x->rank, x->ranks);
+    UpdateRange range = update_range(&m->weights, &m->grads, mine.first, mine.count);
+    if (x->ranks > 1) {
+        range.grads = x->sums + b->first / (size_t)x->ranks;
+        range.of_grads = mine;
+        range.fp32 = true;
     }
+    optimizer_update(&m->optimizer, q, &m->weights, state, recipe, range);
+    if (m->sharded && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers) { return; }
+    exchange_gather(x, i, range.weights - (mine.first - b->first));
+    fp8_follow(&m->fp8, x, i, &m->weights);
+    exchange_record_gathered(x, i);
 }
 
-/* Queues norm, decision and update. The host reads the outcome from the StepState later. */
+/* Queues norm, decision and update. Call it when gradients, or with several GPUs sums and norm, are complete. Buckets are
+ * updated in the order in which the forward pass needs them; with state on the host, beside that pass. It waits for each layer,
+ * and for all of them before the loss: so gradients, which the loss and the backward pass overwrite, stay until then. A
+ * block's activations may lie in gradients (gradients.cuh), but only in those of earlier layers. The host reads the outcome
+ * from the StepState later. */
 static void llama_update(Llama* m, const Recipe* recipe) {
+    Exchange* x = &m->exchange;
+    HostStream* host = m->weights.host;
+    Queue q = m->queue;  // of the update
+    const StepState* state = m->runner.state;
     ProfileRange phase("update");
-    if (m->weights.host) { host_stream_begin(m->weights.host); }
-    if (m->use.ranks > 1) {
-        update_shards(m, recipe);
-    } else {
-        optimizer_update_all(&m->optimizer, &m->queue, &m->weights, &m->grads, m->runner.state, recipe);
-        matrices_update(&m->optimizer, &m->queue, &m->weights, &m->grads, &m->exchange, m->runner.state, recipe);
-        fp8_refresh(&m->fp8, &m->queue, &m->weights);
+    if (host) { host_stream_begin(host); }
+    fp8_take_counts(&m->fp8, &q);
+    optimizer_decide(&q, &m->grads, x, m->runner.state, recipe);
+    matrices_update(&m->optimizer, &q, &m->weights, &m->grads, x, state, recipe);
+    if (host) {
+        state = runner_keep_decided(&m->runner);
+        stream_wait(x->stream, x->compute, x->decided);
+        q.stream = x->stream;
     }
+    for (int i = 0; i < x->buckets.count; i++) { update_bucket(m, &q, state, recipe, i); }
+    if (x->buckets.count > 0) { return; }
+    const UpdateRange all = update_range(&m->weights, &m->grads, 0, m->trained.elements);
+    optimizer_update(&m->optimizer, &q, &m->weights, state, recipe, all);
+    fp8_refresh(&m->fp8, &q, &m->weights);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@
  *   exchange            summed:             after the step's last backward    add up the losses, and the gradients of norms
  *   compute             summed:             after these sums                  decide on the step, update its shards
  *   exchange, compute   summed:             around a whole matrix's way       pass it to its owner, or back, between stages
+ *   exchange            decided (O):        after the decision                update the buckets, one after the other
  *   exchange            updated[bucket]:    after the update of its shard     gather the bucket's weights, make 8-bit copies
  *   compute             gathered[bucket]:   after gather and copies           read these weights, in the next forward pass
  *   exchange            used (3):           after the last use of a slot      gather another block into it, make its copies
@@ -33,6 +34,7 @@
  *
  *   (2) where gradients lie in a ring; `summed` also where ranks pass the layers together
  *   (3) ZeRO 3; (S) --seq-parallel, whose exchanges of heads run on the compute stream (sequence.cuh)
+ *   (O) --offload, also with one rank: the exchange stream updates, beside the next forward pass (host_stream.cuh)
  *
  * With a ring, block l - 2 takes the part of block l, so the sends have the time of one block:
  *
@@ -90,8 +92,8 @@ typedef struct {
 } BucketEvents;
 
 typedef struct {
-    int rank, ranks;  // ranks <= 1: nothing is exchanged, and all functions do nothing
-    Buckets buckets;  // of the trained tensors
+    int rank, ranks;  // ranks <= 1: nothing is exchanged
+    Buckets buckets;  // of the trained tensors; none: no layer is waited for
     float* sums;      // (shard_elements) the gradients of this rank's shards, added up over the ranks
     void* landing;    // (ranks, shard) the gradients of one bucket as they arrive: float or floatX
     float* of_hosts;  // (2, hosts, shard) the host's sums, then what arrives of them from all hosts
@@ -103,7 +105,7 @@ typedef struct {
     cudaStream_t compute, stream;  // the model's stream, and the exchange stream
     Profiler* profiler;            // NULL: none
     BucketEvents* events;          // (buckets)
-    cudaEvent_t summed;
+    cudaEvent_t summed, decided;
     cudaEvent_t sent[GRADIENT_PARTS];
 } Exchange;
 
@@ -224,18 +226,18 @@ static inline void exchange_lay_out(Exchange* x, const Gradients* g, Arena* land
 /* Makes the stream and the events. The model lays out the buffers. */
 static inline void exchange_open(Exchange* x, cudaStream_t compute) {
     int lowest = 0, highest = 0;
-    if (x->ranks <= 1) { return; }
+    if (x->buckets.count == 0) { return; }
     x->compute = compute;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&x->stream, cudaStreamNonBlocking, highest));
     x->events = (BucketEvents*)xcalloc((size_t)x->buckets.count, sizeof *x->events);
     for (int i = 0; i < x->buckets.count; i++) { x->events[i] = {event_new(), event_new(), event_new()}; }
-    x->summed = event_new();
+    x->summed = event_new(), x->decided = event_new();
     for (cudaEvent_t& event : x->sent) { event = event_new(); }
 }
 
 static inline void exchange_close(Exchange* x) {
-    if (x->ranks <= 1) { return; }
+    if (x->buckets.count == 0) { return; }
     for (NcclGroup* group : {x->links.across, x->links.inside, x->links.all}) {
         if (group) { nccl_leave(group); }
     }
@@ -246,6 +248,7 @@ static inline void exchange_close(Exchange* x) {
     }
     free(x->events);
     CUDA_CHECK(cudaEventDestroy(x->summed));
+    CUDA_CHECK(cudaEventDestroy(x->decided));
     for (cudaEvent_t event : x->sent) { CUDA_CHECK(cudaEventDestroy(event)); }
     CUDA_CHECK(cudaStreamDestroy(x->stream));
 }
@@ -386,6 +389,7 @@ static inline void exchange_matrices(Exchange* x, const DealtMatrix* list, int c
 static inline void exchange_gather(Exchange* x, int bucket, floatX* weights) {
     const Bucket* b = &x->buckets.items[bucket];
     const size_t shard = b->count / (size_t)x->ranks;
+    if (x->ranks <= 1) { return; }
     stream_wait(x->stream, x->compute, x->events[bucket].updated);
     Op op(x->profiler, x->stream, "weights to all", 0, (double)(x->ranks - 1) * (double)shard * sizeof(floatX));
     nccl_all_gather(x->links.all, weights + (size_t)x->rank * shard, weights, shard * sizeof(floatX), x->stream,
@@ -406,7 +410,6 @@ static inline void exchange_wait_uncaptured(const Exchange* x, cudaEvent_t event
 
 /* Lets the compute stream wait for the weights of a layer: -1 the embedding, the number of layers final norm and head. */
 static inline void exchange_wait_gathered(const Exchange* x, int layer) {
-    if (x->ranks <= 1) { return; }
     for (int i = 0; i < x->buckets.count; i++) {
         if (x->buckets.items[i].layer != layer) { continue; }
         const bool last = i + 1 == x->buckets.count || x->buckets.items[i + 1].layer != layer;
@@ -416,7 +419,7 @@ static inline void exchange_wait_gathered(const Exchange* x, int layer) {
 
 /* Lets the compute stream wait for all weights. */
 static inline void exchange_wait_all_gathered(const Exchange* x) {
-    if (x->ranks > 1) { exchange_wait_uncaptured(x, x->events[x->buckets.count - 1].gathered); }
+    if (x->buckets.count > 0) { exchange_wait_uncaptured(x, x->events[x->buckets.count - 1].gathered); }
 }
 
 #endif

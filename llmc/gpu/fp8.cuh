@@ -20,9 +20,9 @@
  * copies of the gathered blocks alone, one a slot (fp8_follow_slot()); the head's copies are made as in ZeRO 1. All ranks have
  * the same weights and scales, so they make the same copies.
  *
- * Counts: each rank counts the values that it quantises, and rank 0 logs its own counts. With several GPUs the exchange stream
- * counts weights in a buffer of its own. fp8_take_counts() copies it at the update, where both streams are synchronized: a step
- * then reports the weights that it computed with. A single GPU reports the weights after its update.
+ * Counts: each rank counts the values that it quantises, and rank 0 logs its own counts. With several GPUs or --offload the
+ * exchange stream counts weights in a buffer of its own. fp8_take_counts() copies it at the update, where both streams are
+ * synchronized: a step then reports the weights that it computed with. Otherwise it reports the weights after its update.
  *
  * Limits: BF16, compute capability 9.0, no adapters, and widths, a rank's tokens of a micro-batch and, for the head, the
  * vocabulary in multiples of 16.
@@ -44,7 +44,7 @@ typedef struct {
     QuantisedWeights of[NUM_LINEARS];  // the copies of the first block; the copies of the other blocks follow
     int blocks;                        // blocks with room for copies: all, or slots of them; block l has number l % blocks
     bool gathered;                     // slots, which are filled as blocks are gathered
-    bool several;                      // GPUs
+    bool apart;                        // the exchange stream makes the copies, and counts in a buffer of its own
     size_t first_block, block;         // elements of the arena before the first block, and from one to the next
     size_t first[BLOCK_LINEARS];       // elements from a block's start to the weight
     size_t head;                       // elements of the arena before the head
@@ -106,7 +106,6 @@ static inline void fp8_lay_out_copies(Fp8* f, const ModelConfig* c, const ParamT
                                       Arena* memory) {
     f->blocks = gathered ? GATHER_SLOTS : c->num_layers;
     f->gathered = gathered;
-    f->several = table->ranks > 1;
     f->first_block = param_offset(table, P_INPUT_NORM, 0);
     f->block = c->num_layers > 1 ? param_offset(table, P_INPUT_NORM, 1) - f->first_block : 0;
     f->head = param_offset(table, P_LM_HEAD, -1);
@@ -139,7 +138,7 @@ static inline void fp8_lay_out_factors(Fp8* f, Queue* q, size_t N, size_t chunk,
         for (float*& scale : q->transpose_scale) { scale = take<float>(memory, 1); }
         f->largest = take<uint32_t>(memory, f->num_largest);
     }
-    f->counts = f->several ? take<QuantiseCounts>(memory, 1) : q->counts ? q->counts + QUANTISED_WEIGHT : NULL;
+    f->counts = f->apart ? take<QuantiseCounts>(memory, 1) : q->counts ? q->counts + QUANTISED_WEIGHT : NULL;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -196,7 +195,7 @@ static inline void fp8_quantise_head(const Fp8* f, const WeightArena* a, Profile
  * weights are loaded or drawn and, with one GPU, after the update. */
 static inline void fp8_refresh(const Fp8* f, const Queue* q, const WeightArena* a) {
     if (!f->of[0].rows) { return; }
-    if (f->several) { CUDA_CHECK(cudaMemsetAsync(f->counts, 0, sizeof *f->counts, q->stream)); }
+    if (f->apart) { CUDA_CHECK(cudaMemsetAsync(f->counts, 0, sizeof *f->counts, q->stream)); }
     if (!f->gathered) { fp8_quantise_weights(f, a->params + f->first_block, 0, f->blocks, q->profiler, q->stream); }
     fp8_quantise_head(f, a, q->profiler, q->stream);
 }
@@ -218,11 +217,11 @@ static inline void fp8_follow_slot(const Fp8* f, const Exchange* x, int l, const
     if (f->of[0].rows) { fp8_quantise_weights(f, slot, l, 1, x->profiler, x->stream); }
 }
 
-/* With several GPUs, before the update: moves the counts of weights into the step's counts, and clears them. The compute stream
+/* Where the exchange stream makes copies, before the update: moves the counts of weights into the step's counts, and clears them. The compute stream
  * has waited for all copies that the step's passes read, so all counting is done. The next counting waits for an event that is
  * recorded after this call: `updated`, or `used` of the next pass. */
 static inline void fp8_take_counts(const Fp8* f, const Queue* q) {
-    if (!f->of[0].rows) { return; }
+    if (!f->of[0].rows || !f->apart) { return; }
     CUDA_CHECK(
         cudaMemcpyAsync(q->counts + QUANTISED_WEIGHT, f->counts, sizeof *f->counts, cudaMemcpyDeviceToDevice, q->stream));
     CUDA_CHECK(cudaMemsetAsync(f->counts, 0, sizeof *f->counts, q->stream));

@@ -16,7 +16,8 @@
  *   kernels             there           in: the piece has arrived      update it
  *   out                 used            kernels: the piece is updated  copy it back
  *
- * The first pieces arrive before the kernels need them: `in` waits for no kernel but those that used its windows before.
+ * The first pieces arrive before the kernels need them: `in` waits for no kernel but those that used its windows before. AdamW's
+ * kernels run on the exchange stream (exchange.cuh), beside the next forward pass; those of whole matrices on the compute stream.
  */
 #ifndef LLMC_HOST_STREAM_CUH
 #define LLMC_HOST_STREAM_CUH

@@ -27,6 +27,7 @@ static inline int micro_kinds(const Recipe* recipe, MicroKind list[MICRO_KINDS])
 
 typedef struct {
     StepState* state;              // on the device
+    StepState* decided;            // on the device: the state of an update beside the next step
     StepState* result[IN_FLIGHT];  // pinned
     cudaEvent_t begin[IN_FLIGHT], end[IN_FLIGHT];
     cudaGraphExec_t micro[MICRO_KINDS];  // NULL: not captured
@@ -65,6 +66,7 @@ static inline void runner_close(Runner* t) {
 /* Lays out the state of a step, and its copies on the host. */
 static inline void runner_lay_out(Runner* t, Arena* device, Arena* pinned) {
     t->state = take<StepState>(device, 1);
+    t->decided = take<StepState>(device, 1);
     for (int i = 0; i < IN_FLIGHT; i++) { t->result[i] = take<StepState>(pinned, 1); }
 }
 
@@ -103,6 +105,12 @@ static inline void runner_capture(Runner* t, void (*micro_step)(void* model, con
 static inline void runner_begin(Runner* t, double lr) {
     CUDA_CHECK(cudaEventRecord(t->begin[t->queued % IN_FLIGHT], t->stream));
     step_begin_cuda(t->state, t->queued, lr, t->stream);
+}
+
+/* Returns what the update reads while the next step begins. Its forward pass waits for the update. */
+static inline const StepState* runner_keep_decided(const Runner* t) {
+    CUDA_CHECK(cudaMemcpyAsync(t->decided, t->state, sizeof(StepState), cudaMemcpyDeviceToDevice, t->stream));
+    return t->decided;
 }
 
 static inline void runner_end(Runner* t) {

@@ -38,6 +38,7 @@ typedef struct {
     floatX* weights;      // of the first element
     const void* grads;    // of the elements `of_grads`
     ArenaRange of_grads;  // the other elements have separate gradients
+    bool fp32;            // the gradients are fp32; otherwise floatX
 } UpdateRange;
 
 /* Lays out its buffers. A matrix has one part more for each bucket that ends in it, and for each piece (0: there are none) of
@@ -49,10 +50,9 @@ static inline void optimizer_lay_out(Optimizer* o, const ParamTable* trained, co
     o->part_room = take<MatrixPart>(a, o->most_parts);
 }
 
-/* Updates AdamW's tensors of a range, if `state` says that the step updates. */
 template <typename Grad>
-static void optimizer_update(const Optimizer* o, const Queue* q, const WeightArena* a, const StepState* state,
-                             const Recipe* recipe, UpdateRange r) {
+static void optimizer_update_as(const Optimizer* o, const Queue* q, const WeightArena* a, const StepState* state,
+                                const Recipe* recipe, UpdateRange r) {
     const double moved = 4 * state_width(a, SLOT_M) + 2 * state_width(a, SLOT_MASTER) + sizeof(Grad) +
                          sizeof(floatX) * (a->master_kind == MASTER_FP32 ? 1 : 2);
     OptimizerTensors<Grad> t;
@@ -81,25 +81,33 @@ static void optimizer_update(const Optimizer* o, const Queue* q, const WeightAre
     }
 }
 
-template <typename Grad>
-static void optimizer_update_all_as(const Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g,
-                                    StepState* state, const Recipe* recipe) {
-    const ArenaRange all = {0, g->trained.elements}, of_grads = {g->first, g->end - g->first};
+/* Updates AdamW's tensors of a range, if `state` says that the step updates. */
+static inline void optimizer_update(const Optimizer* o, const Queue* q, const WeightArena* a, const StepState* state,
+                                    const Recipe* recipe, UpdateRange r) {
+    auto* update = r.fp32 ? optimizer_update_as<float> : optimizer_update_as<floatX>;
+    update(o, q, a, state, recipe, r);
+}
+
+/* Returns the elements [first, first + count) of the only rank, with their gradients. */
+static inline UpdateRange update_range(const WeightArena* a, const Gradients* g, size_t first, size_t count) {
+    return {{first, count}, trained_at(a, first), g->all, {g->first, g->end - g->first}, g->fp32};
+}
+
+/* Queues the norm of the gradients and the decision. With several ranks the exchange has added up the norm. */
+static inline void optimizer_decide(const Queue* q, const Gradients* g, const Exchange* x, StepState* state,
+                                    const Recipe* recipe) {
     NormSums norm = norm_sums(q->scratch);
-    {
-        Op op(q, "gradient norm", 0, (double)of_grads.count * sizeof(Grad));
-        norm_square_cuda(&norm, (const Grad*)g->all, of_grads.count, q->stream);
+    if (x->ranks <= 1) {
+        const size_t count = g->end - g->first;
+        Op op(q, "gradient norm", 0, (double)count * gradients_bytes(g->fp32));
+        if (g->fp32) {
+            norm_square_cuda(&norm, (const float*)g->all, count, q->stream);
+        } else {
+            norm_square_cuda(&norm, (const floatX*)g->all, count, q->stream);
+        }
         norm_square_cuda(&norm, g->extra, g->extra_size, q->stream);
     }
     step_decide_cuda(state, &norm, &recipe->hyper, q->stream);
-    optimizer_update<Grad>(o, q, a, state, recipe, {all, a->trained, g->all, of_grads});
-}
-
-/* Queues norm, decision and update of all trained tensors, on the only rank. */
-static inline void optimizer_update_all(const Optimizer* o, const Queue* q, const WeightArena* a, const Gradients* g,
-                                        StepState* state, const Recipe* recipe) {
-    auto* update = g->fp32 ? optimizer_update_all_as<float> : optimizer_update_all_as<floatX>;
-    update(o, q, a, g, state, recipe);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ gradients of norms are those of one rank | FP32 | two.sh as-one | llmc/gpu/excha
 a step is divided by the ranks once more | FP32 | two.sh as-one | train_llama3.cu | s/(float)recipe->hyper.loss_weight/(float)(recipe->hyper.loss_weight \/ m->use.ranks)/
 the loss is that of one rank | FP32 | two.sh as-one | llmc/gpu/exchange.cuh | /^__global__ void add_states_kernel/,/^}/ s/r < ranks/r < ranks - 1/
 a bucket is left out of the norm | FP32 | two.sh as-one | llmc/gpu/exchange.cuh | s/norm_finish_cuda(state, x->partials, count,/norm_finish_cuda(state, x->partials, count - SUM_BLOCKS,/
-weights of a bucket stay with their owners | FP32 | two.sh as-one | train_llama3.cu | s/^        exchange_gather(x, i, /        if (i != 2) exchange_gather(x, i, /
+weights of a bucket stay with their owners | FP32 | two.sh as-one | train_llama3.cu | s/^    exchange_gather(x, i, /    if (i != 2) exchange_gather(x, i, /
 both ranks train the same rows | FP32 | two.sh as-one | llmc/files/dataloader.h | s/d->row + (uint64_t)d->rank \* (uint64_t)d->B/d->row/
 heads go to the wrong rank | FP32 | two.sh as-one --seq-parallel 2 --documents cross | llmc/gpu/sequence.cuh | s/const int p = (int)(block \/ T % g\.parts);/const int p = (int)((block \/ T + !BACK) % g.parts);/
 positions of the second half begin at 0 again | FP32 | two.sh as-one --seq-parallel 2 --documents cross | llmc/gpu/joined.cuh | s/const Rows heads = heads_of(r);/Rows heads = heads_of(r); if (r->shared) { heads.shape.B *= r->shared->parts; heads.shape.T = r->shape.T; }/
@@ -86,7 +86,7 @@ a block of the forward pass is not gathered again for the backward pass | BF16 |
 a block is overwritten while it computes | BF16 | two.sh zero-bits | llmc/gpu/sharded_blocks.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
 scales of the two factors swapped | BF16 | test_kernels_cu products_of_quantised | llmc/matmul.cuh | s/A_SCALE_POINTER, &b, sizeof b/A_SCALE_POINTER, \&a, sizeof a/; s/B_SCALE_POINTER, &a, sizeof a/B_SCALE_POINTER, \&b, sizeof b/
 scales of the weights' outputs for those of their inputs in dx | BF16 | test_llama3cu $fp8 | llmc/gpu/fp8.cuh | s/copies.scales + copies.R, (size_t)copies.R/copies.scales, (size_t)copies.R/
-8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^        fp8_refresh.*//
+8-bit weights are those before the update | BF16 | test_llama3cu $fp8 | train_llama3.cu | /^static void llama_update/,/^}/ s/^    fp8_refresh.*//
 several GPUs, the 8-bit copies of a block are those before the update | BF16 | two.sh zero-bits --fp8 | llmc/gpu/fp8.cuh | s/|| b->layer < 0 ||/|| b->layer < 1 ||/
 several GPUs, 8-bit copies are made before the gather | BF16 | two.sh zero-bits --fp8 | train_llama3.cu | /^ *exchange_gather(x, i/ { h; d; }; /^ *fp8_follow(/ G
 8-bit copies of a gathered block lie in the slot of another | BF16 | two.sh zero-bits --fp8 | llmc/gpu/fp8.cuh | s/fp8_quantise_weights(f, slot, l, 1/fp8_quantise_weights(f, slot, l + (l == 5), 1/
