@@ -10,12 +10,13 @@
 #define DATA_ENCODE_UNITS_H
 
 #include "dev/data/tokenize_flags.h"
+#include "dev/data/answers.h"        // defines: AnswerWriter, ChatMask, chat_list_names, chat_read, chat_write
+#include "dev/data/bpe.h"            // defines: piece_border
 #include "dev/data/train_bpe.h"      // defines: Counting, counting_add
 #include "llmc/base/utf8.h"          // defines: utf8_char_length
 #include "llmc/files/json.h"         // defines: json_parse_line, json_string, json_write_string
-#include "llmc/text/chat.h"          // defines: ChatForm, ChatMask, ChatWriter, chat_write
-#include "llmc/text/conversation.h"  // defines: ChatMessages, chat_list_names, chat_name, chat_read
-#include "llmc/text/pieces.h"        // defines: piece_border
+#include "llmc/text/chat.h"          // defines: ChatForm
+#include "llmc/text/conversation.h"  // defines: ChatMessages, chat_name
 #include "llmc/text/tokenizer.h"     // defines: text_border, TokenEncoder, TokenDecoder, encoder_text, decoder_push
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -77,10 +78,10 @@ static inline void cut_lines(UnitList* list, const char* s, size_t n, uint64_t* 
 typedef struct {
     TokenEncoder encoder;
     TokenDecoder decoder;
-    ChatWriter writer;  // of --chat
-    ChatMask mask;      // of --chat: which ids are trained, and which begin a conversation
-    size_t left_out;    // answers that would be trained if the template did not change them
-    int special;        // token whose name is plain text in this run, at special_line; -1: none
+    AnswerWriter writer;  // of --chat
+    ChatMask mask;        // of --chat: which ids are trained, and which begin a conversation
+    size_t left_out;      // answers that would be trained if the template did not change them
+    int special;          // token whose name is plain text in this run, at special_line; -1: none
     uint64_t special_line;
     char* lines;  // the lines of JSON, from a memory stream
     size_t lines_len;

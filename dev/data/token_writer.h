@@ -7,11 +7,11 @@
 #ifndef DATA_TOKEN_WRITER_H
 #define DATA_TOKEN_WRITER_H
 
+#include "dev/data/answers.h"      // defines: TOKEN_IS_TRAINED, TOKEN_STARTS
 #include "llmc/base/crc.h"         // defines: Crc, crc_begin, crc_add, crc_end, crc_shift
 #include "llmc/files/folder.h"     // defines: folder_of
 #include "llmc/files/output.h"     // defines: create_temporary, rename_output, close_output, sync_directory
 #include "llmc/files/tokenfile.h"  // defines: tokenfile_header, tokenfile_scan
-#include "llmc/text/chat.h"        // defines: TOKEN_IS_TRAINED, TOKEN_STARTS
 #include "llmc/text/tokenizer.h"   // defines: Tokenizer
 
 #include <signal.h>

@@ -402,7 +402,9 @@ static bool open_chat(Job* job, Error* e) {
         warn("%s: the chat template ends an answer with no special token: a model will not learn where to end",
              job->rules.chat_template ? job->rules.template_path : "Llama 3");
     }
-    for (int k = 0; k < job->num_parts; k++) { chat_writer_init(&job->parts[k].writer, &job->form, &job->parts[k].encoder); }
+    for (int k = 0; k < job->num_parts; k++) {
+        chat_writer_init(&job->parts[k].writer.chat, &job->form, &job->parts[k].encoder);
+    }
     return true;
 }
 
@@ -442,7 +444,7 @@ int main(int argc, char** argv) {
     for (int k = 0; k < job.num_parts; k++) {
         encoder_free(&job.parts[k].encoder);
         decoder_free(&job.parts[k].decoder);
-        chat_writer_free(&job.parts[k].writer);
+        answer_writer_free(&job.parts[k].writer);
         free(job.parts[k].mask.marks);
     }
     chat_form_close(&job.form);

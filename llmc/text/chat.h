@@ -7,24 +7,15 @@
  *
  * A model without a template gets LLAMA3_CHAT_TEMPLATE if its tokenizer has the tokens; it is executed as well.
  *
- * What is trained of a conversation are its answers. An answer is what the template adds between
- *     the messages before it, and the request for an answer
- *     the same messages and the answer
- * or, if the template marks answers itself ({% generation %}), what stands between its marks. The first must begin the second,
- * and both must begin the whole: otherwise the model would be trained on another text than it is asked with. A template that
- * hides the thoughts of earlier answers changes them: then only the answers that it leaves unchanged are trained, usually the
- * last. A token that stands partly in an answer belongs to it.
- *
- * Elsewhere: reading conversations (conversation.h), talking (run/jobs/chat.h).
+ * Elsewhere: reading messages (conversation.h), talking (run/jobs/chat.h), what is trained of them (dev/data/answers.h).
  */
 #ifndef LLMC_CHAT_H
 #define LLMC_CHAT_H
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "llmc/base/text.h"            // defines: show_text
 #include "llmc/files/json.h"           // defines: json_parse, json_get, json_string
-#include "llmc/text/conversation.h"    // defines: ChatMessage, ChatMessages, chat_is_answer
+#include "llmc/text/conversation.h"    // defines: ChatMessage, ChatMessages
 #include "llmc/text/template.h"        // defines: Template, TemplateRendered, template_parse, template_render
 #include "llmc/text/template_value.h"  // defines: TemplateArena, TemplateValue, template_dict_set, template_string
 #include "llmc/text/text_rules.h"      // defines: TextRules
@@ -67,14 +58,6 @@ typedef struct {
     TemplateValue names;  // of the special tokens: bos_token, eos_token ...
 } ChatForm;
 
-enum { TOKEN_IS_TRAINED = 1, TOKEN_STARTS = 2 };  // marks of a token of a conversation
-
-/* The marks of a list of tokens. All zeros is an empty list. */
-typedef struct {
-    uint8_t* marks;
-    size_t count, cap;
-} ChatMask;
-
 /* What one thread needs to write conversations. */
 typedef struct {
     const ChatForm* form;
@@ -84,9 +67,6 @@ typedef struct {
     char* text;                 // the whole conversation
     uint8_t* ours;              // for each byte 1 if the template wrote it
     size_t len, cap, ours_cap;  // bytes
-    size_t (*spans)[2];         // [start, end) of each trained answer in the text
-    size_t num_spans, span_cap;
-    Error why;  // why an answer of the conversation cannot be trained
 } ChatWriter;
 
 /* `encoder` is one for the form's tokenizer. */
@@ -101,7 +81,6 @@ static inline void chat_writer_free(ChatWriter* w) {
     template_arena_free(&w->work);
     free(w->text);
     free(w->ours);
-    free(w->spans);
     memset(w, 0, sizeof *w);
 }
 
@@ -200,9 +179,6 @@ static inline bool chat_ask(ChatWriter* w, const ChatMessages* m, Error* e) {
     return chat_render(w, m->count, true, &asked, e) && chat_encode(w, asked.text, asked.from_template, asked.len, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// what is trained
-
 /* Keeps a rendering as the whole conversation. */
 static inline void chat_keep(ChatWriter* w, const TemplateRendered* r) {
     w->text = (char*)xreserve(w->text, 0, r->len + 1, &w->cap, 1);
@@ -212,137 +188,6 @@ static inline void chat_keep(ChatWriter* w, const TemplateRendered* r) {
         memcpy(w->ours, r->from_template, r->len);
     }
     w->len = r->len;
-}
-
-static inline bool chat_begins(const ChatWriter* w, const TemplateRendered* r) {
-    return r->len == 0 || (r->len <= w->len && memcmp(w->text, r->text, r->len) == 0);
-}
-
-static inline void chat_add_span(ChatWriter* w, size_t start, size_t end) {
-    w->spans = (size_t(*)[2])xgrow(w->spans, w->num_spans, &w->span_cap, sizeof *w->spans);
-    w->spans[w->num_spans][0] = start;
-    w->spans[w->num_spans++][1] = end;
-}
-
-/* Finds the start of an answer that no question precedes: a template may refuse to ask for it. The rendering of `end` bytes has
- * the request all the same. The answer starts after the last one. Returns `end` if there is none. */
-static inline size_t chat_find_request(ChatWriter* w, size_t count, size_t end) {
-    TemplateRendered both;
-    Error ignored = NO_ERROR;
-    if (!chat_render(w, count, true, &both, &ignored) || both.len <= end || memcmp(both.text, w->text, end) != 0) {
-        return end;
-    }
-    const size_t len = both.len - end;  // of the request
-    for (size_t at = end; at >= len; at--) {
-        const size_t from = at - len;
-        if (memcmp(w->text + from, both.text + end, len) == 0 && !memchr(w->ours + from, 0, len)) { return at; }
-    }
-    return end;
-}
-
-/* Says that an answer is asked for in another way than it is written: shows both from the first different byte on. */
-static inline void chat_tell_difference(ChatWriter* w, const TemplateRendered* asked) {
-    char request[48], written[48];
-    size_t at = 0;
-    while (at < asked->len && at < w->len && asked->text[at] == w->text[at]) { at++; }
-    fail(&w->why, "the chat template asks for an answer with \"%s\", but then writes \"%s\"",
-         show_text(request, sizeof request, asked->text + at, asked->len - at),
-         show_text(written, sizeof written, w->text + at, w->len - at));
-}
-
-/* Returns where the turn of the last message ends in a rendering. Its text begins at `start` or later. The turn ends after the
- * first end_of_turn that follows this text, or at the end. */
-static inline size_t chat_turn_end(const ChatWriter* w, const TemplateRendered* r, size_t start) {
-    const int id = w->form->end_of_turn;
-    size_t len = 0, text = start;
-    const char* name = id >= 0 ? tokenizer_token(w->encoder->t, id, &len) : NULL;
-    for (size_t i = start; i < r->len; i++) { text = r->from_template[i] ? text : i + 1; }
-    for (size_t at = text; name && at + len <= r->len; at++) {
-        if (memcmp(r->text + at, name, len) == 0) { return at + len; }
-    }
-    return r->len;
-}
-
-/* Adds the span of answer i, unless the whole conversation shows it otherwise. Some templates write more after the last turn
- * than after the others: EOS, or a request for an answer though nobody asks. It is no part of the answer. */
-static inline bool chat_find_answer(ChatWriter* w, const ChatMessages* m, size_t i, Error* e) {
-    TemplateRendered r;
-    Error asking = NO_ERROR, ignored = NO_ERROR;
-    bool first = true;  // nobody asked before
-    for (size_t k = 0; k < i; k++) { first = first && strcmp(m->items[k].role, "system") == 0; }
-    const bool asked = chat_render(w, i, true, &r, &asking), begins = asked && chat_begins(w, &r);
-    if (!asked && !first) { return fail(e, "%s", asking.msg); }
-    if (asked && !begins) { chat_tell_difference(w, &r); }
-    size_t start = begins ? r.len : 0, end = w->len;
-    if (i + 1 < m->count) {
-        if (!chat_render(w, i + 1, false, &r, e)) { return false; }
-        if (!chat_begins(w, &r)) { r.len = chat_turn_end(w, &r, start); }
-        if (!chat_begins(w, &r)) { return fail(&w->why, "the chat template changes an answer when a message follows") || true; }
-        end = r.len;
-    } else if (chat_render(w, i + 1, true, &r, &ignored) && r.len == w->len && chat_begins(w, &r)) {
-        end = chat_turn_end(w, &r, start);
-    }
-    if (!begins) { start = first ? chat_find_request(w, i + 1, end) : end; }
-    if (start < end) { chat_add_span(w, start, end); }
-    return true;
-}
-
-/* Finds the spans of the answers that are trained, in the order of the text. *left_out counts those that have none. */
-static inline bool chat_find_answers(ChatWriter* w, const ChatMessages* m, const TemplateRendered* whole, size_t* left_out,
-                                     Error* e) {
-    size_t answers = 0, trained = 0;
-    w->num_spans = 0;
-    w->why.msg[0] = 0;
-    for (size_t i = 0; i < m->count; i++) { answers += chat_is_answer(&m->items[i]), trained += m->items[i].trained; }
-    if (whole->num_generations > 0 && whole->num_generations != answers && trained < answers) {
-        return fail(e,
-                    "the chat template marks %zu texts, but there are %zu answers: which of them is not trained is not known",
-                    whole->num_generations, answers);
-    }
-    for (size_t i = 0, k = 0; whole->num_generations > 0 && k < whole->num_generations; k++) {
-        while (trained < answers && !chat_is_answer(&m->items[i])) { i++; }
-        if (trained == answers || m->items[i++].trained) {
-            chat_add_span(w, whole->generations[k].from, whole->generations[k].to);
-        }
-    }
-    if (whole->num_generations > 0) { return true; }
-    for (size_t i = 0; i < m->count; i++) {
-        if (m->items[i].trained && !chat_find_answer(w, m, i, e)) { return false; }
-    }
-    *left_out += w->num_spans > 0 ? trained - w->num_spans : 0;
-    if (w->num_spans > 0) { return true; }
-    return fail(e, "no answer can be trained: %s",
-                w->why.msg[0] ? w->why.msg : "the chat template writes nothing for an answer");
-}
-
-/* Lengthens the mask to `count` tokens with the same marks. */
-static inline void chat_mask_extend(ChatMask* m, size_t count, uint8_t marks) {
-    if (count > m->cap) {
-        m->cap = count + count / 2 + 256;
-        m->marks = (uint8_t*)xrealloc(m->marks, m->cap);
-    }
-    memset(m->marks + m->count, marks, count - m->count);
-    m->count = count;
-}
-
-/* Appends the tokens of a conversation to w->encoder->out and their marks to *mask. *left_out grows by the answers that would
- * be trained if the template did not change them. */
-static inline bool chat_write(ChatWriter* w, ChatMask* mask, const ChatMessages* m, size_t* left_out, Error* e) {
-    const TokenList* out = &w->encoder->out;
-    const size_t first = out->count;
-    TemplateRendered whole;
-    chat_begin(w, m);
-    if (!chat_render(w, m->count, false, &whole, e)) { return false; }
-    chat_keep(w, &whole);
-    if (!chat_find_answers(w, m, &whole, left_out, e) || !chat_encode(w, w->text, w->ours, w->len, e)) { return false; }
-    size_t k = 0, at = 0;
-    for (size_t i = first, end; i < out->count; i++, at = end) {
-        end = chat_token_end(w, out->ids[i], at);
-        while (k < w->num_spans && w->spans[k][1] <= at) { k++; }
-        const bool trained = k < w->num_spans && w->spans[k][0] < end;
-        chat_mask_extend(mask, i + 1, (uint8_t)(trained * TOKEN_IS_TRAINED + (i == first) * TOKEN_STARTS));
-    }
-    return out->count > first || fail(e, "the chat template writes nothing");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,15 +1,11 @@
-/* conversation.h -- reads a conversation from JSON: a line for ./tokenize --chat, or the messages of a question.
+/* conversation.h -- reads messages from JSON: of a line of ./tokenize --chat (dev/data/answers.h), or of a question (question.h).
  *
- *   {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
- *   {"system": "Be brief.", "prompt": "Hi", "completion": "Hello."}
+ *   {"role": "user", "content": "Hi"}
  *
- * Data sets spell both in many ways and mix the spellings. So each name is looked up by itself in the tables below: the list's,
- * a role's and a text's member, the roles, the question's and the answer's member. A prompt and a completion may also be lists
- * of messages, as in trl; then the completion alone is trained. A line may be the list itself.
- *
- * A text may be an array of texts, {"type": "text", "text": ...}, which are joined. Members that take an answer out of training
- * are heeded. Tools, images and whatever else would make a template write more than the texts are refused. The template gets
- * all other members of a message (chat.h).
+ * Data sets spell the names in many ways and mix the spellings. So each is looked up by itself in the tables below: a role's and a
+ * text's member, and the roles. A text may be an array of texts, {"type": "text", "text": ...}, which are joined. Members that take
+ * an answer out of training are heeded. Tools, images and whatever else would make a template write more than the texts are
+ * refused. The template gets all other members of a message (chat.h).
  */
 #ifndef LLMC_CONVERSATION_H
 #define LLMC_CONVERSATION_H
@@ -18,12 +14,8 @@
 
 #include "llmc/files/json.h"  // defines: Json, json_get, json_string, json_first, json_next, json_wanted, json_is_off
 
-static const char* const chat_list_names[] = {"messages", "conversations", "conversation", "chat", "turns", "dialogue", NULL};
 static const char* const chat_role_names[] = {"role", "from", NULL};
 static const char* const chat_text_names[] = {"content", "value", "text", NULL};
-static const char* const chat_question_names[] = {"prompt", "instruction", "question", "query", NULL};
-static const char* const chat_answer_names[] = {"completion", "response", "output", "answer", NULL};
-static const char* const chat_system_names[] = {"system", "system_prompt", NULL};
 
 // a role in the file, and its name in templates
 static const char* const chat_roles[][2] = {
@@ -85,14 +77,6 @@ static inline bool chat_check_absent(const Json* j, const JsonNode* object, cons
 static inline const char* chat_name(const Json* j, const JsonNode* object, const char* const* names) {
     while (*names && !json_get(j, object, *names)) { names++; }
     return *names;
-}
-
-/* Sets *name to the only one of the names that an object has, NULL for none. Fails if it has two. */
-static inline bool chat_one_name(const char** name, const Json* j, const JsonNode* object, const char* const* names, Error* e) {
-    *name = chat_name(j, object, names);
-    while (*name && *names++ != *name) {}
-    const char* other = *name ? chat_name(j, object, names) : NULL;
-    return !other || json_wanted(j, object, other, e, "none beside %s: which of them counts is not known", *name);
 }
 
 /* Writes a member's text: a string, or an array of texts. */
@@ -180,78 +164,6 @@ static inline bool chat_read_list(ChatMessages* m, const JsonNode* list, bool tr
         if (!chat_read_message(m, n, trained, e)) { return false; }
     }
     return true;
-}
-
-/* Reads a member of the root: a list of messages, or the text of one; `more`: see chat_read_text(). */
-static inline bool chat_read_side(ChatMessages* m, const char* key, const char* more, const char* role, bool trained,
-                                  Error* e) {
-    const Json* j = m->json;
-    const JsonNode* n = json_get(j, json_root(j), key);
-    const JsonNode* first = n && n->type == JSON_ARRAY ? json_first(j, n) : NULL;
-    if (first && !json_get(j, first, "type")) { return chat_read_list(m, n, trained, e); }
-    return chat_read_text(m, json_root(j), key, more, role, trained, e);
-}
-
-/* Reads a question and its answer, which the root has as members. */
-static inline bool chat_read_pair(ChatMessages* m, Error* e) {
-    const Json* j = m->json;
-    const JsonNode* root = json_root(j);
-    const char *question = NULL, *answer = NULL;
-    if (!chat_one_name(&question, j, root, chat_question_names, e) || !chat_one_name(&answer, j, root, chat_answer_names, e)) {
-        return false;
-    }
-    const char* input = json_get(j, root, "input") ? "input" : NULL;
-    if (!question && answer) { question = input, input = NULL; }
-    if (!question) { return json_wanted(j, root, "messages", e, "it or another list, or a prompt and a completion"); }
-    if (!answer) { return json_wanted(j, root, "completion", e, "it beside %s, or response, output or answer", question); }
-    return chat_read_side(m, question, input, "user", false, e) && chat_read_side(m, answer, NULL, "assistant", true, e);
-}
-
-/* Reads what the root has: a system message, and a list of messages or a pair. */
-static inline bool chat_read_root(ChatMessages* m, Error* e) {
-    static const char* const refused[] = {"tools",
-                                          "functions",
-                                          "documents",
-                                          "images",
-                                          "image",
-                                          "video",
-                                          "videos",
-                                          "audio",
-                                          "audios",
-                                          "loss_scale",
-                                          "chat_template_kwargs",
-                                          "history",
-                                          NULL};
-    const Json* j = m->json;
-    const JsonNode* root = json_root(j);
-    const char *name = chat_name(j, root, chat_list_names), *system = NULL;
-    const JsonNode* list = name ? json_get(j, root, name) : root;
-    if (root->type == JSON_ARRAY) { return chat_read_list(m, root, true, e); }
-    if (root->type != JSON_OBJECT) { return fail(e, "%s: the line is not an object, wanted {\"messages\": [...]}", j->path); }
-    if (!chat_check_absent(j, root, refused, e) || !chat_one_name(&system, j, root, chat_system_names, e)) { return false; }
-    if (system && !json_is_off(j, root, system) && !chat_read_text(m, root, system, NULL, "system", false, e)) { return false; }
-    const size_t before = m->count;
-    if (name && list->type != JSON_ARRAY) { return json_wanted(j, root, name, e, "an array"); }
-    if (!(name ? chat_read_list(m, list, true, e) : chat_read_pair(m, e))) { return false; }
-    return !before || m->count == before || strcmp(m->items[before].role, "system") != 0 ||
-           json_wanted(j, root, system, e, "none: the messages begin with a system message");
-}
-
-/* Reads a conversation to train on from a line, into *m, which is empty. Errors begin with the Json's path: file and line. */
-static inline bool chat_read(ChatMessages* m, const Json* j, Error* e) {
-    m->json = j;
-    if (!chat_read_root(m, e)) { return false; }
-    size_t answers = 0, trained = 0;
-    for (size_t i = 0; i < m->count; i++) {
-        answers += chat_is_answer(&m->items[i]);
-        trained += m->items[i].trained;
-    }
-    if (trained > 0) { return true; }
-    if (answers > 0) {
-        return fail(e, "%s: no answer is trained: members such as \"weight\": 0 take them out, or they stand in the prompt",
-                    j->path);
-    }
-    return fail(e, "%s: no message is of the assistant, wanted one: nothing would be trained", j->path);
 }
 
 #endif

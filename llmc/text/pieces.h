@@ -116,42 +116,4 @@ static inline const uint8_t* scan_gpt2(const uint8_t* s, const uint8_t* end) {
     return cls == UNICODE_LETTER ? scan_letters(p + len, end) : scan_run(p + len, end, cls);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// where a text may be cut, so that its pieces by Llama 3's pattern stay the same
-
-/* Returns the class of the last character of s[0 .. n), n >= 1. */
-static inline int piece_last_class(const uint8_t* s, size_t n) {
-    size_t start = n - 1, len;
-    while (start > 0 && n - start < 4 && (s[start] & 0xC0) == 0x80) { start--; }
-    const int cls = scan_class(s + start, s + n, &len);
-    return start + len == n ? cls : UNICODE_OTHER;  // its last byte is no part of a character
-}
-
-/* Returns whether a text may be cut in front of s[i], 0 < i: both parts then have the pieces of the whole, whatever is in front
- * and behind. True between a letter or a number and another class, where every piece ends, but not in the last 3 bytes of
- * s[0 .. n). */
-static inline bool piece_border(const char* s, size_t i, size_t n) {
-    const uint8_t* u = (const uint8_t*)s;
-    size_t len;
-    if (i + 4 > n || (u[i] & 0xC0) == 0x80) { return false; }
-    const int cls = piece_last_class(u, i);
-    return (cls == UNICODE_LETTER || cls == UNICODE_NUMBER) && scan_class(u + i, u + n, &len) != cls;
-}
-
-/* Returns the last place where the text s[0 .. n), with more to come, may be cut; 0: none is known. A piece begins at s. */
-static inline size_t piece_last_border(const char* s, size_t n) {
-    for (size_t i = n; i > 0 && n - i < 1 << 16; i--) {  // a scan from the start is faster than more steps back
-        if (piece_border(s, i, n)) { return i; }
-    }
-    const uint8_t *start = (const uint8_t*)s, *end = start + n, *p = start, *last = start;
-    while (p < end) {
-        p = scan_llama3(p, end, 3);
-        if (scan_run(p, end, UNICODE_SPACE) + 4 > end) { break; }  // what is to come could change where the piece ends
-        // white space at the end of a text is one piece, but the last space before a word belongs to the word
-        const bool newline = p[-1] == '\n' || p[-1] == '\r';
-        if (newline || piece_last_class(start, (size_t)(p - start)) != UNICODE_SPACE) { last = p; }
-    }
-    return (size_t)(last - start);
-}
-
 #endif

@@ -4,7 +4,7 @@
  * tokens are the answers' texts and their <|eot_id|>. */
 #include "fuzz.h"
 
-#include "llmc/text/chat.h"
+#include "dev/data/answers.h"
 #include "dev/test/byte_tokens.h"
 
 #define HEADER "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
@@ -14,11 +14,12 @@ static void check(const ChatMessages* m, const ChatForm* form) {
     const Tokenizer* t = form->rules->tokenizer;
     ChatMask mask = {NULL, 0, 0};
     TokenEncoder encoder;
-    ChatWriter w;
+    AnswerWriter w;
     Error e = NO_ERROR;
     size_t count = 1, trained = 0, answers = 0, left_out = 0;  // as they must be
+    memset(&w, 0, sizeof w);
     encoder_init(&encoder, t);
-    chat_writer_init(&w, form, &encoder);
+    chat_writer_init(&w.chat, form, &encoder);
     REQUIRE(chat_write(&w, &mask, m, &left_out, &e) && left_out == 0);
     for (size_t i = 0; i < m->count; i++) {
         count += strlen(m->items[i].role) + m->items[i].len + 5;
@@ -36,7 +37,7 @@ static void check(const ChatMessages* m, const ChatForm* form) {
         answers -= ends;
     }
     REQUIRE(trained == 0 && answers == 0);
-    chat_writer_free(&w);
+    answer_writer_free(&w);
     encoder_free(&encoder);
     free(mask.marks);
 }

@@ -537,11 +537,11 @@ def test_a_run_on_conversations_proposes_to_chat(tmp_path):
 # planted faults
 
 FAULTS = [  # numbered from 1: the variable PLANTED chooses one
-    ("llmc/text/chat.h", r"chat_add_span\(w, start, end\); \}",  # the header is trained
-     "chat_add_span(w, !planted(1) ? start : start > 9 ? start - 9 : 0, end); }"),
-    ("llmc/text/chat.h", r"w->spans\[k\]\[0\] < end;", r"w->spans[k][0] < end && (!planted(2) || w->spans[k][1] > end);"),  # <|eot_id|> is not
+    ("dev/data/answers.h", r"chat_add_span\(a, start, end\); \}",  # the header is trained
+     "chat_add_span(a, !planted(1) ? start : start > 9 ? start - 9 : 0, end); }"),
+    ("dev/data/answers.h", r"a->spans\[k\]\[0\] < end;", r"a->spans[k][0] < end && (!planted(2) || a->spans[k][1] > end);"),  # <|eot_id|> is not
     ("dev/data/token_writer.h", r"at = w->count - n \+ i;", "at = w->count - n + i - (planted(3) && i > 0);"),  # the mask is shifted by one
-    ("llmc/text/chat.h", r"    if \(i \+ 1 < m->count\) \{", "    if (i + (planted(4) ? 2 : 1) < m->count) {"),  # what follows an answer is
+    ("dev/data/answers.h", r"    if \(i \+ 1 < m->count\) \{", "    if (i + (planted(4) ? 2 : 1) < m->count) {"),  # what follows an answer is
     ("llmc/text/chat.h", r"    encoder_marked\(w->encoder, text, ours, len, w->form->control\);",  # a text is encoded by itself
      "    for (size_t i = 0, n = len; i == 0 || i < len; i += n) {\n"
      "        if (planted(5)) { n = size_min(len - i, 20); }\n"
