@@ -585,16 +585,16 @@ class Training:
             c.eos_token_id = (c.eos_token_id or []) + [turn]
         dial = not is_folder and folder not in presets() and not a.lora
         settle(a, dial_of(a, c.matmul_parameters(), loader.rows_per_epoch, self.device.type == "cuda") if dial else {})
-        loader.B = a.batch
+        loader.set_batch(a.batch)
         micro = a.batch * a.seq
         a.total_batch = a.total_batch or micro
         if a.total_batch % micro:
             die(f"--total-batch: is {a.total_batch}, wanted a multiple of batch * seq = {micro}")
         self.micro_batches = a.total_batch // micro
-        if a.steps < 0:
-            a.steps = max(1, loader.rows_per_epoch * a.seq // a.total_batch)
         if a.steps == 0:
             die("--steps: is 0, wanted at least one step", 2)
+        if a.steps < 0:
+            a.steps = loader.epoch_steps(a.total_batch // a.seq)
         warn_of_schedule(a)
         if loader.vocab_size > c.vocab_size:
             die(f"{loader.files[0].path}: vocabulary is {loader.vocab_size} tokens, but the model has only {c.vocab_size}")

@@ -79,12 +79,13 @@ def dial_of(a, weights, rows, cuda):
     """Returns {flag: value} by the laws of llmc/run/session/dial.h, which choose_dial() and choose_rate() apply in C."""
     d, row, flags = c_numbers("llmc/run/session/dial.h", "DIAL"), a.seq, {}
     data, power = rows * row, d["BATCH_D"]
-    tokens = min(d["TOKENS_PER_WEIGHT"] * weights, d["EPOCHS"] * data) if a.steps is None else data if a.steps < 0 else 0
+    tokens = min(d["TOKENS_PER_WEIGHT"] * weights, d["EPOCHS"] * data) if a.steps is None else data
+    if a.steps is not None and a.steps >= 0:
+        tokens = (d["BATCH"] * a.steps) ** (1 / (1 - power))
     if a.batch is None and a.total_batch is None:
         best = d["BATCH"] * tokens ** power
-        if tokens == 0:
-            best = (d["BATCH"] * a.steps ** power) ** (1 / (1 - power))
-            best = min(best, d["EPOCHS"] * data / max(a.steps, 1))
+        if a.steps is not None and a.steps > 0:
+            best = min(best, d["EPOCHS"] * data / a.steps)
         share = 2 ** round(math.log2(max(best / row, d["ROWS"])))
         while share > 1 and share > rows:
             share //= 2
@@ -99,7 +100,7 @@ def dial_of(a, weights, rows, cuda):
     steps = flags["steps"] if a.steps is None else a.steps if a.steps >= 0 else max(1, rows * row // step)
     law = d["RATE"] * weights ** d["RATE_N"] * max(steps * step, 1) ** d["RATE_D"] * (d["RATE_MUON"] if a.optimizer == "muon" else 1)
     flags["lr"] = float(f"{min(law * math.sqrt(step / (d['BATCH'] * max(steps * step, 1) ** power)), d['RATE_MOST']):.1e}")
-    flags["warmup"] = int(d["WARMUP"] * steps)
+    flags["warmup"] = max(0, min(int(d["WARMUP"] * steps), steps - a.decay))
     return flags
 
 

@@ -148,12 +148,26 @@ class DataLoader:
             die(f"{pattern}: the tokenizer that made it is not known\n  hint: give it as --tokenizer, or --documents cross")
         for f in self.files:
             f.make_rows(T, self.documents, bos)
-        self.B, self.T, self.seed, self.shuffle, self.row, self.padding = B, T, seed, shuffle, 0, 0
+        self.pattern, self.B, self.T, self.seed, self.shuffle, self.row, self.padding = pattern, B, T, seed, shuffle, 0, 0
         self.rows_per_epoch = sum(f.rows for f in self.files)
         self.num_tokens = sum(len(f.tokens) for f in self.files)
         self.vocab_size = max(f.vocab_size for f in self.files)
         self.usual_vocab = {2: 50257, 4: 128256}[self.files[0].tokens.itemsize]  # for files without one: GPT-2's, Llama 3's
         self.epoch, self.partial = -1, any(f.pieces is not None for f in self.files)  # partial: some targets are -1
+
+    def set_batch(self, B):
+        """Takes batches of B rows. The C trainers refuse one that is larger than the data of a single source, too."""
+        n = self.rows_per_epoch
+        if n < B and not isinstance(self, MixLoader):
+            die(f"{self.pattern}: holds {n} row{'s' * (n != 1)} of --seq {self.T} in all, wanted at least {B}, one batch\n"
+                "  hint: use a smaller --batch or --seq, or more text")
+        self.B = B
+
+    def epoch_steps(self, rows):
+        """Returns the steps of `rows` rows in an epoch."""
+        n = self.rows_per_epoch
+        return n // rows or die(f"--train: one epoch has {n} rows of {self.T} tokens, but a step takes {rows}\n"
+                                "  hint: give --steps N to train over several epochs, or lower --batch, --seq or --total-batch")
 
     def locate(self, row):
         """Returns (file, row in the file) of row `row` of the stream."""

@@ -688,6 +688,7 @@ def test_refusals_are_one_line(tokens):
                               (1, "error: damaged: Is a directory", ("--train", "damaged")),
                               (1, "error: none*.bin", ("--train", "none*.bin")), (1, "error: cut.bin", ("--train", "cut.bin")),
                               (1, "error: words.bin", ("--train", "words.bin")), (1, "1001", ("--seq", 1000)),
+                              (1, "rows of --seq 16 in all, wanted at least 9999", ("--train", "t0.bin", "--batch", 9999)),
                               (1, "33", ("--total-batch", 33)), (1, "error: --model: nothing", ("--model", "nothing")),
                               (2, "unrecognized arguments: --nonsense", ("--nonsense",)),
                               (2, "error: --steps: is 0, wanted at least one step", ("--steps", 0)),

@@ -47,7 +47,7 @@ expect "a model that does not fit is refused with the shortfall" 1 " short)" \
 
 mkdir empty && cp data.bin empty && cd empty || exit 1
 expect "a dry run shows the plan" 0 "plan    12 steps" train --model d1 --train data.bin --steps 12 --dry-run
-expect "a dry run shows the plan of --minutes" 0 "plan    the steps that fit into 3 minutes" \
+expect "a dry run shows the plan of --minutes" 0 " steps fit into 3 minutes" \
     train --model d1 --train data.bin --minutes 3 --dry-run
 check "a dry run shows the memory" grep -q "^memory  need" "$tmp/stdout"
 check "a dry run writes nothing" test "$(ls -A)" = data.bin
@@ -146,12 +146,20 @@ expect "a batch of few rows of data is one that resumes" 0 "resume" dial --train
 for f in "--train shard1.bin --total-batch 4096" "--steps 9" "--steps 90000"; do dial --model d1 --dry-run $f; done >reasons
 check "each reason is the one that counted" test "$(grep -cE '^dial    --(steps 1: 4,096 tokens, 12.8 epochs|total-batch 128: fewer rows are|total-batch [0-9]+: as the data)' reasons)" -eq 3
 expect "a guess of --minutes is called one" 0 ", a guess" dial --model d1 --minutes 1 --dry-run
-check "and no rate is named before the steps are known" sh -c '! grep -qE "^dial    --(lr|warmup)" stdout'
+check "a dry run names the rate and the warm-up of the steps that fit" test "$(grep -cE '^dial    --(lr|warmup) ' stdout)" -eq 2
+check "no flag is shown before" sh -c '! grep -qE "(lr|warmup)=" stdout'
+guess() { dial --model d1 --dry-run "$@" | sed -n 's/.* D = \([0-9,]*\) tokens, a guess/\1/p' | tr -d ,; }
+check "more threads are expected to train on more" test "$(guess --minutes 1e-4 --threads 2)" -gt "$(guess --minutes 1e-4)" -o "$(getconf _NPROCESSORS_ONLN)" -eq 1
+check "but on four epochs at most" test "$(guess --minutes 99)" -eq "$(guess --minutes 9)"
+expect "a decay that is given comes before the warm-up" 0 "plan    100 steps" dial --model d1 --schedule wsd --decay 98 --steps 100 --dry-run
+check "which says so" grep -q "^dial    --warmup 2: what --decay leaves" stdout
 rate() { dial --model d1 --dry-run "$@" | sed -n 's/^dial    --lr \([^:]*\):.*/\1/p'; }
 check "four times the batch has twice the rate" awk "BEGIN { q = $(rate --steps 1000 --batch 16 --model d6) / $(rate --steps 4000 --batch 4 --model d6); exit !(q > 1.9 && q < 2.1) }"
 check "Muon's is twice AdamW's" awk "BEGIN { q = $(rate --steps 1000 --batch 4 --model d6 --optimizer muon) / $(rate --steps 1000 --batch 4 --model d6); exit !(q > 1.9 && q < 2.1) }"
 dial --model d1 --steps 100 --stop-after 2 --out dialled >/dev/null 2>&1
 expect "a run that is resumed keeps them" 0 "resume" dial --resume --strict-resume --steps 100 --stop-after 4 --out dialled
+for batch in 2 64; do dial --resume --batch $batch --out dialled --dry-run; done >batches 2>&1
+check "a --batch that is given is the step if it does not fit into it" test "$(grep -c "^warning: --total-batch: is 2048, was " batches)" -eq 1
 check "and chooses none" sh -c '! grep -q "^dial" stdout && [ "$(grep -o "\"warmup\":[0-9]*" dialled/log.jsonl | sort -u)" = "\"warmup\":5" ]'
 expect "a folder has its own defaults" 0 "lr=0.0003" dial --model dialled --steps 3 --dry-run
 dial --model d1 --steps 2 --lr 3e-4 --out plain >/dev/null 2>&1

@@ -322,7 +322,7 @@ expect "a text that begins with a quotation" 0 '--generate "Hello,"' train --mod
 check "one step is told as one" grep -q '^done    1 step in ' stdout
 train --model d1 --train data.bin --minutes 60 --dry-run >plan.txt
 check "one layer is no layers" grep -q ' 1 layer, 1 head, 1 kv head of 64' plan.txt
-check "an epoch has a number of tokens" grep -qE '^plan .* an epoch has [0-9,]+ tokens$' plan.txt
+check "an epoch has a number of tokens" grep -qE '^plan .* epochs of [0-9,]+ tokens$' plan.txt
 check "many steps have commas" grep -qE '^timed .*: [0-9]{1,3}(,[0-9]{3})+ steps fit' plan.txt
 expect "a dry run needs no data" 0 "plan    1 step of 64 tokens (1 x 2 x 32)" train --model again --dry-run
 check "to plan the memory" grep -q '^memory  need ' stdout

@@ -2,6 +2,7 @@
  * how a resumed run cuts it, the plan, hints about memory, progress, fresh weights, the timing of steps, signals.
  * test_generate.c has generation and chat. */
 #include "llmc/run/loop/sampler.h"
+#include "llmc/run/session/choose.h"
 #include "llmc/run/session/machine.h"
 #include "llmc/run/session/memory.h"
 #include "llmc/run/session/plan.h"
@@ -768,6 +769,25 @@ TEST(recompute_auto_takes_as_few_blocks_as_fit) {
         CHECK(strcmp(option_text(&o, OPT_recompute, text), "auto") == 0, "checkpoints keep %s, not auto", text);
         o.recompute.automatic = false;
         CHECK(strcmp(option_text(&o, OPT_recompute, text), cases[i].takes) == 0, "in %d MiB: %s", cases[i].have, text);
+    }
+}
+
+TEST(the_rows_of_a_new_model_are_halved_after_recompute_auto) {
+    static const struct {
+        const char* recompute;  // as given
+        int have;               // MiB; 0: unknown
+        int rows;
+    } cases[] = {{"none", 0, 32},   {"none", 132, 32}, {"none", 131, 16}, {"none", 99, 1},  {"auto", 0, 32},
+                 {"auto", 131, 32}, {"auto", 111, 32}, {"auto", 110, 16}, {"auto", 105, 8}, {"auto", 99, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Options o;
+        const Dial dial = {.on = true};
+        const MemoryRoom room = pretend_room(&pretend_trainer, (uint64_t)cases[i].have << 20);
+        options_default(&o, ON_GPU);
+        o.batch = 4 * PRETEND_LAYERS;
+        CHECK(recompute_read(&o.recompute, cases[i].recompute), "%s", cases[i].recompute);
+        choose_batch(&o, &dial, &room, NULL);
+        CHECK(o.batch == cases[i].rows, "--recompute %s in %d MiB: %d rows", cases[i].recompute, cases[i].have, o.batch);
     }
 }
 

@@ -592,6 +592,7 @@ static inline bool option_is_unset(const Options* o, int i, const char* value) {
     if (s->kind == OPTION_STRING || s->kind == OPTION_RESUME) { return !*value && !o->given[i]; }
     if (s->kind == OPTION_SWITCH) { return !*(const bool*)option_value(o, i); }
     if ((i == OPT_lora_on && o->lora == 0) || (i == OPT_decay_shape && o->decay == 0 && !o->given[i])) { return true; }
+    if (i == OPT_lr && o->lr == 0 && o->minutes > 0) { return true; }  // it waits for the steps
     return s->kind != OPTION_CHOICE && strcmp(value, s->def) == 0 && (strcmp(value, "0") == 0 || strcmp(value, "-1") == 0);
 }
 

@@ -143,15 +143,33 @@ static inline void training_prepare(Training* t) {
     if (trainer->prepare) { trainer->prepare(t->model, &t->recipe, o, t->start->resumed ? t->start->dir : NULL); }
 }
 
-/* Turns --minutes into a number of steps: times a few steps, then wipes their traces. */
-static inline void training_measure(Training* t, Options* chosen) {
+/* Prints how long the run's `steps` take, or for --minutes how many fit. */
+static inline void training_print_time(const Training* t, const StepTime* time, int64_t steps) {
+    const Options* o = t->options;
+    const bool least = !time->whole && !time->parts;
+    const char* about = time->whole ? "" : least ? "more than " : "about ";
+    char clock[32], count[32], parts[64] = "";
+    if (time->parts) { snprintf(parts, sizeof parts, " (%d of its %d micro-batches)", time->parts, t->run->plan.accumulate); }
+    const bool long_step = time->ms >= 1e4;
+    printf("timed   %s%.1f %s a step%s: ", about, time->ms * (long_step ? 1e-3 : 1), long_step ? "s" : "ms", parts);
+    text_count((uint64_t)steps, count, sizeof count);
+    if (o->minutes > 0) {
+        printf("%s%s steps fit into %g minutes\n", least ? "at most " : about, count, o->minutes);
+    } else {
+        printf("%s step%s %s%s, validations, samples and checkpoints apart\n", count, steps == 1 ? " takes" : "s take", about,
+               text_clock(time->ms * 1e-3 * (double)steps, clock, sizeof clock));
+    }
+}
+
+/* Turns --minutes into a number of steps: times a few steps, for at most `bound` seconds, then wipes their traces. */
+static inline void training_measure(Training* t, Options* chosen, double bound) {
     Run* run = t->run;
     DataLoader* train = &t->data->train;
     const TrainerState before = run->state;  // state of a new run, which owns no memory
     const uint64_t row = train->row;
     Error e = NO_ERROR;
     StepTime time;
-    must(time_steps(t->trainer, t->model, &t->recipe, chosen->batch, INFINITY, stdout, &time, &e), &e);
+    must(time_steps(t->trainer, t->model, &t->recipe, chosen->batch, bound, stdout, &time, &e), &e);
     run->state = before;
     t->trainer->forget(t->model, &t->recipe);
     dataloader_seek(train, row);
@@ -160,9 +178,8 @@ static inline void training_measure(Training* t, Options* chosen) {
     choose_rate(chosen, &run->dial, chosen->steps, run->plan.tokens_per_step);
     run->state.schedule = plan_schedule(chosen, chosen->steps);
     if (!plan_check_decay(chosen, chosen->steps, &e)) { warn("%s: it begins after the warm-up", e.msg); }
-    char count[32];
-    printf("timed   %.1f ms a step: %s steps fit into %g minutes\n", time.ms,
-           text_count((uint64_t)chosen->steps, count, sizeof count), chosen->minutes);
+    training_print_time(t, &time, chosen->steps);
+    training_print_plan(t);
 }
 
 /* Reads the data behind `pattern` (for the message). Fails on the first id that is no token and the first wrong checksum. */
@@ -184,28 +201,9 @@ static inline void training_scan_data(const Training* t) {
     if (t->data->has_val) { must(training_scan(&t->data->val, t->options->val, &e), &e); }
 }
 
-/* Prints how long the run's `steps` take. */
-static inline void training_print_time(const Training* t, const StepTime* time, int64_t steps) {
-    const Options* o = t->options;
-    const bool least = !time->whole && !time->parts;
-    const char* about = time->whole ? "" : least ? "more than " : "about ";
-    char clock[32], count[32], parts[64] = "";
-    if (time->parts) { snprintf(parts, sizeof parts, " (%d of its %d micro-batches)", time->parts, t->run->plan.accumulate); }
-    const bool long_step = time->ms >= 1e4;
-    printf("timed   %s%.1f %s a step%s: ", about, time->ms * (long_step ? 1e-3 : 1), long_step ? "s" : "ms", parts);
-    if (o->minutes > 0 && o->steps < 0) {
-        const int64_t fit = steps_for_minutes(o->minutes, now_seconds() - t->process->started, time->ms * 1e-3);
-        printf("%s%s steps fit into %g minutes\n", least ? "at most " : about, text_count((uint64_t)fit, count, sizeof count),
-               o->minutes);
-    } else {
-        printf("%s step%s %s%s, validations, samples and checkpoints apart\n", text_count((uint64_t)steps, count, sizeof count),
-               steps == 1 ? " takes" : "s take", about, text_clock(time->ms * 1e-3 * (double)steps, clock, sizeof clock));
-    }
-}
-
 /* Reads every file of the run. Then estimates its duration by a few steps of a model of its size, within a minute. Without a
  * device it only reads. */
-static inline void training_dry_run(Training* t, const ModelUse* use) {
+static inline void training_dry_run(Training* t, Options* chosen, const ModelUse* use) {
     enum { MOST_SECONDS = 60 };
     const Options* o = t->options;
     const bool has_train = t->data->has_train;
@@ -215,6 +213,7 @@ static inline void training_dry_run(Training* t, const ModelUse* use) {
     if (t->trainer->missing || t->process->ranks > 1 || !has_train) {
         const char* missing = t->trainer->missing ? t->trainer->missing : "";
         const char* why = !has_train ? "there is no data" : *missing ? "no GPU can be used here: " : "a dry run is one process";
+        if (o->minutes > 0) { training_print_plan(t); }
         check_weights(t->start, t->spec, t->run, t->process);
         training_scan_data(t);
         printf("timed   nothing: %s%s\n", why, has_train ? missing : "");
@@ -224,8 +223,12 @@ static inline void training_dry_run(Training* t, const ModelUse* use) {
     training_scan_data(t);
     if (o->profile == 0 && (steps > 0 || o->minutes > 0)) {
         training_prepare(t);
-        must(time_steps(t->trainer, t->model, &t->recipe, o->batch, MOST_SECONDS, stdout, &time, &e), &e);
-        training_print_time(t, &time, steps);
+        if (o->minutes > 0) {
+            training_measure(t, chosen, MOST_SECONDS);
+        } else {
+            must(time_steps(t->trainer, t->model, &t->recipe, o->batch, MOST_SECONDS, stdout, &time, &e), &e);
+            training_print_time(t, &time, steps);
+        }
     }
     t->trainer->destroy(t->model);
 }
@@ -280,7 +283,6 @@ static inline void training_check(Training* t, Options* chosen, const ModelUse* 
     const MemoryRoom room = memory_room(t->trainer, &t->spec->config, use, chosen);
     Error e = NO_ERROR;
     char what[3 * PATH_CAP];
-    const bool unknown = chosen->minutes > 0 && !t->start->resumed && t->process->job != JOB_DRY_RUN;
     training_print_start(t);
     choose_dtype(chosen, t->trainer->dtype, t->spec->config.lora.rank > 0);
     run_compare(t->run, t->start, t->data, chosen, t->process);
@@ -288,7 +290,7 @@ static inline void training_check(Training* t, Options* chosen, const ModelUse* 
     choose_recompute(chosen, &room, t->process->team);
     memory_text(t->trainer->memory, t->start, chosen, t->data, what);
     must(memory_check(&room, chosen, what, stdout, &e), &e);
-    if (!unknown) { training_print_plan(t); }
+    if (chosen->minutes == 0) { training_print_plan(t); }  // otherwise it waits for the steps that fit
     if (t->start->resumed) { training_print_resumed(t); }
 }
 
@@ -308,7 +310,7 @@ static inline void training_fit_batch(Training* t, Options* chosen) {
  * do not train. */
 static inline bool training_open(Training* t, const Trainer* trainer, Program* p) {
     const Options* o = &p->chosen;
-    const bool timed = o->minutes > 0 && !p->start.resumed;
+    const bool timed = o->minutes > 0;  // a resumed run keeps the steps that it found
     memset(t, 0, sizeof *t);
     t->trainer = trainer;
     t->options = o;
@@ -322,7 +324,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Program* p
     const ModelUse use = model_use(&p->process, o, &p->spec.config, &p->data);
     training_check(t, &p->chosen, &use);
     if (p->process.job == JOB_DRY_RUN) {
-        training_dry_run(t, &use);
+        training_dry_run(t, &p->chosen, &use);
         return false;
     }
     fflush(stdout);
@@ -333,10 +335,7 @@ static inline bool training_open(Training* t, const Trainer* trainer, Program* p
     }
     team_at(p->process.team, PHASE_PREPARING, (int64_t)p->run.state.step);
     training_prepare(t);
-    if (timed) {
-        training_measure(t, &p->chosen);
-        training_print_plan(t);
-    }
+    if (timed) { training_measure(t, &p->chosen, INFINITY); }
     if (o->profile > 0) {
         trainer->profile(t->model, &t->recipe, o->profile);
         trainer->destroy(t->model);

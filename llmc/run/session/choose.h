@@ -1,24 +1,7 @@
 /* choose.h -- builds the options that count, `chosen`, from the options as typed, `given`, and from what was found. Each
- * function is one choice, and nothing else writes options. They run in this order:
- *
- *   choose_typed        a copy of `given`, with --out as the name of a folder and texts read from files
- *   choose_saved        a run that resumes: the checkpoint's values of all flags that are not typed
- *   choose_lora         the shape of the adapters, where their folder has it
- *   choose_total_batch  the tokens of a step of shared rows
- *   choose_sampling     the sampling of the model's generation_config.json
- *   choose_data         the data of dev/data/tinytales
- *   choose_eval_rows    the length of rows for --eval with --val
- *   choose_rows         the length of rows for --eval with --tasks
- *   choose_to_dial      whether dial.h chooses
- *   choose_dial         tokens of a step, micro-batch and steps of a new model dN
- *   choose_steps        the steps of --epochs
- *   choose_rate         rate and warm-up of a new model dN
- *   choose_branch       the end of a run that branches off to decay
- *   choose_batch        fewer rows in the micro-batch of a new model dN
- *   choose_dtype        the type of the weights in checkpoints
- *   choose_offload      what --offload auto moves to the host
- *   choose_recompute    the blocks of --recompute auto
- *   choose_minutes      the steps of --minutes
+ * function is one choice, and nothing else writes options. They run in this order: choose_typed, _saved, _lora, _total_batch,
+ * _data, _eval_rows, _to_dial, _sampling, _rows, _dial, _steps, _rate, _branch, _batch, _dtype, _offload, _recompute, _minutes,
+ * _rate again.
  */
 #ifndef LLMC_CHOOSE_H
 #define LLMC_CHOOSE_H
@@ -27,7 +10,7 @@
 
 #include "llmc/dist/agree.h"          // defines: agree_first, agree_most
 #include "llmc/run/cli/options.h"     // defines: Options, options_copy, options_merge, options_read_text, option_own_text
-#include "llmc/run/session/dial.h"    // defines: Dial, dial_tokens, dial_batch, dial_batch_of_steps, dial_rate
+#include "llmc/run/session/dial.h"    // defines: Dial, dial_tokens, dial_batch, dial_rate
 #include "llmc/run/session/memory.h"  // defines: MemoryRoom, memory_fits, memory_find_recompute
 #include "llmc/run/session/session.h"
 #include "llmc/text/text_rules.h"  // defines: Sampling
@@ -91,10 +74,14 @@ static inline void choose_lora(Options* chosen, const LoraConfig* lora) {
     chosen->lora_alpha = lora->alpha;
 }
 
-/* With --seq-parallel the tokens of a step depend on the groups. A run that resumes without the flag finds them here. */
+/* With --seq-parallel the tokens of a step depend on the groups. A run that resumes without the flag finds them here. A --batch
+ * on the command line of a resumed run into which its step cannot be cut becomes the whole step, which the run then reports. */
 static inline void choose_total_batch(Options* chosen, int groups) {
-    if (chosen->seq_parallel == 1 || chosen->total_batch != 0) { return; }
-    chosen->total_batch = (int64_t)chosen->batch * chosen->seq * groups;
+    const int64_t micro = (int64_t)chosen->batch * chosen->seq * groups;
+    const bool yields = chosen->given[OPT_batch] && !chosen->given[OPT_total_batch] && chosen->total_batch % micro != 0;
+    if (!yields && (chosen->seq_parallel == 1 || chosen->total_batch != 0)) { return; }
+    chosen->total_batch = micro;
+    chosen->given[OPT_total_batch] |= yields;
 }
 
 /* Takes the sampling of the model's folder, unless flags give it. Without do_sample the folder takes the most probable token,
@@ -167,8 +154,7 @@ static inline void choose_dial(Options* chosen, const Dial* d, uint64_t rows, in
     if (!d->on) { return; }
     if (!given[OPT_batch] && !given[OPT_total_batch]) {
         double best = dial_batch(tokens);
-        if (tokens == 0) { best = dial_batch_of_steps(chosen->steps); }
-        if (tokens == 0 && chosen->steps > 0 && d->data > 0) { best = fmin(best, DIAL_EPOCHS * d->data / chosen->steps); }
+        if (given[OPT_steps] && chosen->steps > 0 && d->data > 0) { best = fmin(best, DIAL_EPOCHS * d->data / chosen->steps); }
         int share = dial_power_of_two(fmax(best / row, DIAL_ROWS));
         while (share > 1 && d->data > 0 && (uint64_t)share * (uint64_t)groups > rows) { share /= 2; }
         chosen->total_batch = (int64_t)share * chosen->seq * groups;
@@ -186,25 +172,36 @@ static inline void choose_dial(Options* chosen, const Dial* d, uint64_t rows, in
     }
 }
 
-/* Takes the rate and the warm-up that dial.h has for `steps` steps of `batch` tokens. */
+/* Takes the rate and the warm-up that dial.h has for `steps` steps of `batch` tokens. A given --decay comes before the warm-up.
+ * Both are 0 until the steps of --minutes are known. */
 static inline void choose_rate(Options* chosen, const Dial* d, int64_t steps, int64_t batch) {
+    const bool known = chosen->minutes == 0 || chosen->steps >= 0;
+    const double tokens = (double)steps * (double)batch, before = (double)(steps - chosen->decay);
     if (!d->on || steps <= 0) { return; }
-    if (!chosen->given[OPT_lr]) {
-        chosen->lr = dial_rate(d, (double)steps * (double)batch, (double)batch, chosen->optimizer != 0);
-    }
-    if (!chosen->given[OPT_warmup]) { chosen->warmup = (int)(DIAL_WARMUP * (double)steps); }
+    if (!chosen->given[OPT_lr]) { chosen->lr = known ? dial_rate(d, tokens, (double)batch, chosen->optimizer != 0) : 0; }
+    if (!chosen->given[OPT_warmup]) { chosen->warmup = known ? (int)fmax(fmin(DIAL_WARMUP * (double)steps, before), 0) : 0; }
 }
 
-/* Halves the micro-batch of dial.h until every rank has room for it. The tokens of a step stay. */
+/* Halves the rows of a micro-batch until they fit, with the blocks that --recompute auto may recompute, or one is left.
+ * Returns how often. */
+static inline int halve_batch(Options* o, const MemoryRoom* room) {
+    for (int halvings = 0;; halvings++, o->batch /= 2) {
+        if (o->recompute.automatic) { o->recompute = memory_find_recompute(room, o); }
+        if (o->batch == 1 || memory_fits(room, o)) { return halvings; }
+    }
+}
+
+/* Halves the micro-batch of dial.h until every rank has room for it. The tokens of a step stay. Room is made in the order of
+ * memory_find_fit(): --recompute auto gives what it can, then the rows are halved, and --offload auto moves the state to the
+ * host where one row is too much. */
 static inline void choose_batch(Options* chosen, const Dial* d, const MemoryRoom* room, Team* team) {
     if (!d->on || chosen->given[OPT_batch]) { return; }
     Options o = *chosen;
-    int halvings = 0;
-    for (; o.batch > 1 && room->have > 0 && !memory_fits(room, &o); halvings++) { o.batch /= 2; }
+    int halvings = room->have > 0 ? halve_batch(&o, room) : 0;
     if (o.offload == OFFLOAD_AUTO && room->have > 0 && !memory_fits(room, &o)) {  // as choose_offload() will find
+        o = *chosen;
         o.offload = OFFLOAD_OPTIMIZER;
-        o.batch = chosen->batch;
-        for (halvings = 0; o.batch > 1 && !memory_fits(room, &o); halvings++) { o.batch /= 2; }
+        halvings = halve_batch(&o, room);
     }
     agree_most(team, &halvings, 1);
     chosen->batch >>= halvings;

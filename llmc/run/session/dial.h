@@ -2,7 +2,7 @@
  * them.
  *
  *   N   weights that each token is multiplied with: those of the blocks and of the head, without the embedding
- *   D   tokens of the run: by --steps, --epochs or --minutes; otherwise DIAL_TOKENS_PER_WEIGHT * N, at most DIAL_EPOCHS epochs
+ *   D   tokens: by --steps or --epochs; else by --minutes (a guess) or DIAL_TOKENS_PER_WEIGHT * N, at most DIAL_EPOCHS epochs
  *   B   tokens of a step: DIAL_BATCH * D^DIAL_BATCH_D
  *   lr  DIAL_RATE * N^DIAL_RATE_N * D^DIAL_RATE_D, times sqrt(b / B) for a step of b tokens; Muon's times DIAL_RATE_MUON
  *
@@ -43,14 +43,10 @@ typedef struct {
     bool on;         // the run trains a new model dN
     double weights;  // N
     double data;     // tokens of an epoch; 0: there is no data
+    int ranks;       // that train
 } Dial;
 
 static inline double dial_batch(double tokens) { return DIAL_BATCH * pow(tokens, DIAL_BATCH_D); }
-
-/* Returns the tokens of a step of a run of so many steps, whose D depends on them: B = s (steps B)^p. */
-static inline double dial_batch_of_steps(double steps) {
-    return pow(DIAL_BATCH * pow(steps, DIAL_BATCH_D), 1 / (1 - DIAL_BATCH_D));
-}
 
 /* Returns the highest rate of a run of `tokens` tokens, `batch` a step, to two digits. */
 static inline double dial_rate(const Dial* d, double tokens, double batch, bool muon) {
@@ -63,14 +59,15 @@ static inline double dial_rate(const Dial* d, double tokens, double batch, bool 
 /* Returns the power of two nearest to x. */
 static inline int dial_power_of_two(double x) { return (int)exp2(fmin(round(log2(x)), 20)); }
 
-/* Returns D by the flags, or by a guess for --minutes. 0: --steps gives the steps, not the tokens. */
+/* Returns D by the flags, or by a guess for --minutes. For --steps, D is their number times B, which depends on D. */
 static inline double dial_tokens(const Dial* d, const Options* o) {
-    const double speed = o->trainer == ON_GPU ? DIAL_GPU_FLOPS : DIAL_CORE_FLOPS * (double)os_cores();
-    const double most = DIAL_EPOCHS * d->data, wanted = DIAL_TOKENS_PER_WEIGHT * d->weights;
-    if (o->minutes > 0) { return o->minutes * 60 * speed / (6 * d->weights); }
+    const double cores = o->threads > 0 ? fmin(o->threads, (double)os_cores()) : (double)os_cores();
+    const double speed = o->trainer == ON_GPU ? DIAL_GPU_FLOPS * d->ranks : DIAL_CORE_FLOPS * cores;
+    const double most = d->data > 0 ? DIAL_EPOCHS * d->data : INFINITY, wanted = DIAL_TOKENS_PER_WEIGHT * d->weights;
+    if (o->minutes > 0) { return fmin(o->minutes * 60 * speed / (6 * d->weights), most); }
     if (o->epochs > 0) { return o->epochs * d->data; }
-    if (o->given[OPT_steps]) { return o->steps < 0 ? d->data : 0; }
-    return d->data > 0 ? fmin(wanted, most) : wanted;
+    if (o->given[OPT_steps]) { return o->steps < 0 ? d->data : pow(DIAL_BATCH * o->steps, 1 / (1 - DIAL_BATCH_D)); }
+    return fmin(wanted, most);
 }
 
 /* Prints each flag that the laws have chosen, for `steps` steps of `batch` tokens, with its reason. */
@@ -99,7 +96,7 @@ static inline void dial_print(FILE* f, const Dial* d, const Options* o, int64_t 
         fprintf(f, "%s tokens%s\n", text_count((uint64_t)guess, b, sizeof b), o->minutes > 0 ? ", a guess" : "");
     }
     if (!o->given[OPT_batch]) { fprintf(f, "dial    --batch %d: the rows that are fast and fit\n", o->batch); }
-    if (o->minutes > 0 && o->steps < 0) { return; }  // in a dry run: rate and warm-up wait for the steps that fit
+    if (o->minutes > 0 && o->steps < 0) { return; }  // nothing can be timed
     if (!o->given[OPT_lr]) {
         fprintf(f, "dial    --lr %s: ", option_text(o, OPT_lr, text));
         if (o->lr == DIAL_RATE_MOST) {
@@ -109,7 +106,11 @@ static inline void dial_print(FILE* f, const Dial* d, const Options* o, int64_t 
                     o->optimizer ? ", twice for Muon" : "", text_count((uint64_t)best, b, sizeof b));
         }
     }
-    if (!o->given[OPT_warmup]) { fprintf(f, "dial    --warmup %d: %g %% of the steps\n", o->warmup, 100 * DIAL_WARMUP); }
+    if (!o->given[OPT_warmup] && o->warmup < (int)(DIAL_WARMUP * (double)steps)) {
+        fprintf(f, "dial    --warmup %d: what --decay leaves\n", o->warmup);
+    } else if (!o->given[OPT_warmup]) {
+        fprintf(f, "dial    --warmup %d: %g %% of the steps\n", o->warmup, 100 * DIAL_WARMUP);
+    }
 }
 
 #endif

@@ -582,6 +582,7 @@ static inline void program_plan(Program* p) {
     const DataLoader* train = &p->data.train;
     run->dial.weights = (double)p->spec.table.num_matmul;
     run->dial.data = (double)train->rows_per_epoch * o->seq;
+    run->dial.ranks = p->process.ranks;
     choose_dial(&p->chosen, &run->dial, train->rows_per_epoch, groups);
     if (p->data.has_train) { mix_set_batch(&p->data.mix, o->batch); }
     must(plan_make(&run->plan, o, groups, &e), &e);
