@@ -12,10 +12,9 @@
 
 typedef struct {
     struct sockaddr_storage socket;
-    bool is_local;      // only this machine reaches it
-    char host[64];      // as in a URL: an IPv6 address in brackets, shortened as browsers do
-    char names[2][80];  // with the port
-    char wanted[160];   // the answer to a request with another name
+    bool is_local;  // only this machine reaches it
+    char host[64];  // as in a URL: an IPv6 address in brackets, shortened as browsers do
+    int port;
 } Address;
 
 /* Reads an address; false: it is none, or it stands for all addresses of a machine and so names none. */
@@ -32,19 +31,17 @@ static inline bool address_read(Address* a, const char* host, const char* port) 
     return *text && strcmp(text, "0.0.0.0") != 0 && strcmp(text, "::") != 0;
 }
 
-/* Names the address, once the port is known. */
-static inline void address_name(Address* a, int port) {
-    snprintf(a->names[0], sizeof a->names[0], "%s:%d", a->host, port);
-    snprintf(a->names[1], sizeof a->names[1], "%s:%d", a->is_local ? "localhost" : a->host, port);
-    snprintf(a->wanted, sizeof a->wanted, "Host or Origin is not this server, wanted Host: %s", a->names[0]);
-}
-
 /* Returns whether a header Host names the address. Browsers leave port 80 out. */
 static inline bool address_has(const Address* a, const char* host) {
-    char named[80];
+    char given[80], wanted[80];
     const char* last = strrchr(host, ']');  // the end of an IPv6 address
-    snprintf(named, sizeof named, "%s%s", host, strchr(last ? last : host, ':') ? "" : ":80");
-    return strcasecmp(named, a->names[0]) == 0 || strcasecmp(named, a->names[1]) == 0;
+    bool found = false;
+    snprintf(given, sizeof given, "%s%s", host, strchr(last ? last : host, ':') ? "" : ":80");
+    for (int local = 0; local <= a->is_local; local++) {
+        snprintf(wanted, sizeof wanted, "%s:%d", local ? "localhost" : a->host, a->port);
+        found |= strcasecmp(given, wanted) == 0;
+    }
+    return found;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -109,7 +106,7 @@ static inline unsigned request_judge(const Address* a, const char* key, const Re
         unsigned status;
         const char* why;
     } rules[] = {
-        {!address_has(a, r->host) || (*r->origin && !named), 403, a->wanted},
+        {!address_has(a, r->host) || (*r->origin && !named), 403, "Host or Origin is not the address that this server printed"},
         {foreign && !page, 403, "the page of another site asks"},
         {key && !page && strcmp(r->url, "/health") != 0 &&
              !(text_starts(r->authorization, "Bearer ") && key_fits(key, r->authorization + 7)),

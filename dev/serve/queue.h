@@ -8,49 +8,53 @@
 #ifndef SERVE_QUEUE_H
 #define SERVE_QUEUE_H
 
-#include "dev/serve/buffer.h"       // defines: Buffer, buffer_add, buffer_text, buffer_error, buffer_waits
-#include "dev/serve/run_log.h"      // defines: LogPlace
+#include "dev/serve/runs.h"         // defines: Runs, run_enter
 #include "llmc/base/lines.h"        // defines: Lines, lines_read, lines_next
 #include "llmc/base/os.h"           // defines: os_changed, os_own
 #include "llmc/base/text.h"         // defines: text_starts
-#include "llmc/files/checkpoint.h"  // defines: checkpoint_list, checkpoint_path
+#include "llmc/files/checkpoint.h"  // defines: checkpoint_list
+#include "llmc/files/json.h"        // defines: json_write_text
 
-#include <ftw.h>
 #include <microhttpd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
 enum {
     MOST_CLIENTS = 32,
-    MOST_QUESTIONS = 17,   // one is answered, the others wait
-    LOAD_SECONDS = 600,    // for the first line of a process
-    ANSWER_SECONDS = 120,  // for the lines after it, and for each later answer
+    MOST_BODY = 256 << 10,  // bytes of a question
+    MOST_QUESTIONS = 17,    // one is answered, the others wait
+    LOAD_SECONDS = 600,     // for the first line of a process
+    ANSWER_SECONDS = 120,   // for the lines after it, and for each later answer
 };
 
-static const uint64_t NEWEST = UINT64_MAX;  // for a step: the newest checkpoint's
+/* Bytes that wait for their reader: text[at .. size). All zeros: nothing was written. */
+typedef struct {
+    char* text;
+    size_t at, size;
+} Buffer;
 
 typedef struct Server Server;
 typedef struct Client Client;
-typedef enum MHD_Result Respond(Client* c);
 
-/* A connection with its request. A client that waits for something is suspended: libmicrohttpd does not look at it. */
+typedef struct {
+    const char *url, *methods;
+    enum MHD_Result (*respond)(Client* c);
+    bool of_run;  // ?run= names it. Without a key nobody learns which runs there are
+} Route;
+
+/* A connection, which has one request. A client that waits for an answer is suspended: libmicrohttpd does not look at it. */
 struct Client {
     Server* server;
     struct MHD_Connection* connection;  // NULL: a free place
     int fd;
-    bool suspended;
-    // the request; all zeros: none
-    double since;      // when it began; 0: it is whole
-    Respond* respond;  // once it is whole
+    bool suspended, whole;  // whole: the request is
+    double since;           // when the connection began, or when it was last woken
+    const Route* route;     // NULL: there is none
     Buffer body;
-    char run[PATH_CAP];  // the folder of the run that it is about
-    bool named;          // ?run= named it, so it may be no link
-    uint64_t step;       // of the checkpoint that it asks, or NEWEST
-    uint64_t turn;       // of its question that waits: the least is next; 0: none waits
-    unsigned status;     // of its response; 0: not known before the first line of the answer
-    bool follows;        // the log, from `place` on
-    LogPlace place;
-    double began, sent;  // when it began to follow; when it was last sent events or a comment
+    const char* run;      // that the request is about; "": the server's folder itself
+    char checkpoint[40];  // that it asks; "": the newest
+    uint64_t turn;        // of its question that waits: the least is next; 0: none waits
+    unsigned status;      // of its response; 0: not known before the first line of the answer
     Buffer out;
     bool done;  // nothing follows `out`
 };
@@ -59,13 +63,13 @@ typedef struct {
     pid_t pid;           // 0: none
     struct stat folder;  // of its checkpoint, before the process read it
     bool loads;          // it has not written a line yet
-    Lines lines;         // from it
-    Buffer to_write;     // to it, by the same socket
-    FILE* errors;
+    Lines lines;         // from it: answers, and messages. Questions go to it by the same socket
+    char why[1024];      // it ended
 } Process;
 
 typedef struct {
     const char* trainer;
+    Runs runs;
     Client clients[MOST_CLIENTS];
     uint64_t turns;  // so far
     bool busy;       // the last line of an answer is still to come
@@ -74,9 +78,31 @@ typedef struct {
     Process process;
 } Queue;
 
+static inline size_t buffer_waits(const Buffer* b) { return b->size - b->at; }
+
+static inline void buffer_add(Buffer* b, const char* text, size_t n) {
+    if (b->at > 0) { memmove(b->text, b->text + b->at, b->size -= b->at); }
+    b->at = 0;
+    b->text = (char*)xrealloc(b->text, b->size + n + 1);
+    memcpy(b->text + b->size, text, n);
+    b->text[b->size += n] = 0;
+}
+
+static inline void buffer_error(Buffer* b, const char* why) {
+    Buffer line = {0};
+    FILE* f = xopen_memory(&line.text, &line.size);
+    fputs("{\"error\": ", f);
+    json_write_text(f, why);
+    fputs("}\n", f);
+    xclose_memory(f, &line.text);
+    buffer_add(b, line.text, line.size);
+    free(line.text);
+}
+
 static inline void wake(Client* c) {
     if (c->suspended) { MHD_resume_connection(c->connection); }
     c->suspended = false;
+    c->since = now_seconds();
 }
 
 static inline void suspend(Client* c) {
@@ -86,8 +112,8 @@ static inline void suspend(Client* c) {
 
 /* Ends a question with an error. */
 static inline void question_fail(Client* c, const char* why) {
-    if (c->status == 0) { c->status = MHD_HTTP_SERVICE_UNAVAILABLE; }
     buffer_error(&c->out, why);
+    if (c->status == 0) { c->status = MHD_HTTP_SERVICE_UNAVAILABLE; }
     c->done = true;
     wake(c);
 }
@@ -98,22 +124,16 @@ static inline void question_fail(Client* c, const char* why) {
 /* Ends the process, and the question that it answers: with `late`, or with the last error that it wrote if that is NULL. */
 static inline void queue_end(Queue* q, const char* late) {
     Process* p = &q->process;
-    char line[1024], why[1024];
     int status = 0;
     kill(p->pid, SIGKILL);
     waitpid(p->pid, &status, 0);
-    snprintf(why, sizeof why, "the process that answers ended: exit status %d", WEXITSTATUS(status));
-    if (WIFSIGNALED(status)) { snprintf(why, sizeof why, "the process that answers ended: %s", strsignal(WTERMSIG(status))); }
-    rewind(p->errors);
-    while (fgets(line, sizeof line, p->errors)) {
-        fputs(line, stderr);
-        if (text_starts(line, "error: ")) { snprintf(why, sizeof why, "%.*s", (int)strcspn(line, "\n") - 7, line + 7); }
+    if (!p->why[0]) {
+        snprintf(p->why, sizeof p->why, "the process that answers ended: exit status %d", WEXITSTATUS(status));
+        if (WIFSIGNALED(status)) { strcpy(strrchr(p->why, 'e'), strsignal(WTERMSIG(status))); }
     }
-    if (q->asking) { question_fail(q->asking, late ? late : why); }
-    fclose(p->errors);
+    if (q->asking) { question_fail(q->asking, late ? late : p->why); }
     close(p->lines.fd);
     free(p->lines.text);
-    free(p->to_write.text);
     *p = (Process){0};
     q->asking = NULL;
     q->busy = false;
@@ -122,55 +142,25 @@ static inline void queue_end(Queue* q, const char* late) {
 /* Starts the process, or leaves nothing open. */
 static inline bool queue_start(Queue* q, const char* checkpoint, Error* e) {
     int ends[2] = {-1, -1};
-    FILE* errors = tmpfile();
-    const bool opened = errors && socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0;
+    const int room = 2 * MOST_BODY;  // for a question that waits until the process is loaded
+    const bool opened = socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0;
     for (int i = 0; i < 2; i++) { os_own(ends[i], true); }
     const pid_t pid = opened ? fork() : -1;
     if (pid < 0) {
         fail(e, "%s: cannot be started: %s", q->trainer, strerror(errno));
         for (int i = 0; i < 2 && opened; i++) { close(ends[i]); }
-        if (errors) { fclose(errors); }
         return false;
     }
     if (pid == 0) {
-        const int files[] = {ends[1], ends[1], fileno(errors)};
-        for (int i = 0; i < 3; i++) { dup2(files[i], i); }
-        fcntl(files[2], F_SETFD, FD_CLOEXEC);  // as the socket is
+        for (int i = 0; i < 3; i++) { dup2(ends[1], i); }
+        if (fchdir(q->runs.home) != 0) { die("the folder in which ./serve began: %s", strerror(errno)); }
         execl(q->trainer, q->trainer, "--model", checkpoint, "--answer", (char*)NULL);
         die("%s: cannot be started: %s", q->trainer, strerror(errno));
     }
     close(ends[1]);
-    q->process = (Process){.pid = pid, .loads = true, .lines.fd = ends[0], .errors = errors};
+    setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+    q->process = (Process){.pid = pid, .loads = true, .lines.fd = ends[0]};
     return true;
-}
-
-/* Returns whether a link has taken the place of a client's run since it began. */
-static inline bool run_left(const Client* c) {
-    struct stat st;
-    return c->named && (lstat(c->run, &st) != 0 || !S_ISDIR(st.st_mode));
-}
-
-/* For nftw(): returns whether it has come to something that may lead out of a folder, or is not of the folder's owner. */
-static inline int is_foreign(const char* path, const struct stat* st, int type, struct FTW* at) {
-    static uid_t owner;
-    (void)path, (void)type, owner = at->level == 0 ? st->st_uid : owner;
-    return (!S_ISREG(st->st_mode) && !S_ISDIR(st->st_mode)) || st->st_uid != owner;
-}
-
-/* Finds the folder of the checkpoint that a client asks, and checks that its trainer follows no link there. */
-static inline bool checkpoint_of(const Client* c, char dir[PATH_CAP], Error* e) {
-    uint64_t *steps = NULL, step = c->step;
-    size_t count = 0;
-    if (run_left(c)) { return fail(e, "%s: is no folder of a run any more", c->run); }
-    if (step == NEWEST) {
-        if (!checkpoint_list(c->run, &steps, &count, e)) { return false; }
-        if (count == 0) { return fail(e, "the run has no checkpoint yet"); }
-        step = steps[0];
-        free(steps);
-    }
-    if (!checkpoint_path(dir, c->run, step, "", e)) { return false; }
-    const int found = nftw(dir, is_foreign, 8, FTW_PHYS);
-    return found == 0 || fail(e, "%s: %s", dir, found > 0 ? "is or holds a link, wanted its owner's files" : strerror(errno));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -190,19 +180,28 @@ static inline int queue_count(Queue* q, Client** first) {
 /* Gives a question to the process, or to a new one if it is for another checkpoint. */
 static inline bool queue_ask(Queue* q, Client* c, Error* e) {
     Process* p = &q->process;
-    char dir[PATH_CAP];
+    char path[PATH_CAP], *name = c->checkpoint;
+    uint64_t* steps = NULL;
+    size_t count = 0;
     struct stat now, *was = &p->folder;
-    if (!checkpoint_of(c, dir, e)) { return false; }
-    if (stat(dir, &now) != 0) { return fail(e, "%s: cannot be read: %s", dir, strerror(errno)); }
+    if (!run_enter(&q->runs, c->run)) { return fail(e, "there is no such run any more"); }
+    if (!*name && !checkpoint_list(".", &steps, &count, e)) { return false; }
+    if (!*name && count == 0) { return fail(e, "the run has no checkpoint yet"); }
+    if (!*name) { snprintf(name, sizeof c->checkpoint, "step_%08" PRIu64, steps[0]); }
+    free(steps);
+    if (!checkpoint_is_own(name, e)) { return false; }
+    const int length = snprintf(path, PATH_CAP, "%s/%s%s%s", q->runs.path, c->run, *c->run ? "/" : "", name);
+    if (length >= PATH_CAP) { return fail(e, "%s: its path is longer than %d bytes", name, PATH_CAP - 1); }
+    if (stat(name, &now) != 0) { return fail(e, "%s: cannot be read: %s", name, strerror(errno)); }
     const struct timespec s = os_changed(&now), t = os_changed(was);
     const bool same = now.st_dev == was->st_dev && now.st_ino == was->st_ino && s.tv_sec == t.tv_sec && s.tv_nsec == t.tv_nsec;
     if (p->pid > 0 && !same) { queue_end(q, NULL); }
-    if (p->pid == 0 && !queue_start(q, dir, e)) { return false; }
+    if (p->pid == 0 && !queue_start(q, path, e)) { return false; }
     p->folder = now;
-    buffer_add(&p->to_write, c->body.text, c->body.size);
     q->busy = true;
     q->asking = c;
     q->since = now_seconds();
+    if (send(p->lines.fd, c->body.text, c->body.size, MSG_DONTWAIT) != (ssize_t)c->body.size) { queue_end(q, NULL); }
     return true;
 }
 
@@ -224,34 +223,33 @@ static inline void queue_go_on(Queue* q) {
 
 /* Takes back the question of a client that leaves. A running answer is stopped; its last line is still to come. */
 static inline void queue_leave(Queue* q, Client* c) {
+    static const char stop[] = "{\"stop\": true}\n";
     c->turn = 0;
     if (q->asking != c) { return; }
     q->asking = NULL;
-    buffer_text(&q->process.to_write, "{\"stop\": true}\n");
+    send(q->process.lines.fd, stop, sizeof stop - 1, MSG_DONTWAIT);
 }
 
-/* Writes what the process takes now. If it has ended, its lines end, too. */
-static inline void queue_write(Queue* q) {
-    Buffer* b = &q->process.to_write;
-    const ssize_t n = send(q->process.lines.fd, b->text + b->at, buffer_waits(b), MSG_DONTWAIT);
-    b->at += n > 0 ? (size_t)n : 0;
-}
-
-/* Passes on what the process has written. */
+/* Passes on what the process has written: its answers to their client, its messages to our terminal. */
 static inline void queue_read(Queue* q) {
-    Lines* l = &q->process.lines;
+    Process* p = &q->process;
+    Lines* l = &p->lines;
     size_t n = 0;
     lines_read(l, false);
     for (const char* line; (line = lines_next(l, &n)); l->at += n) {
         Client* c = q->asking;
-        const bool last = !text_starts(line, "{\"text\": ");
-        if (q->process.loads) { q->since = now_seconds(); }
-        q->process.loads = false;
-        if (last) { q->busy = false, q->asking = NULL; }
+        if (*line != '{') {
+            fwrite(line, 1, n, stderr);
+            if (text_starts(line, "error: ")) { snprintf(p->why, sizeof p->why, "%.*s", (int)n - 8, line + 7); }
+            continue;
+        }
+        if (p->loads) { q->since = now_seconds(); }
+        p->loads = false;
+        if (!text_starts(line, "{\"text\": ")) { q->busy = false, q->asking = NULL; }
         if (!c) { continue; }
         if (c->status == 0) { c->status = text_starts(line, "{\"error\": ") ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_OK; }
         buffer_add(&c->out, line, n);
-        c->done = last;
+        c->done = !q->busy;
         wake(c);
     }
     if (l->ended) { queue_end(q, NULL); }
