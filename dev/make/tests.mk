@@ -59,17 +59,18 @@ test-no-gpu: train_llama3cu train_llama3
 	@dev/test/run.sh dev/test/gpu/test_no_gpu.sh
 
 SERVES = $(filter 11,$(FULL)$(MICROHTTPD))
-SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(call if_full,ranks_trainer) $(SERVES:11=serve) $(notdir $(UNIT_TESTS)))
+SANITIZED = $(addprefix build/sanitize/,train_llama3 tokenize test_llama3 $(call if_full,ranks_trainer) $(SERVES:11=serve) $(notdir $(SANITIZED_UNITS)))
 THREADED = $(addprefix build/sanitize/threads_,dataloader mix team)
-# tests of little that the others do not run under the sanitizers
-FULL_SANITIZED = $(addprefix dev/test/shell/test_,cli.sh scripts.sh launch.sh contact.sh resume.sh)
+# what others run under the sanitizers, too: the fuzzers learn vocabularies, and unit tests mix sources
+FULL_SANITIZED = build/test_bpe $(addprefix dev/test/shell/test_,cli.sh scripts.sh launch.sh contact.sh resume.sh mix.sh)
 NOT_SANITIZED = %test_several_ranks.sh %test_docs.sh %test_build.sh $(call if_full,,$(FULL_SANITIZED))
+SANITIZED_UNITS = $(filter-out $(NOT_SANITIZED),$(UNIT_TESTS))
 sanitize-programs: $(SANITIZED) $(THREADED)
 sanitize: sanitize-programs
 	@$(call if_full,true,echo "skip under the sanitizers: $(notdir $(FULL_SANITIZED)): FULL=1 runs them")
 	@BIN=build/sanitize SERVE=build/sanitize/serve PYTHON="$(PYTHON)" MEMORY=unlimited dev/test/run.sh build/sanitize/test_llama3 \
 	    $(SERVES:11=dev/test/python/test_serve.py) \
-	    $(patsubst build/%,build/sanitize/%,$(UNIT_TESTS)) $(THREADED) $(filter-out $(NOT_SANITIZED),$(SHELL_TESTS))
+	    $(SANITIZED_UNITS:build/%=build/sanitize/%) $(THREADED) $(filter-out $(NOT_SANITIZED),$(SHELL_TESTS))
 
 # make fuzz TARGETS="json config" for some; minimized seeds go into dev/test/fuzz/seeds.tar
 SECONDS ?= 20
