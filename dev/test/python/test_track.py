@@ -3,6 +3,7 @@ pictures that dev/plot.py draws of logs, and its comparisons of runs."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -151,15 +152,20 @@ def test_a_sweep_continues_trains_nothing_twice_and_refuses_other_flags(tmp_path
                       *flags, *more)
         return r.returncode, r.stdout.splitlines(), r.stderr
     code, whole, errors = sweep("whole", "--lr", 1000, 1e-4)
-    assert code == 0 and whole[0].startswith("rate 0.0001, 16 tokens a step, 40 steps: "), errors
+    assert code == 0 and whole.pop(0) == "rates 0.0001, 1000; 16, 32 tokens a step", errors
+    assert whole[0].startswith("rate 0.0001, 16 tokens a step, 40 steps: ")
     assert whole[7].startswith("| 0.0001 | ") and whole[7].count("**") == 2 and whole[8] == "| 1000 | not finite | not finite |"
-    subprocess.run([TRACK.parents[1] / "train_llama3", *map(str, flags), "--lr", "0.0001", "--total-batch", "16", "--steps", "40",
-                    "--warmup", "2", "--stop-after", "9", "--out", "part/lr_0.0001_batch_16"], cwd=tmp_path, check=True)
-    assert sweep("part", "--lr", 1e-4)[1][:2] == whole[0:3:2]
+    subprocess.run([TRACK.parents[1] / "train_llama3", *map(str, flags), *"--lr 0.0001 --total-batch 16 --steps 40 --warmup 2 "
+                    "--val-every 0 --val-batches 1000000 --stop-after 9 --out part/lr_0.0001_batch_16".split()], cwd=tmp_path,
+                   check=True)
+    assert sweep("part", "--lr", 1e-4)[1][1:3] == whole[0:3:2]
     logs = {path: path.read_text() for path in tmp_path.glob("part/*/log.jsonl")}
-    assert sweep("part", "--lr", 1e-4, 1000)[1][:-1] == whole[:-1]
+    assert sweep("part", "--lr", 1e-4, 1000)[1][1:-1] == whole[:-1]
     assert all(path.read_text().count('"event":"step"') == text.count('"event":"step"') for path, text in logs.items())
     assert sweep("part", "--lr", 1e-4, more=["--seed", 3])[2].startswith("error: --seed: is 3, was 42 in part/lr_0.0001_batch_16")
+    low, rate, high = map(float, re.search("rates (.*), (.*), (.*); 16, 32 ", sweep("chosen")[1][0]).groups())
+    assert rate > 0 and low == pytest.approx(rate / 2, rel=0.05) and high == pytest.approx(2 * rate, rel=0.05)
+    assert "--nonsense: is no flag of the sweep" in sweep("part", "--nonsense")[2]
     assert "--steps: the sweep sets this flag" in sweep("part", "--lr", 1e-4, more=["--steps", 3])[2]
 
 
