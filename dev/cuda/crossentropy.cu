@@ -13,13 +13,7 @@
 
 #include <float.h>
 
-/* N rows of V logits, `pitch` elements from one to the next. */
-struct Rows {
-    size_t N;
-    int V;
-    size_t pitch;
-};
-static Rows rows_of(const Case& c) { return {c.n[0], (int)c.n[1], c.pitch(c.n[1])}; }
+static RowShape rows_of(const Case& c) { return {c.n[0], (int)c.n[1], c.pitch(c.n[1])}; }
 
 /* Predictions count the sectors of all logits at so many bytes each; the share of a second read that comes from memory,
  * if so many blocks of an SM have a row in progress; the trips of a thread for `passes` over its rows, with four loads in
@@ -62,17 +56,17 @@ __device__ RowSum two_passes(const floatX* row, int V) {
 }
 
 template <RowSum ROW(const floatX*, int)>
-__global__ void __launch_bounds__(512) forward_kernel(float* losses, const floatX* logits, const int32_t* targets, Rows rows) {
+__global__ void __launch_bounds__(512)
+    forward_kernel(float* losses, const floatX* logits, const int32_t* targets, RowShape rows) {
     const size_t n = blockIdx.x;
-    const RowSum s = ROW(logits + n * rows.pitch, rows.V);
+    const RowSum s = ROW(logits + n * rows.pitch, rows.C);
     const int target = targets[n];
     if (threadIdx.x == 0) { losses[n] = loss_of_row(s, target, to_float(logits[n * rows.pitch + max(target, 0)])); }
 }
 
 template <RowSum ROW(const floatX*, int), int THREADS>
-static void forward_rows(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch,
-                         cudaStream_t stream) {
-    forward_kernel<ROW><<<(unsigned)N, THREADS, 0, stream>>>(losses, logits, targets, Rows{N, V, pitch});
+static void forward_rows(float* losses, const floatX* logits, const int32_t* targets, RowShape rows, cudaStream_t stream) {
+    forward_kernel<ROW><<<(unsigned)rows.N, THREADS, 0, stream>>>(losses, logits, targets, rows);
 }
 static constexpr auto forward1 = forward_rows<two_passes, 256>;
 
@@ -124,34 +118,34 @@ static Work predict_forward3(const Case& c) { return {sectors(c, ELEMENT), 0, 8 
 enum { LOGITS, TARGETS, LOSSES };                           // tensors of the ladder `forward`
 enum { DLOGITS, BTARGETS, BLOSSES, DLOSSES, PROBABILITY };  // of the ladder `backward`; dlogits holds the logits first
 
-__global__ void softmax_kernel(float* p, const floatX* logits, Rows rows) {
+__global__ void softmax_kernel(float* p, const floatX* logits, RowShape rows) {
     const size_t n = blockIdx.x;
     const floatX* row = logits + n * rows.pitch;
-    const RowSum s = two_passes(row, rows.V);
-    for (int v = threadIdx.x; v < rows.V; v += blockDim.x) { p[n * rows.V + v] = expf(to_float(row[v]) - s.max) / s.sum; }
+    const RowSum s = two_passes(row, rows.C);
+    for (int v = threadIdx.x; v < rows.C; v += blockDim.x) { p[n * rows.C + v] = expf(to_float(row[v]) - s.max) / s.sum; }
 }
 
-__global__ void loss_kernel(float* losses, const float* p, const int32_t* targets, Rows rows) {
+__global__ void loss_kernel(float* losses, const float* p, const int32_t* targets, RowShape rows) {
     const size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (n < rows.N) { losses[n] = targets[n] < 0 ? 0 : -logf(p[n * rows.V + targets[n]]); }
+    if (n < rows.N) { losses[n] = targets[n] < 0 ? 0 : -logf(p[n * rows.C + targets[n]]); }
 }
 
-__global__ void gradient_kernel(floatX* dlogits, const float* p, const int32_t* targets, const float* dloss, Rows rows) {
+__global__ void gradient_kernel(floatX* dlogits, const float* p, const int32_t* targets, const float* dloss, RowShape rows) {
     const size_t n = blockIdx.x;
     const int v = blockIdx.y * blockDim.x + threadIdx.x, target = targets[n];
-    if (v >= rows.V) { return; }
+    if (v >= rows.C) { return; }
     const float d = target < 0 ? 0 : *dloss;
-    dlogits[n * rows.pitch + v] = from_float<floatX>((p[n * rows.V + v] - (v == target)) * d);
+    dlogits[n * rows.pitch + v] = from_float<floatX>((p[n * rows.C + v] - (v == target)) * d);
 }
 
 static void backward1(const Case& c, cudaStream_t stream) {
-    const Rows rows = rows_of(c);
+    const RowShape rows = rows_of(c);
     const unsigned N = (unsigned)rows.N;
     float* p = (float*)c.at<char>(PROBABILITY);
     const int32_t* targets = c.at<int32_t>(BTARGETS);
     softmax_kernel<<<N, 256, 0, stream>>>(p, c.at<floatX>(DLOGITS), rows);
     loss_kernel<<<blocks_for(N, 256), 256, 0, stream>>>(c.at<float>(BLOSSES), p, targets, rows);
-    const dim3 grid(N, blocks_for(rows.V, 256));
+    const dim3 grid(N, blocks_for(rows.C, 256));
     gradient_kernel<<<grid, 256, 0, stream>>>(c.at<floatX>(DLOGITS), p, targets, c.at<float>(DLOSSES), rows);
 }
 
@@ -168,13 +162,13 @@ static Work predict_backward1(const Case& c) {
 /* ROW: the pass or passes that find a row's sum. The gradient goes W logits at a time, past the last W one by one. */
 template <RowSum ROW(const floatX*, int), int W>
 __global__ void __launch_bounds__(512)
-    backward_kernel(float* losses, floatX* logits, const int32_t* targets, const float* dloss, Rows rows) {
+    backward_kernel(float* losses, floatX* logits, const int32_t* targets, const float* dloss, RowShape rows) {
     const size_t n = blockIdx.x;
-    const int full = rows.V / W * W, tail = full + threadIdx.x;
+    const int full = rows.C / W * W, tail = full + threadIdx.x;
     floatX* row = logits + n * rows.pitch;
     const int target = targets[n];
     const float target_logit = to_float(row[max(target, 0)]);  // before a thread overwrites it
-    const RowSum s = ROW(row, rows.V);
+    const RowSum s = ROW(row, rows.C);
     const float d = target < 0 ? 0 : *dloss, factor = d / s.sum;
     auto gradient = [&](floatX x, int v) {
         return from_float<floatX>(expf(to_float(x) - s.max) * factor - (v == target ? d : 0));
@@ -185,14 +179,14 @@ __global__ void __launch_bounds__(512)
         for (int i = 0; i < W; i++) { x.v[i] = gradient(x.v[i], v + i); }
         store_vec(row + v, x);
     }
-    if (tail < rows.V) { row[tail] = gradient(row[tail], tail); }
+    if (tail < rows.C) { row[tail] = gradient(row[tail], tail); }
     if (threadIdx.x == 0) { losses[n] = loss_of_row(s, target, target_logit); }
 }
 
 template <RowSum ROW(const floatX*, int), int W, int THREADS>
-static void backward_rows(float* losses, floatX* logits, const int32_t* targets, float, const float* dloss, size_t N, int V,
-                          size_t pitch, cudaStream_t stream) {
-    backward_kernel<ROW, W><<<(unsigned)N, THREADS, 0, stream>>>(losses, logits, targets, dloss, Rows{N, V, pitch});
+static void backward_rows(float* losses, floatX* logits, const int32_t* targets, float, const float* dloss, RowShape rows,
+                          cudaStream_t stream) {
+    backward_kernel<ROW, W><<<(unsigned)rows.N, THREADS, 0, stream>>>(losses, logits, targets, dloss, rows);
 }
 static constexpr auto backward2 = backward_rows<two_passes, 1, 256>;
 
@@ -231,17 +225,8 @@ static Work predict_backward4(const Case& c) { return {moved4(c), 0, 20 * elemen
 
 enum { X, W, HTARGETS, HDLOSSES, DX, DW, HLOSSES, HLOGITS };  // sizes N, V, C and rows of a chunk
 
-typedef void Fused(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale, size_t N, int V,
-                   size_t pitch, cudaStream_t);
-
-static void forward_trainer(float* losses, const floatX* logits, const int32_t* targets, size_t N, int V, size_t pitch,
-                            cudaStream_t stream) {
-    crossentropy_forward_cuda(losses, logits, targets, {N, V, pitch}, stream);
-}
-static void fused_trainer(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale, size_t N,
-                          int V, size_t pitch, cudaStream_t stream) {
-    crossentropy_fused_cuda(losses, logits, targets, dloss, loss_scale, {N, V, pitch}, stream);
-}
+typedef void Fused(float* losses, floatX* logits, const int32_t* targets, float dloss, const float* loss_scale, RowShape rows,
+                   cudaStream_t);
 
 template <Fused* LAUNCH, bool CHUNKS = false>
 static void head(const Case& c, cudaStream_t stream) {
@@ -254,7 +239,7 @@ static void head(const Case& c, cudaStream_t stream) {
         const Operand x = operand(c.at<floatX>(X) + n * C, C);
         matmul_forward_cuda(product_context(), output(logits, pitch), x, w, NULL, {rows, width, V}, stream);
         if (LAUNCH) {
-            LAUNCH(c.at<float>(HLOSSES) + n, logits, c.at<int32_t>(HTARGETS) + n, 1, c.at<float>(HDLOSSES), rows, V, pitch,
+            LAUNCH(c.at<float>(HLOSSES) + n, logits, c.at<int32_t>(HTARGETS) + n, 1, c.at<float>(HDLOSSES), {rows, V, pitch},
                    stream);
         }
         matmul_backward_input_cuda(product_context(), output(c.at<floatX>(DX) + n * C, C), d, w, {rows, width, V}, stream);
@@ -276,14 +261,11 @@ static Work predict_head_chunks(const Case& c) {
 
 template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
-    const Rows r = rows_of(c);
-    LAUNCH(c.at<float>(LOSSES), c.at<floatX>(LOGITS), c.at<int32_t>(TARGETS), r.N, r.V, r.pitch, stream);
+    LAUNCH(c.at<float>(LOSSES), c.at<floatX>(LOGITS), c.at<int32_t>(TARGETS), rows_of(c), stream);
 }
 template <Fused* LAUNCH>
 static void backward(const Case& c, cudaStream_t stream) {
-    const Rows r = rows_of(c);
-    LAUNCH(c.at<float>(BLOSSES), c.at<floatX>(DLOGITS), c.at<int32_t>(BTARGETS), 1, c.at<float>(DLOSSES), r.N, r.V, r.pitch,
-           stream);
+    LAUNCH(c.at<float>(BLOSSES), c.at<floatX>(DLOGITS), c.at<int32_t>(BTARGETS), 1, c.at<float>(DLOSSES), rows_of(c), stream);
 }
 
 static void make_forward(Case& c) {
@@ -360,17 +342,18 @@ int main(int argc, char** argv) {
     const Ladder f("forward", "N,V", make_forward, values, oracle_forward, {odd, tail, padded_rows}, {classic}, {large},
                    {{1, "a block a row, two passes", 0, forward<forward1>, predict_forward1},
                     {2, "online: one pass, 16 bytes", 0, forward<forward2>, predict_forward2},
-                    {3, "one wave, next loads in flight", BOLD, forward<forward_trainer>, predict_forward3}});
+                    {3, "one wave, next loads in flight", BOLD, forward<crossentropy_forward_cuda>, predict_forward3}});
     const Ladder b("backward", "N,V", make_backward, values, oracle_backward, {odd, tail, padded_rows}, {classic}, {large},
                    {{1, "softmax, loss, gradient apart", 0, backward1, predict_backward1},
                     {2, "fused, in place", 0, backward<backward2>, predict_backward2},
                     {3, "online, 16 bytes", 0, backward<backward3>, predict_backward3},
-                    {4, "row in registers and shared memory", BOLD, backward<fused_trainer>, predict_backward4}});
-    const Ladder h("head", "N,V,C,chunk", make_head, values_head, oracle_head,
-                   {{{33, 97, 24, 16}}, {{40, 200, 32, 24}}, {{64, 256, 64, 32}}}, {{{4096, 8192, 768, 1024}}},
-                   {{{8192, 128256, 2048, 4096}}},
-                   {{0, "cuBLASLt, the three products alone", REFERENCE, head<nullptr>, predict_product},
-                    {3, "all logits in memory, version 3", 0, head<backward3>, predict_head},
-                    {4, "a chunk of rows at a time, version 4", BOLD, head<fused_trainer, true>, predict_head_chunks}});
+                    {4, "row in registers and shared memory", BOLD, backward<crossentropy_fused_cuda>, predict_backward4}});
+    const Ladder h(
+        "head", "N,V,C,chunk", make_head, values_head, oracle_head,
+        {{{33, 97, 24, 16}}, {{40, 200, 32, 24}}, {{64, 256, 64, 32}}}, {{{4096, 8192, 768, 1024}}},
+        {{{8192, 128256, 2048, 4096}}},
+        {{0, "cuBLASLt, the three products alone", REFERENCE, head<nullptr>, predict_product},
+         {3, "all logits in memory, version 3", 0, head<backward3>, predict_head},
+         {4, "a chunk of rows at a time, version 4", BOLD, head<crossentropy_fused_cuda, true>, predict_head_chunks}});
     return zoo(argc, argv, "crossentropy", {f, b, h});
 }

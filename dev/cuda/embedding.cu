@@ -25,9 +25,9 @@ __global__ void forward1_kernel(floatX* out, const floatX* table, const int32_t*
     if (n < N) { out[n * pitch + c] = table[(size_t)tokens[n] * C + c]; }
 }
 
-static void forward1(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C, size_t pitch,
-                     cudaStream_t stream) {
-    forward1_kernel<<<blocks_for(N * C, 256), 256, 0, stream>>>(out, table, tokens, N, C, pitch);
+static void forward1(floatX* out, const floatX* table, const int32_t* tokens, RowShape rows, cudaStream_t stream) {
+    const size_t N = rows.N;
+    forward1_kernel<<<blocks_for(N * rows.C, 256), 256, 0, stream>>>(out, table, tokens, N, rows.C, rows.pitch);
 }
 
 // The token, then the row: two trips, the first to a cache. A division of 64 bits is some 80 instructions.
@@ -53,9 +53,9 @@ __global__ void backward1_kernel(float* dtable, const floatX* dout, const int32_
     for (int c = threadIdx.x; c < C; c += 256) { atomicAdd(&dtable[(size_t)tokens[n] * C + c], to_float(dout[n * pitch + c])); }
 }
 
-static void backward1(float* dtable, void*, const floatX* dout, const int32_t* tokens, size_t N, int C, int, size_t pitch,
+static void backward1(float* dtable, void*, const floatX* dout, const int32_t* tokens, int, RowShape rows,
                       cudaStream_t stream) {
-    backward1_kernel<<<(unsigned)N, 256, 0, stream>>>(dtable, dout, tokens, C, pitch);
+    backward1_kernel<<<(unsigned)rows.N, 256, 0, stream>>>(dtable, dout, tokens, rows.C, rows.pitch);
 }
 
 // An addition is a sector of 8 floats in the L2 cache. Memory reads and writes each row of the table that occurs.
@@ -85,12 +85,12 @@ __global__ void backward2_kernel(float* dtable, const floatX* dout, const int2* 
     }
 }
 
-static void backward2(float* dtable, void* scratch, const floatX* dout, const int32_t* tokens, size_t N, int C, int V,
-                      size_t pitch, cudaStream_t stream) {
-    const EmbeddingScratch s = embedding_scratch(scratch, N, C);
-    const int2* pairs = embedding_sort_cuda(&s, tokens, N, V, stream);
-    auto* kernel = C % VECTOR<floatX> == 0 ? backward2_kernel<VECTOR<floatX>> : backward2_kernel<1>;
-    kernel<<<blocks_for(N, 8), dim3(32, 8), 0, stream>>>(dtable, dout, pairs, (int)N, C, pitch);
+static void backward2(float* dtable, void* scratch, const floatX* dout, const int32_t* tokens, int V, RowShape rows,
+                      cudaStream_t stream) {
+    const EmbeddingScratch s = embedding_scratch(scratch, rows.N, rows.C);
+    const int2* pairs = embedding_sort_cuda(&s, tokens, rows.N, V, stream);
+    auto* kernel = rows.C % VECTOR<floatX> == 0 ? backward2_kernel<VECTOR<floatX>> : backward2_kernel<1>;
+    kernel<<<blocks_for(rows.N, 8), dim3(32, 8), 0, stream>>>(dtable, dout, pairs, (int)rows.N, rows.C, rows.pitch);
 }
 
 // The sort by two digits is three launches, which move the pairs, and takes some 20 trips. A warp takes two trips a row of its
@@ -114,23 +114,15 @@ static Work predict_backward3(const Case& c) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static void forward2(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C, size_t pitch,
-                     cudaStream_t stream) {
-    embedding_forward_cuda(out, table, tokens, {N, C, pitch}, stream);
-}
-static void backward3(float* dtable, void* scratch, const floatX* dout, const int32_t* tokens, size_t N, int C, int V,
-                      size_t pitch, cudaStream_t stream) {
-    embedding_backward_cuda(dtable, scratch, dout, tokens, V, {N, C, pitch}, stream);
-}
+static RowShape rows_of(const Case& c) { return {c.n[0], (int)c.n[1], c.pitch(c.n[1])}; }
 
 template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
-    LAUNCH(c.at<floatX>(OUT), c.at<floatX>(TABLE), c.at<int32_t>(TOKENS), c.n[0], (int)c.n[1], c.pitch(c.n[1]), stream);
+    LAUNCH(c.at<floatX>(OUT), c.at<floatX>(TABLE), c.at<int32_t>(TOKENS), rows_of(c), stream);
 }
 template <auto* LAUNCH>
 static void backward(const Case& c, cudaStream_t stream) {
-    LAUNCH(c.at<float>(DTABLE), c.at<char>(SPARE), c.at<floatX>(DOUT), c.at<int32_t>(BTOKENS), c.n[0], (int)c.n[1], (int)c.n[2],
-           c.pitch(c.n[1]), stream);
+    LAUNCH(c.at<float>(DTABLE), c.at<char>(SPARE), c.at<floatX>(DOUT), c.at<int32_t>(BTOKENS), (int)c.n[2], rows_of(c), stream);
 }
 
 static void make_forward(Case& c) {
@@ -158,10 +150,10 @@ static const Shape odd = {{33, 13, 5}}, tail = {{300, 40, 3}}, wide = {{130, 64,
 int main(int argc, char** argv) {
     const Ladder f("forward", "N,C,V", make_forward, NULL, oracle_forward, {odd, tail, wide}, {words}, {large},
                    {{1, "an element a thread", 0, forward<forward1>, predict_forward1},
-                    {2, "16 bytes a thread, four rows in flight", BOLD, forward<forward2>, predict_forward2}});
+                    {2, "16 bytes a thread, four rows in flight", BOLD, forward<embedding_forward_cuda>, predict_forward2}});
     const Ladder b("backward", "N,C,V", make_backward, NULL, oracle_backward, {odd, tail, wide}, {words, bytes}, {large},
                    {{1, "atomic additions", ATOMICS, backward<backward1>, predict_backward1},
                     {2, "tokens sorted, a run a warp", 0, backward<backward2>, predict_backward2},
-                    {3, "sorted, chunks of 32", BOLD, backward<backward3>, predict_backward3}});
+                    {3, "sorted, chunks of 32", BOLD, backward<embedding_backward_cuda<float>>, predict_backward3}});
     return zoo(argc, argv, "embedding", {f, b});
 }

@@ -1,7 +1,8 @@
 /* exercises.cuh -- the thirty exercises of dev/doc/learn.md. `make -C dev/cuda learn` lists them. learn.py makes a file of
- * each for the reader: it has the lines of #else. Those of #ifdef SOLVED are the solution. A heading has the number, the kind
- * (finish, fault or predict) and the ladder of the zoo that checks the exercise. A prediction names a stored row, and must
- * meet its ms within 20 %. `hint:` begins what is shown on demand.
+ * each for the reader: it has the lines of #else, or the rest of `// begins:` for the line above. Those of #ifdef SOLVED are the
+ * solution. A heading has the number, the kind (finish, fault or predict) and the ladder of the zoo that checks the exercise.
+ * What is to finish begins as `// here` if it has no #else. A prediction has its solution alone, and begins as 0. It names a
+ * stored row, and must meet its ms within 20 %. `hint:` begins what is shown on demand.
  */
 
 // ==== 1 finish rmsnorm forward: a thread a row
@@ -12,21 +13,14 @@ __global__ void one_kernel(floatX* out, float* rstd, const floatX* x, const floa
     if (n >= rows.N) { return; }
     float square = 0;
     for (int c = 0; c < rows.C; c++) { square += to_float(x[n * rows.pitch + c]) * to_float(x[n * rows.pitch + c]); }
-#ifdef SOLVED
     const float r = 1.0f / sqrtf(square / (float)rows.C + eps);
-#else
-    const float r = square * eps;
-#endif
+    // begins: const float r = square * eps;
     rstd[n] = r;
     for (int c = 0; c < rows.C; c++) {
         out[n * rows.pitch + c] = from_float<floatX>(to_float(x[n * rows.pitch + c]) * r * to_float(weight[c]));
     }
 }
-static void one(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
-                cudaStream_t stream) {
-    one_kernel<<<blocks_for(rows.N, 64), 64, 0, stream>>>(out, rstd, x, weight, rows, eps);
-}
-static const Mine mine("forward", "exercise", forward<one>);
+static const Mine mine("forward", "exercise", forward<in_rows<one_kernel, 64, 1>>);
 
 // ==== 2 finish rmsnorm forward: a tree in shared memory
 // 256 threads have a part of the sum each. Add the parts by halves: 128 pairs, 64 pairs, ... 1 pair.
@@ -43,18 +37,12 @@ __global__ void two_kernel(floatX* out, float* rstd, const floatX* x, const floa
         if (t < half) { shared[t] += shared[t + half]; }
         __syncthreads();
     }
-#else
-    // here
 #endif
     const float r = 1.0f / sqrtf(shared[0] / (float)rows.C + eps);
     if (t == 0) { rstd[blockIdx.x] = r; }
     for (int c = t; c < rows.C; c += 256) { out[c] = from_float<floatX>(to_float(x[c]) * r * to_float(weight[c])); }
 }
-static void two(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
-                cudaStream_t stream) {
-    two_kernel<<<(unsigned)rows.N, 256, 0, stream>>>(out, rstd, x, weight, rows, eps);
-}
-static const Mine mine("forward", "exercise", forward<two>);
+static const Mine mine("forward", "exercise", forward<in_rows<two_kernel, 1, 256>>);
 
 // ==== 3 finish rmsnorm forward: a warp's sum by shuffles
 // A warp has a row. __shfl_xor_sync(mask, value, k) returns the value of the lane whose number differs in the bits of k. Five
@@ -68,18 +56,12 @@ __global__ void three_kernel(floatX* out, float* rstd, const floatX* x, const fl
     for (int c = threadIdx.x; c < rows.C; c += 32) { square += to_float(x[c]) * to_float(x[c]); }
 #ifdef SOLVED
     for (int k = 16; k > 0; k /= 2) { square += __shfl_xor_sync(~0u, square, k); }
-#else
-    // here
 #endif
     const float r = 1.0f / sqrtf(square / (float)rows.C + eps);
     if (threadIdx.x == 0) { rstd[n] = r; }
     for (int c = threadIdx.x; c < rows.C; c += 32) { out[c] = from_float<floatX>(to_float(x[c]) * r * to_float(weight[c])); }
 }
-static void three(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
-                  cudaStream_t stream) {
-    three_kernel<<<blocks_for(rows.N, 8), dim3(32, 8), 0, stream>>>(out, rstd, x, weight, rows, eps);
-}
-static const Mine mine("forward", "exercise", forward<three>);
+static const Mine mine("forward", "exercise", forward<in_rows<three_kernel, 8, 32>>);
 
 // ==== 4 finish rmsnorm backward: dx
 // A thread a row. dx_j grows by dout_j w_j r - x_j r^3 mean(dout w x). A second kernel, a thread a column, finds dweight.
@@ -127,16 +109,11 @@ __global__ void five_kernel(floatX* p, const floatX* s, Squares m) {
 #ifdef SOLVED
     largest = -INFINITY;
     for (int u = 0; u < m.T; u++) { largest = fmaxf(largest, to_float(s[u])); }
-#else
-    // here
 #endif
     for (int u = 0; u < m.T; u++) { sum += expf(to_float(s[u]) - largest); }
     for (int u = 0; u < m.T; u++) { p[u] = from_float<floatX>(expf(to_float(s[u]) - largest) / sum); }
 }
-static void five(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    five_kernel<<<blocks_for(m.rows, 64), 64, 0, stream>>>(p, s, m);
-}
-static const Mine mine("forward", "exercise", forward<five>);
+static const Mine mine("forward", "exercise", forward<in_rows<five_kernel, 64, 1>>);
 
 // ==== 6 finish softmax forward: online
 // One pass finds both the maximum and the sum. When a larger maximum comes, the sum so far was relative to the old one.
@@ -149,18 +126,12 @@ __global__ void six_kernel(floatX* p, const floatX* s, Squares m) {
     for (int u = 0; u < m.T; u++) {
         const float x = to_float(s[u]), before = largest;
         largest = fmaxf(largest, x);
-#ifdef SOLVED
         sum = sum * expf(before - largest) + expf(x - largest);
-#else
-        sum += before == largest ? 1 : 2;
-#endif
+        // begins: sum += before == largest ? 1 : 2;
     }
     for (int u = 0; u < m.T; u++) { p[u] = from_float<floatX>(expf(to_float(s[u]) - largest) / sum); }
 }
-static void six(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    six_kernel<<<blocks_for(m.rows, 64), 64, 0, stream>>>(p, s, m);
-}
-static const Mine mine("forward", "exercise", forward<six>);
+static const Mine mine("forward", "exercise", forward<in_rows<six_kernel, 64, 1>>);
 
 // ==== 7 finish softmax forward: two lanes' results become one
 // Each lane of a warp has a maximum and a sum of its own, relative to that maximum. Join them.
@@ -183,10 +154,7 @@ __global__ void seven_kernel(floatX* p, const floatX* s, Squares m) {
 #endif
     for (int u = threadIdx.x; u < m.T; u += 32) { p[u] = from_float<floatX>(expf(to_float(s[u]) - largest) / sum); }
 }
-static void seven(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    seven_kernel<<<blocks_for(m.rows, 8), dim3(32, 8), 0, stream>>>(p, s, m);
-}
-static const Mine mine("forward", "exercise", forward<seven>);
+static const Mine mine("forward", "exercise", forward<in_rows<seven_kernel, 8, 32>>);
 
 // ==== 8 finish matmul forward: a thread a sum
 // out (N, OC) = x (N, C) times the transpose of w (OC, C). All three are packed.
@@ -197,15 +165,10 @@ __global__ void eight_kernel(floatX* out, const floatX* x, const floatX* w, Size
     float sum = 0;
 #ifdef SOLVED
     for (int k = 0; k < s.C; k++) { sum += to_float(x[(size_t)n * s.C + k]) * to_float(w[(size_t)o * s.C + k]); }
-#else
-    // here
 #endif
     out[(size_t)n * s.OC + o] = from_float<floatX>(sum);
 }
-static void eight(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
-    eight_kernel<<<dim3(blocks_for(s.OC, 16), blocks_for(s.N, 16)), dim3(16, 16), 0, stream>>>(out, x, w, s);
-}
-static const Mine mine("forward", "exercise", forward<floatX, eight>);
+static const Mine mine("forward", "exercise", forward<floatX, in_tiles<eight_kernel, 16>>);
 
 // ==== 9 finish matmul forward: a tile in shared memory
 // A block has 16 x 16 sums. It reads 16 columns of its rows of x and w at a time. C need not be a multiple of 16.
@@ -228,10 +191,7 @@ __global__ void nine_kernel(floatX* out, const floatX* x, const floatX* w, Sizes
     }
     if (n0 + ty < s.N && o0 + tx < s.OC) { out[(size_t)(n0 + ty) * s.OC + o0 + tx] = from_float<floatX>(sum); }
 }
-static void nine(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
-    nine_kernel<<<dim3(blocks_for(s.OC, 16), blocks_for(s.N, 16)), dim3(16, 16), 0, stream>>>(out, x, w, s);
-}
-static const Mine mine("forward", "exercise", forward<floatX, nine>);
+static const Mine mine("forward", "exercise", forward<floatX, in_tiles<nine_kernel, 16>>);
 
 // ==== 10 finish layout permute: a tile is turned
 // x is B matrices (T, C), out their transposes (C, T). The block has read a tile of x by its rows. Write it by the rows of out.
@@ -241,11 +201,8 @@ __global__ void ten_kernel(floatX* out, const floatX* x, Turn m) {
     const unsigned tx = threadIdx.x, ty = threadIdx.y, c0 = blockIdx.x * 16, t0 = blockIdx.y * 16, b = blockIdx.z;
     if (t0 + ty < m.T && c0 + tx < m.C) { tile[ty][tx] = x[((size_t)b * m.T + t0 + ty) * m.pitch + c0 + tx]; }
     __syncthreads();
-#ifdef SOLVED
     if (c0 + ty < m.C && t0 + tx < m.T) { out[((size_t)b * m.C + c0 + ty) * m.out_pitch + t0 + tx] = tile[tx][ty]; }
-#else
-    if (c0 + tx < m.C && t0 + ty < m.T) { out[((size_t)b * m.C + c0 + tx) * m.out_pitch + t0 + ty] = tile[tx][ty]; }
-#endif
+    // begins: if (c0 + tx < m.C && t0 + ty < m.T) { out[((size_t)b * m.C + c0 + tx) * m.out_pitch + t0 + ty] = tile[tx][ty]; }
 }
 static void ten(floatX* out, const floatX* x, Turn m, cudaStream_t stream) {
     ten_kernel<<<dim3(blocks_for(m.C, 16), blocks_for(m.T, 16), m.B), dim3(16, 16), 0, stream>>>(out, x, m);
@@ -257,15 +214,11 @@ static const Mine mine("permute", "exercise", permute<ten>);
 // hint: out[n * pitch + c] = table[tokens[n] * C + c], in size_t, for this thread's columns.
 __global__ void eleven_kernel(floatX* out, const floatX* table, const int32_t* tokens, int C, size_t pitch) {
     const size_t n = blockIdx.x;
-#ifdef SOLVED
     for (int c = threadIdx.x; c < C; c += 64) { out[n * pitch + c] = table[(size_t)tokens[n] * C + c]; }
-#else
-    for (int c = threadIdx.x; c < C; c += 64) { out[n * pitch + c] = table[(size_t)tokens[0] * C + c]; }
-#endif
+    // begins: for (int c = threadIdx.x; c < C; c += 64) { out[n * pitch + c] = table[(size_t)tokens[0] * C + c]; }
 }
-static void eleven(floatX* out, const floatX* table, const int32_t* tokens, size_t N, int C, size_t pitch,
-                   cudaStream_t stream) {
-    eleven_kernel<<<(unsigned)N, 64, 0, stream>>>(out, table, tokens, C, pitch);
+static void eleven(floatX* out, const floatX* table, const int32_t* tokens, RowShape rows, cudaStream_t stream) {
+    eleven_kernel<<<(unsigned)rows.N, 64, 0, stream>>>(out, table, tokens, rows.C, rows.pitch);
 }
 static const Mine mine("forward", "exercise", forward<eleven>);
 
@@ -277,17 +230,13 @@ __global__ void twelve_kernel(float* dtable, const floatX* dout, const int32_t* 
     const int v = blockIdx.x;
     for (int c = threadIdx.x; c < C; c += 64) {
         float sum = 0;
-#ifdef SOLVED
         for (size_t n = 0; n < N; n++) { sum += tokens[n] == v ? to_float(dout[n * pitch + c]) : 0; }
-#else
-        for (size_t n = 0; n < N; n++) { sum += to_float(dout[n * pitch + c]); }
-#endif
+        // begins: for (size_t n = 0; n < N; n++) { sum += to_float(dout[n * pitch + c]); }
         dtable[(size_t)v * C + c] += sum;
     }
 }
-static void twelve(float* dtable, void*, const floatX* dout, const int32_t* tokens, size_t N, int C, int V, size_t pitch,
-                   cudaStream_t stream) {
-    twelve_kernel<<<(unsigned)V, 64, 0, stream>>>(dtable, dout, tokens, N, C, pitch);
+static void twelve(float* dtable, void*, const floatX* dout, const int32_t* tokens, int V, RowShape rows, cudaStream_t stream) {
+    twelve_kernel<<<(unsigned)V, 64, 0, stream>>>(dtable, dout, tokens, rows.N, rows.C, rows.pitch);
 }
 static const Mine mine("backward", "exercise", backward<twelve>);
 
@@ -316,22 +265,15 @@ __global__ void thirteen_kernel(floatX* out, float* rstd, const floatX* x, const
     if (t == 0) { rstd[blockIdx.x] = r; }
     for (int c = t; c < rows.C; c += 256) { out[c] = from_float<floatX>(to_float(x[c]) * r * to_float(weight[c])); }
 }
-static void thirteen(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
-                     cudaStream_t stream) {
-    thirteen_kernel<<<(unsigned)rows.N, 256, 0, stream>>>(out, rstd, x, weight, rows, eps);
-}
-static const Mine mine("forward", "exercise", forward<thirteen>);
+static const Mine mine("forward", "exercise", forward<in_rows<thirteen_kernel, 1, 256>>);
 
 // ==== 14 fault rmsnorm forward: only the last rows are wrong
 // 33 rows, 8 a block. Some threads have no row. What do they do?
 // hint: a grid is whole blocks, so n may be N or more. Such a thread must leave before it touches memory.
 __global__ void fourteen_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-#ifdef SOLVED
     if (n >= rows.N) { return; }
-#else
-    if (n > rows.N) { return; }
-#endif
+    // begins: if (n > rows.N) { return; }
     float square = 0;
     for (int c = threadIdx.x; c < rows.C; c += 32) {
         square += to_float(x[n * rows.pitch + c]) * to_float(x[n * rows.pitch + c]);
@@ -342,11 +284,7 @@ __global__ void fourteen_kernel(floatX* out, float* rstd, const floatX* x, const
         out[n * rows.pitch + c] = from_float<floatX>(to_float(x[n * rows.pitch + c]) * r * to_float(weight[c]));
     }
 }
-static void fourteen(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
-                     cudaStream_t stream) {
-    fourteen_kernel<<<blocks_for(rows.N, 8), dim3(32, 8), 0, stream>>>(out, rstd, x, weight, rows, eps);
-}
-static const Mine mine("forward", "exercise", forward<fourteen>);
+static const Mine mine("forward", "exercise", forward<in_rows<fourteen_kernel, 8, 32>>);
 
 // ==== 15 fault rmsnorm forward: right at one shape
 // It passes where rows lie without padding.
@@ -354,21 +292,14 @@ static const Mine mine("forward", "exercise", forward<fourteen>);
 __global__ void fifteen_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps) {
     const size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= rows.N) { return; }
-#ifdef SOLVED
     x += n * rows.pitch, out += n * rows.pitch;
-#else
-    x += n * rows.C, out += n * rows.C;
-#endif
+    // begins: x += n * rows.C, out += n * rows.C;
     float square = 0;
     for (int c = 0; c < rows.C; c++) { square += to_float(x[c]) * to_float(x[c]); }
     rstd[n] = 1.0f / sqrtf(square / (float)rows.C + eps);
     for (int c = 0; c < rows.C; c++) { out[c] = from_float<floatX>(to_float(x[c]) * rstd[n] * to_float(weight[c])); }
 }
-static void fifteen(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
-                    cudaStream_t stream) {
-    fifteen_kernel<<<blocks_for(rows.N, 64), 64, 0, stream>>>(out, rstd, x, weight, rows, eps);
-}
-static const Mine mine("forward", "exercise", forward<fifteen>);
+static const Mine mine("forward", "exercise", forward<in_rows<fifteen_kernel, 64, 1>>);
 
 // ==== 16 fault rmsnorm backward: dweight, half of the time
 // All threads add the rows of a column into one word of shared memory. What if another thread writes it after you have read it?
@@ -413,21 +344,15 @@ static const Mine mine("backward", "exercise", backward<sixteen>);
 __global__ void seventeen_kernel(floatX* p, const floatX* s, Squares m) {
     const size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= m.rows) { return; }
-#ifdef SOLVED
     const int end = (int)(row % m.T) + 1;
-#else
-    const int end = (int)(row % m.T);
-#endif
+    // begins: const int end = (int)(row % m.T);
     s += row * m.pitch, p += row * m.pitch;
     float largest = -INFINITY, sum = 0;
     for (int u = 0; u < end; u++) { largest = fmaxf(largest, to_float(s[u])); }
     for (int u = 0; u < end; u++) { sum += expf(to_float(s[u]) - largest); }
     for (int u = 0; u < m.T; u++) { p[u] = from_float<floatX>(u < end ? expf(to_float(s[u]) - largest) / sum : 0); }
 }
-static void seventeen(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    seventeen_kernel<<<blocks_for(m.rows, 64), 64, 0, stream>>>(p, s, m);
-}
-static const Mine mine("forward", "exercise", forward<seventeen>);
+static const Mine mine("forward", "exercise", forward<in_rows<seventeen_kernel, 64, 1>>);
 
 // ==== 18 fault softmax forward: a shuffle without its lanes
 // The card stops: a shuffle reads a lane that did not come.
@@ -447,10 +372,7 @@ __global__ void eighteen_kernel(floatX* p, const floatX* s, Squares m) {
     sum = warp_sum(sum);
     for (int u = threadIdx.x; u < m.T; u += 32) { p[u] = from_float<floatX>(expf(to_float(s[u]) - largest) / sum); }
 }
-static void eighteen(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    eighteen_kernel<<<blocks_for(m.rows, 8), dim3(32, 8), 0, stream>>>(p, s, m);
-}
-static const Mine mine("forward", "exercise", forward<eighteen>);
+static const Mine mine("forward", "exercise", forward<in_rows<eighteen_kernel, 8, 32>>);
 
 // ==== 19 fault matmul forward: right where C is a multiple of 16
 // The tile loads only what lies inside the matrices. What do the other places hold?
@@ -471,10 +393,7 @@ __global__ void nineteen_kernel(floatX* out, const floatX* x, const floatX* w, S
     }
     if (n0 + ty < s.N && o0 + tx < s.OC) { out[(size_t)(n0 + ty) * s.OC + o0 + tx] = from_float<floatX>(sum); }
 }
-static void nineteen(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
-    nineteen_kernel<<<dim3(blocks_for(s.OC, 16), blocks_for(s.N, 16)), dim3(16, 16), 0, stream>>>(out, x, w, s);
-}
-static const Mine mine("forward", "exercise", forward<floatX, nineteen>);
+static const Mine mine("forward", "exercise", forward<floatX, in_tiles<nineteen_kernel, 16>>);
 
 // ==== 20 fault matmul forward: a fast thread
 // A thread that has finished its 16 products loads the next part. Who still needs the old one?
@@ -495,10 +414,7 @@ __global__ void twenty_kernel(floatX* out, const floatX* x, const floatX* w, Siz
     }
     if (n0 + ty < s.N && o0 + tx < s.OC) { out[(size_t)(n0 + ty) * s.OC + o0 + tx] = from_float<floatX>(sum); }
 }
-static void twenty(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
-    twenty_kernel<<<dim3(blocks_for(s.OC, 16), blocks_for(s.N, 16)), dim3(16, 16), 0, stream>>>(out, x, w, s);
-}
-static const Mine mine("forward", "exercise", forward<floatX, twenty>);
+static const Mine mine("forward", "exercise", forward<floatX, in_tiles<twenty_kernel, 16>>);
 
 // ==== 21 fault layout backward: the wrong key head
 // NH query heads share NKV key heads: query heads 0 to NH / NKV - 1 have key head 0, and so on. dk gets the sum of its group.
@@ -508,11 +424,8 @@ __global__ void twenty_one_kernel(float* dk, const floatX* dcopy, Heads s) {
     if (j >= s.NKV) { return; }
     float sum = 0;
     for (int g = 0; g < group; g++) {
-#ifdef SOLVED
         const int h = j * group + g;
-#else
-        const int h = g * s.NKV + j;
-#endif
+        // begins: const int h = g * s.NKV + j;
         sum += to_float(dcopy[blockIdx.x * s.q_pitch + h * s.HD + i % s.HD]);
     }
     dk[blockIdx.x * (size_t)(s.NKV * s.HD) + i] += sum;
@@ -532,16 +445,13 @@ __global__ void twenty_two_kernel(float* dtable, const floatX* dout, const int32
     for (int c = threadIdx.x; c < C; c += 64) {
         float sum = 0;
         for (size_t n = 0; n < N; n++) { sum += tokens[n] == v ? to_float(dout[n * pitch + c]) : 0; }
-#ifdef SOLVED
         dtable[(size_t)v * C + c] += sum;
-#else
-        dtable[(size_t)v * C + c] = sum;
-#endif
+        // begins: dtable[(size_t)v * C + c] = sum;
     }
 }
-static void twenty_two(float* dtable, void*, const floatX* dout, const int32_t* tokens, size_t N, int C, int V, size_t pitch,
+static void twenty_two(float* dtable, void*, const floatX* dout, const int32_t* tokens, int V, RowShape rows,
                        cudaStream_t stream) {
-    twenty_two_kernel<<<(unsigned)V, 64, 0, stream>>>(dtable, dout, tokens, N, C, pitch);
+    twenty_two_kernel<<<(unsigned)V, 64, 0, stream>>>(dtable, dout, tokens, rows.N, rows.C, rows.pitch);
 }
 static const Mine mine("backward", "exercise", backward<twenty_two>);
 
@@ -549,74 +459,42 @@ static const Mine mine("backward", "exercise", backward<twenty_two>);
 // The H100 of the stored results copies 2.99e12 bytes a second, read and written together. Version 4 of RMSNorm's forward pass
 // reads each element of x once and writes out once, 2 bytes each. How many ms does it take?
 // hint: bytes by rate. 262,144 rows of 2,048 elements, twice 2 bytes.
-#ifdef SOLVED
 const double ms = 1e3 * 2 * 2 * 262144.0 * 2048 / 2.99e12;
-#else
-const double ms = 0;
-#endif
 
 // ==== 24 predict rmsnorm backward 4 N,C=262144,2048: what does a backward pass move?
 // dx is added to. The rows of dout and x are read. 2 bytes an element, 2.99e12 bytes a second.
 // hint: read dout, read x, read dx, write dx.
-#ifdef SOLVED
 const double ms = 1e3 * 4 * 2 * 262144.0 * 2048 / 2.99e12;
-#else
-const double ms = 0;
-#endif
 
 // ==== 25 predict rmsnorm backward 2 N,C=262144,2048: trips
 // Version 2 has 4 blocks of 256 threads on each of 132 SMs. Each takes the rows one after the other. A thread waits for each of
 // its 2048 / 256 elements of a row and twice more, each wait as long as two trips of 354 ns. Memory would take 1.4 ms.
 // hint: rows a block, times waits a row, times 2 * 354 ns. It is longer than memory takes, so it counts alone.
-#ifdef SOLVED
 const double ms = 1e3 * 262144.0 / (4 * 132) * (2048 / 256 + 2) * 2 * 354e-9;
-#else
-const double ms = 0;
-#endif
 
 // ==== 26 predict softmax forward 4 H,T=64,2048: half of a square
 // 64 matrices of 2048 x 2048 scores of 2 bytes. Version 4 reads the half below the diagonal and writes all.
 // hint: 1.5 elements for each score.
-#ifdef SOLVED
 const double ms = 1e3 * 1.5 * 2 * 64.0 * 2048 * 2048 / 2.99e12;
-#else
-const double ms = 0;
-#endif
 
 // ==== 27 predict swiglu recompute 3 N,F=65536,8192: forward and backward in one pass
 // It reads the gate, the up projection and dout, and writes out and both gradients: 65,536 rows of 8,192, 2 bytes each.
 // hint: six tensors.
-#ifdef SOLVED
 const double ms = 1e3 * 6 * 2 * 65536.0 * 8192 / 2.99e12;
-#else
-const double ms = 0;
-#endif
 
 // ==== 28 predict adamw update 3 FP32 n,tensors=268435456,256: the optimizer
 // AdamW in FP32 reads a gradient, and reads and writes a weight and two moments: 268,435,456 of each, 4 bytes.
 // hint: 1 + 3 * 2 numbers of 4 bytes a parameter.
-#ifdef SOLVED
 const double ms = 1e3 * 7 * 4 * 268435456.0 / 2.99e12;
-#else
-const double ms = 0;
-#endif
 
 // ==== 29 predict matmul forward 3 FP32 N,C,OC=32768,2048,8192: instructions
 // Version 3 needs two loads from shared memory for each multiplication. A warp's load takes as long as 4 warps' additions. The
 // card runs 3.345e13 instructions of threads a second, in which an addition counts 1.
 // hint: N C OC multiplications, of 2 * 4 + 1 instructions each.
-#ifdef SOLVED
 const double ms = 1e3 * 9 * 32768.0 * 2048 * 8192 / 3.345e13;
-#else
-const double ms = 0;
-#endif
 
 // ==== 30 predict matmul forward 19 N,C,OC=65536,2048,8192: tensor cores
 // cuBLASLt does 7.05e14 operations a second here, and the trainer's kernel nearly as many. A multiplication and an addition are
 // two. Is memory slower?
 // hint: 2 N C OC operations by the rate; the three matrices of 2 bytes by 2.99e12 take less.
-#ifdef SOLVED
 const double ms = 1e3 * 2 * 65536.0 * 2048 * 8192 / 7.05e14;
-#else
-const double ms = 0;
-#endif

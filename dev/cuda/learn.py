@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MADE, DONE = ROOT / "build/learn", ROOT / "build/learn/solved"
 HEAD = re.compile(r"^// ==== (\d+) (\w+) (\w+) ([^:]*): (.*)\n((?:// (?!hint).*\n)*)// hint: ((?:.*\n)(?:// .*\n)*)", re.M)
+BEGINS = re.compile(r"^( *)(.*)\n *// begins: (.*)\n", re.M)
 REGION = re.compile(r"^#ifdef SOLVED\n(.*?)(?:#else\n(.*?))?#endif\n", re.M | re.S)
 
 
@@ -19,7 +20,10 @@ class Exercise:
     def __init__(self, head, code):
         self.number, self.kind, self.file, self.of, self.title, task, hint = head.groups()
         self.task, self.hint = (re.sub(r"^// ", "", text, flags=re.M).strip() for text in (task, hint))
-        self.begin = REGION.sub(lambda m: m[2] or "", code).strip() + "\n"
+        code = BEGINS.sub(r"#ifdef SOLVED\n\1\2\n#else\n\1\3\n#endif\n", code)
+        self.begin = REGION.sub(lambda m: m[2] or "    // here\n" * (self.kind == "finish"), code).strip() + "\n"
+        if self.kind == "predict":
+            self.begin = "const double ms = 0;\n"
         self.solution = REGION.sub(lambda m: m[1], code).strip() + "\n"
         self.path = MADE / f"{self.number}.cuh"
 

@@ -442,11 +442,12 @@ static void forward11(floatX* out, const floatX* x, const floatX* w, Sizes s, cu
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 15 to 20: Hopper. One thread copies by TMA, two warpgroups multiply from shared memory by wgmma: the trainer's kernel, at first
-// without most of it. 15: a buffer is filled, then multiplied. 16: a ring of four, so that copies run beside products. 17: a block
-// has many tiles, 8 of rows in each column after each other, and copies for the next tile while it writes. 18: two blocks are a
-// cluster, and copy a half of w's part to both. 19, the trainer's: sums go through shared memory, and TMA writes them. 20: the
-// warpgroups take turns at tiles of 128 x 128: one writes while the other multiplies. 19 also computes dx, with w as its columns.
+// 15 to 20: Hopper. One thread copies by TMA, two warpgroups multiply from shared memory by wgmma: the trainer's kernel, at
+// first without most of it. 15: a buffer is filled, then multiplied. 16: a ring of four, so that copies run beside products.
+// 17: a block has many tiles, 8 of rows in each column after each other, and copies for the next tile while it writes. 18: two
+// blocks are a cluster, and copy a half of w's part to both. 19, the trainer's: sums go through shared memory, and TMA writes
+// them. 20: the warpgroups take turns at tiles of 128 x 128: one writes while the other multiplies. 19 also computes dx, with w
+// as its columns.
 
 template <typename Tiles>
 static void forward15(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
@@ -469,33 +470,28 @@ static constexpr auto tiles_in_turns = product10<>, shared_tile_of_input = produ
 
 // 10: two blocks of an SM take turns at loading and multiplying. For each part a block also waits for a trip to the L2 cache,
 // which takes a third of a trip to memory.
-static Work predict_product10(const Case& c) { return {c.bytes / 32, c.flops / (0.6 * mma_rate())}; }
+template <int PERCENT>
+static Work predict_mma(const Case& c) {
+    return {c.bytes / 32, c.flops / (0.01 * PERCENT * mma_rate())};
+}
 
 // 11: without a swizzle the 8 rows of a matrix lie in the same 4 banks, so a load takes 8 times as long: 8 warps need 8 loads
 // of 32 clocks for 16 elements of each row, 2,048 clocks, where mma takes some 410. 12: with the swizzle it is 256, but a warp
 // loads, then multiplies, and only one other warp of its scheduler multiplies meanwhile. 13: a block with one tile has nothing
 // to copy while it writes. 14: the warps never wait for memory; they wait for each other once in 64 elements, and no warp
 // multiplies while it writes.
-static Work predict_mma(const Case& c, double share) { return {c.bytes / 32, c.flops / (share * mma_rate())}; }
-static Work predict_forward11(const Case& c) { return predict_mma(c, 0.2); }
-static Work predict_forward12(const Case& c) { return predict_mma(c, 0.75); }
-static Work predict_forward13(const Case& c) { return predict_mma(c, 0.85); }
-static Work predict_forward14(const Case& c) { return predict_mma(c, 0.9); }
 
-// A part of 64 elements is 128 * 256 * 64 multiplications, 1,024 clocks at full rate. 15: a trip to the L2 cache, the copy and its
-// barriers take some 800 more. In the order of columns all of x passes by once for each 256 columns. 16: a tile of 32 parts waits
-// some 3,500 clocks, for its block's start, its first part and its stores. Each part comes from the L2 cache, 48 KB in 1,024
-// clocks for each SM, which is more than it delivers. 17: the stores alone remain. 18: a third less comes from the L2 cache. 19:
-// stores from registers fill half of a sector at a time. 20: tiles of 128 x 128 read a third more from shared memory.
-static Work predict_hopper(const Case& c, double share, double again = 1) {
-    return {(c.bytes + (again - 1) * (double)(c.n[0] * c.n[1] * sizeof(floatX))) / 32, c.flops / share};
+// A part of 64 elements is 128 * 256 * 64 multiplications, 1,024 clocks at full rate. 15: a trip to the L2 cache, the copy and
+// its barriers take some 800 more. In the order of columns all of x passes by once for each 256 columns. 16: a tile of 32 parts
+// waits some 3,500 clocks, for its block's start, its first part and its stores. Each part comes from the L2 cache, 48 KB in
+// 1,024 clocks for each SM, which is more than it delivers. 17: the stores alone remain. 18: a third less comes from the L2
+// cache. 19: stores from registers fill half of a sector at a time. 20: tiles of 128 x 128 read a third more from shared
+// memory.
+template <int PERCENT, bool BY_COLUMNS = false>
+static Work predict_hopper(const Case& c) {
+    const double again = BY_COLUMNS ? (double)c.n[2] / 256 - 1 : 0;  // times that x comes from memory again
+    return {(c.bytes + again * (double)(c.n[0] * c.n[1] * sizeof(floatX))) / 32, c.flops / (0.01 * PERCENT)};
 }
-static Work predict_forward15(const Case& c) { return predict_hopper(c, 0.55, (double)c.n[2] / 256); }
-static Work predict_forward16(const Case& c) { return predict_hopper(c, 0.8, (double)c.n[2] / 256); }
-static Work predict_forward17(const Case& c) { return predict_hopper(c, 0.84); }
-static Work predict_forward18(const Case& c) { return predict_hopper(c, 0.9); }
-static Work predict_forward19(const Case& c) { return predict_hopper(c, 0.93); }
-static Work predict_forward20(const Case& c) { return predict_hopper(c, 0.9); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -513,6 +509,12 @@ static void cublas_weight(const Case& c, cudaStream_t stream) {
                                 {c.n[0], (int)c.n[1], (int)c.n[2]}, true, stream);
 }
 
+/* Launches a kernel with a thread for each sum of a tile of SIDE x SIDE. */
+template <auto* KERNEL, int SIDE>
+static void in_tiles(floatX* out, const floatX* x, const floatX* w, Sizes s, cudaStream_t stream) {
+    KERNEL<<<dim3(blocks_for(s.OC, SIDE), blocks_for(s.N, SIDE)), dim3(SIDE, SIDE), 0, stream>>>(out, x, w, s);
+}
+
 /* Runs a product of a ladder: its first factor, its second one, and their rows and common width as Sizes. */
 template <typename T, void LAUNCH(T*, const T*, const T*, Sizes, cudaStream_t)>
 static void forward(const Case& c, cudaStream_t stream) {
@@ -527,27 +529,15 @@ static void weight(const Case& c, cudaStream_t stream) {
     LAUNCH(c.at<T>(OUT), c.at<T>(X), c.at<T>(W), {(int)c.n[2], (int)c.n[0], (int)c.n[1]}, stream);
 }
 
-static void make(Case& c) {
-    c.tensor<floatX>("x", READ, c.n[0], c.n[1]);
-    c.tensor<floatX>("w", READ, c.n[2], c.n[1]);
-    c.tensor<floatX>("out", WRITE, c.n[0], c.n[2]);
-    c.bytes = sizeof(floatX) * (double)(c.n[0] * c.n[1] + c.n[2] * c.n[1] + c.n[0] * c.n[2]);
+/* Appends a matrix of two of the sizes. */
+static void matrix(Case& c, const char* name, Role role, int rows, int width) {
+    c.tensor<floatX>(name, role, c.n[rows], c.n[width]);
+    c.bytes += (role == ADD ? 2 : 1) * sizeof(floatX) * (double)(c.n[rows] * c.n[width]);
     c.flops = 2 * macs(c);
 }
-static void make_input(Case& c) {
-    c.tensor<floatX>("dout", READ, c.n[0], c.n[2]);
-    c.tensor<floatX>("w", READ, c.n[2], c.n[1]);
-    c.tensor<floatX>("dx", WRITE, c.n[0], c.n[1]);
-    c.bytes = sizeof(floatX) * (double)(c.n[0] * c.n[1] + c.n[2] * c.n[1] + c.n[0] * c.n[2]);
-    c.flops = 2 * macs(c);
-}
-static void make_weight(Case& c) {
-    c.tensor<floatX>("dout", READ, c.n[0], c.n[2]);
-    c.tensor<floatX>("x", READ, c.n[0], c.n[1]);
-    c.tensor<floatX>("dw", ADD, c.n[2], c.n[1]);
-    c.bytes = sizeof(floatX) * (double)(c.n[0] * c.n[1] + 2 * c.n[2] * c.n[1] + c.n[0] * c.n[2]);
-    c.flops = 2 * macs(c);
-}
+static void make(Case& c) { matrix(c, "x", READ, 0, 1), matrix(c, "w", READ, 2, 1), matrix(c, "out", WRITE, 0, 2); }
+static void make_input(Case& c) { matrix(c, "dout", READ, 0, 2), matrix(c, "w", READ, 2, 1), matrix(c, "dx", WRITE, 0, 1); }
+static void make_weight(Case& c) { matrix(c, "dout", READ, 0, 2), matrix(c, "x", READ, 0, 1), matrix(c, "dw", ADD, 2, 1); }
 static void values(Case& c) { to_sixteenths(c, X, W); }
 static void oracle(Case& c) { product_oracle(c, OUT, X, W, c.n[0], c.n[1], c.n[2]); }
 static void oracle_input(Case& c) {
@@ -578,19 +568,20 @@ int main(int argc, char** argv) {
          {7, "16 bytes a load, a warp's sums together", ONLY_FP32, forward<float, forward7<1, false>>, predict_forward7},
          {8, "the next part travels to registers", ONLY_FP32, forward<float, forward7<1, true>>, predict_forward8},
          {9, "two buffers, one barrier a part", ONLY_FP32, forward<float, forward7<2, true>>, predict_forward9},
-         {10, "tensor cores: mma", ONLY_16, forward<floatX, product10>, predict_product10},
-         {11, "cp.async, 64 x 64 a warp", ONLY_16 | SM80, forward<floatX, forward11<false, false, false>>, predict_forward11},
-         {12, "a swizzle", ONLY_16 | SM80, forward<floatX, forward11<true, false, false>>, predict_forward12},
+         {10, "tensor cores: mma", ONLY_16, forward<floatX, product10>, predict_mma<60>},
+         {11, "cp.async, 64 x 64 a warp", ONLY_16 | SM80, forward<floatX, forward11<false, false, false>>, predict_mma<20>},
+         {12, "a swizzle", ONLY_16 | SM80, forward<floatX, forward11<true, false, false>>, predict_mma<75>},
          {13, "fragments ahead of their products", ONLY_16 | SM80, forward<floatX, forward11<true, true, false>>,
-          predict_forward13},
-         {14, "several tiles a block", ONLY_16 | SM80, forward<floatX, forward11<true, true, true>>, predict_forward14},
-         {15, "TMA and wgmma: load, then multiply", ONLY_16 | SM90, forward<floatX, hopper<STEP_LOAD>>, predict_forward15},
-         {16, "a producer, a ring of buffers", ONLY_16 | SM90, forward<floatX, hopper<STEP_RING>>, predict_forward16},
-         {17, "a list of tiles a block, by groups", ONLY_16 | SM90, forward<floatX, hopper<STEP_LIST>>, predict_forward17},
+          predict_mma<85>},
+         {14, "several tiles a block", ONLY_16 | SM80, forward<floatX, forward11<true, true, true>>, predict_mma<90>},
+         {15, "TMA and wgmma: load, then multiply", ONLY_16 | SM90, forward<floatX, hopper<STEP_LOAD>>,
+          predict_hopper<55, true>},
+         {16, "a producer, a ring of buffers", ONLY_16 | SM90, forward<floatX, hopper<STEP_RING>>, predict_hopper<80, true>},
+         {17, "a list of tiles a block, by groups", ONLY_16 | SM90, forward<floatX, hopper<STEP_LIST>>, predict_hopper<84>},
          {18, "clusters: w comes to two blocks at once", ONLY_16 | SM90, forward<floatX, hopper<STEP_CLUSTER>>,
-          predict_forward18},
-         {19, "stores by TMA", BOLD | ONLY_16 | SM90, forward<floatX, hopper<STEP_BOXES>>, predict_forward19},
-         {20, "a tile is written beside the next", ONLY_16 | SM90, forward<floatX, tiles_in_turns>, predict_forward20}});
+          predict_hopper<90>},
+         {19, "stores by TMA", BOLD | ONLY_16 | SM90, forward<floatX, hopper<STEP_BOXES>>, predict_hopper<93>},
+         {20, "a tile is written beside the next", ONLY_16 | SM90, forward<floatX, tiles_in_turns>, predict_hopper<90>}});
     const Ladder i(
         "input", "N,C,OC", make_input, values, oracle_input, {odd, fp32 ? tail : Shape{{768, 256, 192}}, {{512, 256, 64}}},
         {classic}, {large},
@@ -599,8 +590,8 @@ int main(int argc, char** argv) {
          {3, "tiles of 32 x 32 in shared memory", ONLY_FP32, input<float, product3<false, true>>, predict_forward3},
          {5, "64 x 64, 4 x 4 sums a thread", ONLY_FP32, input<float, product4<4, 4, false, true>>, predict_product4<4, 4>},
          {6, "128 x 128, 8 x 8 sums a thread", ONLY_FP32, input<float, product4<8, 8, false, true>>, predict_product4<8, 8>},
-         {10, "tensor cores: mma", ONLY_16, input<floatX, product10<false, true>>, predict_product10},
-         {19, "TMA and wgmma", ONLY_16 | SM90, input<floatX, shared_tile_of_input>, predict_forward19}});
+         {10, "tensor cores: mma", ONLY_16, input<floatX, product10<false, true>>, predict_mma<60>},
+         {19, "TMA and wgmma", ONLY_16 | SM90, input<floatX, shared_tile_of_input>, predict_hopper<93>}});
     const Ladder w(
         "weight", "N,C,OC", make_weight, values, oracle_weight, {odd, tail, whole}, {classic}, {large},
         {{0, "cuBLASLt", BOLD | REFERENCE, cublas_weight, predict_product},
@@ -610,6 +601,6 @@ int main(int argc, char** argv) {
           predict_product4<4, 4>},
          {6, "128 x 128, 8 x 8 sums a thread", ONLY_FP32, weight<float, product4<8, 8, true, true, true>>,
           predict_product4<8, 8>},
-         {10, "tensor cores: mma", ONLY_16, weight<floatX, product10<true, true, true>>, predict_product10}});
+         {10, "tensor cores: mma", ONLY_16, weight<floatX, product10<true, true, true>>, predict_mma<60>}});
     return zoo(argc, argv, "matmul", {f, i, w});
 }

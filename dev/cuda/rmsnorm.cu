@@ -19,6 +19,14 @@ static double sectors(const Case& c) { return (double)c.n[0] * (double)c.n[1] * 
 static RowShape rows_of(const Case& c) { return {c.n[0], (int)c.n[1], c.pitch(c.n[1])}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
+/* Launches a kernel of the forward ladder with so many rows a block and threads a row. */
+template <auto* KERNEL, int ROWS, int THREADS>
+static void in_rows(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
+                    cudaStream_t stream) {
+    const dim3 block = THREADS == 1 ? dim3(ROWS) : dim3(THREADS, ROWS);
+    KERNEL<<<blocks_for(rows.N, ROWS), block, 0, stream>>>(out, rstd, x, weight, rows, eps);
+}
+
 // forward 1: a thread a row, as the oracle's loop. The 32 threads of a warp read 32 rows at a time, so each load touches 32
 // sectors and uses one element of each. The L1 cache keeps the sectors for the next elements; the stores have no such help.
 __global__ void forward1_kernel(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps) {
@@ -30,11 +38,6 @@ __global__ void forward1_kernel(floatX* out, float* rstd, const floatX* x, const
     const float r = 1.0f / sqrtf(square / (float)rows.C + eps);
     rstd[n] = r;
     for (int c = 0; c < rows.C; c++) { out[c] = from_float<floatX>(to_float(x[c]) * r * to_float(weight[c])); }
-}
-
-static void forward1(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
-                     cudaStream_t stream) {
-    forward1_kernel<<<blocks_for(rows.N, 64), 64, 0, stream>>>(out, rstd, x, weight, rows, eps);
 }
 
 // Each store writes its sector anew. A thread waits once for each sector of its row, twice.
@@ -61,11 +64,6 @@ __global__ void forward2_kernel(floatX* out, float* rstd, const floatX* x, const
     for (int c = threadIdx.x; c < rows.C; c += 256) { out[c] = from_float<floatX>(to_float(x[c]) * r * to_float(weight[c])); }
 }
 
-static void forward2(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
-                     cudaStream_t stream) {
-    forward2_kernel<<<(unsigned)rows.N, 256, 0, stream>>>(out, rstd, x, weight, rows, eps);
-}
-
 // The second read of a row hits a cache. An SM holds 8 blocks; a row takes them a trip to memory for x and a tree, which is
 // about as long.
 static Work predict_forward2(const Case& c) { return {2 * sectors(c), 0, 0, 2 * (double)c.n[0] / (8 * sms())}; }
@@ -81,11 +79,6 @@ __global__ void forward3_kernel(floatX* out, float* rstd, const floatX* x, const
     const float r = 1.0f / sqrtf(warp_sum(square) / (float)rows.C + eps);
     if (threadIdx.x == 0) { rstd[n] = r; }
     for (int c = threadIdx.x; c < rows.C; c += 32) { out[c] = from_float<floatX>(to_float(x[c]) * r * to_float(weight[c])); }
-}
-
-static void forward3(floatX* out, float* rstd, const floatX* x, const floatX* weight, RowShape rows, float eps,
-                     cudaStream_t stream) {
-    forward3_kernel<<<blocks_for(rows.N, 8), dim3(32, 8), 0, stream>>>(out, rstd, x, weight, rows, eps);
 }
 
 // All 64 warps of an SM have a row in flight, read and written. As far as these rows exceed the cache, x comes from memory
@@ -315,9 +308,9 @@ static const Shape odd = {{33, 97}}, tail = {{67, 520}}, padded_rows = {{130, 25
 
 int main(int argc, char** argv) {
     const Ladder f("forward", "N,C", make_forward, NULL, oracle_forward, {odd, tail, padded_rows}, {classic}, {large},
-                   {{1, "a thread a row", 0, forward<forward1>, predict_forward1},
-                    {2, "a block a row, tree in shared memory", 0, forward<forward2>, predict_forward2},
-                    {3, "a warp a row, shuffles", 0, forward<forward3>, predict_forward3},
+                   {{1, "a thread a row", 0, forward<in_rows<forward1_kernel, 64, 1>>, predict_forward1},
+                    {2, "a block a row, tree in shared memory", 0, forward<in_rows<forward2_kernel, 1, 256>>, predict_forward2},
+                    {3, "a warp a row, shuffles", 0, forward<in_rows<forward3_kernel, 8, 32>>, predict_forward3},
                     {4, "16-byte loads, row in registers", 0, forward<forward4>, predict_forward4},
                     {5, "as few warps as hold the row", BOLD, forward<rmsnorm_forward_cuda>, predict_forward4}});
     const Ladder b(

@@ -32,6 +32,12 @@ static double again(const Case& c, double rows) {
     return missing(fmin(rows * sms(), (double)(c.n[0] * c.n[1])) * 2 * (double)c.n[1] * sizeof(floatX));
 }
 
+/* Launches a kernel with so many rows a block and threads a row. */
+template <auto* KERNEL, int ROWS, int THREADS>
+static void in_rows(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
+    KERNEL<<<blocks_for(m.rows, ROWS), THREADS == 1 ? dim3(ROWS) : dim3(THREADS, ROWS), 0, stream>>>(p, s, m);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // 1: a thread a row, in three passes, as the formula stands. The first finds the maximum, without which e^s could overflow. The
 // second adds, the third divides. The threads of a warp read 32 rows at a time, a sector for each element.
@@ -43,10 +49,6 @@ __global__ void softmax1_kernel(floatX* p, const floatX* s, Squares m) {
     for (int u = 0; u < m.T; u++) { largest = fmaxf(largest, to_float(s[u])); }
     for (int u = 0; u < m.T; u++) { sum += expf(to_float(s[u]) - largest); }
     for (int u = 0; u < m.T; u++) { p[u] = from_float<floatX>(expf(to_float(s[u]) - largest) / sum); }
-}
-
-static void softmax1(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    softmax1_kernel<<<blocks_for(m.rows, 64), 64, 0, stream>>>(p, s, m);
 }
 
 // Each store writes its sector anew. A thread waits once for each sector of its row, three times.
@@ -68,10 +70,6 @@ __global__ void softmax2_kernel(floatX* p, const floatX* s, Squares m) {
     for (int u = threadIdx.x; u < m.T; u += 32) { sum += expf(to_float(s[u]) - largest); }
     sum = warp_sum(sum);
     for (int u = threadIdx.x; u < m.T; u += 32) { p[u] = from_float<floatX>(expf(to_float(s[u]) - largest) / sum); }
-}
-
-static void softmax2(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    softmax2_kernel<<<blocks_for(m.rows, 8), dim3(32, 8), 0, stream>>>(p, s, m);
 }
 
 // e^x and a division are some 12 and 10 instructions. All 64 warps of an SM have a row, and a lane has 4 loads in flight.
@@ -96,10 +94,6 @@ __global__ void softmax3_kernel(floatX* p, const floatX* s, Squares m) {
     const float largest = warp_max(mine);
     sum = warp_sum(sum * expf(mine - largest));
     for (int u = threadIdx.x; u < m.T; u += 32) { p[u] = from_float<floatX>(expf(to_float(s[u]) - largest) / sum); }
-}
-
-static void softmax3(floatX* p, const floatX* s, Squares m, cudaStream_t stream) {
-    softmax3_kernel<<<blocks_for(m.rows, 8), dim3(32, 8), 0, stream>>>(p, s, m);
 }
 
 // A pass less, for an e^x more: these are in a chain, each waiting for the one before.
@@ -196,9 +190,10 @@ static const Shape odd = {{3, 33}}, tail = {{1, 331}}, padded_rows = {{1, 1032}}
 
 int main(int argc, char** argv) {
     const Ladder l("forward", "H,T", make, values, oracle, {odd, tail, padded_rows}, {classic}, {large},
-                   {{1, "a thread a row, three passes", 0, forward<softmax1>, predict_softmax1},
-                    {2, "a warp a row, three passes", 0, forward<softmax2>, predict_softmax2},
-                    {3, "online: maximum and sum in one pass", 0, forward<softmax3>, predict_softmax3, correct_softmax3},
+                   {{1, "a thread a row, three passes", 0, forward<in_rows<softmax1_kernel, 64, 1>>, predict_softmax1},
+                    {2, "a warp a row, three passes", 0, forward<in_rows<softmax2_kernel, 8, 32>>, predict_softmax2},
+                    {3, "online: maximum and sum in one pass", 0, forward<in_rows<softmax3_kernel, 8, 32>>, predict_softmax3,
+                     correct_softmax3},
                     {4, "in registers, the causal half", 0, forward<softmax4>, predict_softmax4}});
     return zoo(argc, argv, "softmax", {l});
 }

@@ -67,9 +67,8 @@ static Work predict_forward2(const Case& c) {
 
 // forward 3: gate and up are the halves of a row, as one product with the weights of both writes it. The same kernel and bytes,
 // but one product of twice the width instead of two.
-static void forward3(floatX* out, const floatX* gate_up, size_t N, int F, size_t gate_up_pitch, size_t out_pitch,
-                     cudaStream_t stream) {
-    in_vectors(out, gate_up, gate_up + F, N, F, gate_up_pitch, out_pitch, stream);
+static void forward3(floatX* out, const floatX* gate_up, SwigluShape s, cudaStream_t stream) {
+    in_vectors(out, gate_up, gate_up + s.F, s.N, s.F, s.gate_up_pitch, s.out_pitch, stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -87,9 +86,9 @@ __global__ void backward1_kernel(floatX* dgate_up, const floatX* dout, const flo
     dgate_up[at + F] = from_float<floatX>(d * g * s);
 }
 
-static void backward1(floatX* dgate_up, floatX*, const floatX* dout, const floatX* gate_up, size_t N, int F,
-                      size_t gate_up_pitch, size_t out_pitch, cudaStream_t stream) {
-    backward1_kernel<<<grid_of(N, (size_t)F), 256, 0, stream>>>(dgate_up, dout, gate_up, F, gate_up_pitch, out_pitch);
+static void backward1(floatX* dgate_up, floatX*, const floatX* dout, const floatX* gate_up, SwigluShape s,
+                      cudaStream_t stream) {
+    backward1_kernel<<<grid_of(s.N, (size_t)s.F), 256, 0, stream>>>(dgate_up, dout, gate_up, s.F, s.gate_up_pitch, s.out_pitch);
 }
 
 static Work predict_backward1(const Case& c) { return {sectors(c, 5), 0, 45.0 * (double)(c.n[0] * c.n[1]), trips(c, 1)}; }
@@ -107,12 +106,11 @@ __global__ void backward2_kernel(floatX* dgate_up, const floatX* dout, const flo
     store_vec(dgate_up + at + F, g.dup);
 }
 
-static void backward2(floatX* dgate_up, floatX*, const floatX* dout, const floatX* gate_up, size_t N, int F,
-                      size_t gate_up_pitch, size_t out_pitch, cudaStream_t stream) {
-    constexpr int W = VECTOR<floatX>;
-    auto* kernel = F % W == 0 ? backward2_kernel<W> : backward2_kernel<1>;
-    kernel<<<grid_of(N, (size_t)(F % W == 0 ? F / W : F)), 256, 0, stream>>>(dgate_up, dout, gate_up, F, gate_up_pitch,
-                                                                             out_pitch);
+static void backward2(floatX* dgate_up, floatX*, const floatX* dout, const floatX* gate_up, SwigluShape s,
+                      cudaStream_t stream) {
+    const int W = s.F % VECTOR<floatX> == 0 ? VECTOR<floatX> : 1;
+    auto* kernel = W == 1 ? backward2_kernel<1> : backward2_kernel<VECTOR<floatX>>;
+    kernel<<<grid_of(s.N, (size_t)(s.F / W)), 256, 0, stream>>>(dgate_up, dout, gate_up, s.F, s.gate_up_pitch, s.out_pitch);
 }
 
 static Work predict_backward2(const Case& c) {
@@ -122,10 +120,9 @@ static Work predict_backward2(const Case& c) {
 // recompute 2: a step that kept gate and up, but not the output, computes it again with the forward pass: 3 and 5 tensors
 enum { CHANGED, AGAIN, RDOUT };  // tensors of the ladder `recompute`
 
-static void recompute2(floatX* gate_up, floatX* out, const floatX* dout, const floatX*, size_t N, int F, size_t gate_up_pitch,
-                       size_t out_pitch, cudaStream_t stream) {
-    forward3(out, gate_up, N, F, gate_up_pitch, out_pitch, stream);
-    backward2(gate_up, NULL, dout, gate_up, N, F, gate_up_pitch, out_pitch, stream);
+static void recompute2(floatX* gate_up, floatX* out, const floatX* dout, const floatX*, SwigluShape s, cudaStream_t stream) {
+    forward3(out, gate_up, s, stream);
+    backward2(gate_up, NULL, dout, gate_up, s, stream);
 }
 
 static Work predict_recompute2(const Case& c) { return {sectors(c, 3), 0, 0, 0, 2, sectors(c, 5)}; }
@@ -159,28 +156,19 @@ static Work predict_product_and_swiglu(const Case& c) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static void forward_trainer(floatX* out, const floatX* gate_up, size_t N, int F, size_t gate_up_pitch, size_t out_pitch,
-                            cudaStream_t stream) {
-    swiglu_forward_cuda(out, gate_up, {N, F, gate_up_pitch, out_pitch}, stream);
-}
-static void backward_trainer(floatX* dgate_up, floatX* out, const floatX* dout, const floatX* gate_up, size_t N, int F,
-                             size_t gate_up_pitch, size_t out_pitch, cudaStream_t stream) {
-    swiglu_backward_cuda(dgate_up, out, dout, gate_up, {N, F, gate_up_pitch, out_pitch}, stream);
-}
+static SwigluShape shape_of(const Case& c) { return {c.n[0], (int)c.n[1], c.pitch(2 * c.n[1]), c.pitch(c.n[1])}; }
 
 template <auto* LAUNCH>
 static void forward(const Case& c, cudaStream_t stream) {
-    LAUNCH(c.at<floatX>(OUT), c.at<floatX>(GATE_UP), c.n[0], (int)c.n[1], c.pitch(2 * c.n[1]), c.pitch(c.n[1]), stream);
+    LAUNCH(c.at<floatX>(OUT), c.at<floatX>(GATE_UP), shape_of(c), stream);
 }
 template <auto* LAUNCH>
 static void backward(const Case& c, cudaStream_t stream) {
-    LAUNCH(c.at<floatX>(DGATE_UP), NULL, c.at<floatX>(DOUT), c.at<floatX>(BGATE_UP), c.n[0], (int)c.n[1], c.pitch(2 * c.n[1]),
-           c.pitch(c.n[1]), stream);
+    LAUNCH(c.at<floatX>(DGATE_UP), NULL, c.at<floatX>(DOUT), c.at<floatX>(BGATE_UP), shape_of(c), stream);
 }
 template <auto* LAUNCH>
 static void recompute(const Case& c, cudaStream_t stream) {
-    LAUNCH(c.at<floatX>(CHANGED), c.at<floatX>(AGAIN), c.at<floatX>(RDOUT), c.at<floatX>(CHANGED), c.n[0], (int)c.n[1],
-           c.pitch(2 * c.n[1]), c.pitch(c.n[1]), stream);
+    LAUNCH(c.at<floatX>(CHANGED), c.at<floatX>(AGAIN), c.at<floatX>(RDOUT), c.at<floatX>(CHANGED), shape_of(c), stream);
 }
 
 static void make_forward(Case& c) {
@@ -244,14 +232,14 @@ int main(int argc, char** argv) {
                    {{1, "an element a thread, two tensors", 0, forward1, predict_forward1},
                     {2, "16 bytes a thread", 0, forward2, predict_forward2},
                     {3, "gate and up packed in a row", 0, forward<forward3>, predict_forward2},
-                    {4, "two rows in flight", BOLD, forward<forward_trainer>, predict_forward2}});
+                    {4, "two rows in flight", BOLD, forward<swiglu_forward_cuda>, predict_forward2}});
     const Ladder b("backward", "N,F", make_backward, NULL, oracle_backward, {odd, tail, wide}, {classic}, {large},
                    {{1, "an element a thread", 0, backward<backward1>, predict_backward1},
                     {2, "16 bytes a thread", 0, backward<backward2>, predict_backward2},
-                    {3, "two rows in flight", BOLD, backward<backward_trainer>, predict_backward2}});
+                    {3, "two rows in flight", BOLD, backward<swiglu_backward_cuda>, predict_backward2}});
     const Ladder r("recompute", "N,F", make_recompute, NULL, oracle_recompute, {odd, tail, wide}, {classic}, {large},
                    {{2, "forward again, then backward", 0, recompute<recompute2>, predict_recompute2},
-                    {3, "in one pass, in place", BOLD, recompute<backward_trainer>, predict_recompute3}});
+                    {3, "in one pass, in place", BOLD, recompute<swiglu_backward_cuda>, predict_recompute3}});
     const Ladder p("product", "N,C,F", make_product, values_product, oracle_product,
                    {{{256, 64, 256}}, {{512, 192, 512}}, {{256, 64, 1024}}}, {{{8192, 768, 2048}}}, {{{65536, 2048, 8192}}},
                    {{0, "cuBLASLt, the product alone", REFERENCE, product, predict_product},
