@@ -1,9 +1,10 @@
 /* adamw.cu -- AdamW and the gradient's norm in steps. The formulas stand in llmc/optim/adamw.h.
  *
- *   make -C dev/cuda adamw && build/zoo/adamw [update|split|none|norm] [N...]
+ *   make -C dev/cuda adamw && build/zoo/adamw [update|split|none|norm|ranks] [N...]
  *
  * An arena of n elements holds tensors of equal length, of which every fourth does not decay. In 16 bits the exact weights are
  * kept apart, in fp32 (`update`), as the lower halves of fp32 (`split`), or not at all (`none`: rounding is stochastic).
+ * `ranks` adds up the gradients that several cards have sent to the owner of a part.
  */
 #include <map>
 
@@ -218,6 +219,48 @@ static void norm2(const Case& c, cudaStream_t stream) {
 static Work predict_norm2(const Case& c) { return {c.bytes / 32, 0, 0, 0, 3, 4096 * 8 / 32}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// ranks 1: a launch a rank, which adds its part to the sum in memory. In rank order, so the bits are the same in every run.
+enum { PARTS, SUM, PARTIALS };  // tensors of the ladder `ranks`: parts (ranks, n); scratch for sums of squares
+
+template <bool FIRST>
+__global__ void ranks1_kernel(float* sum, const floatX* part, size_t n) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { sum[i] = (FIRST ? 0 : sum[i]) + to_float(part[i]); }
+}
+
+static void ranks1(const Case& c, cudaStream_t stream) {
+    for (size_t r = 0; r < c.n[1]; r++) {
+        auto* kernel = r == 0 ? ranks1_kernel<true> : ranks1_kernel<false>;
+        kernel<<<blocks_for(c.n[0], 256), 256, 0, stream>>>(c.at<float>(SUM), c.at<floatX>(PARTS) + r * c.n[0], c.n[0]);
+    }
+}
+
+static Work predict_ranks1(const Case& c) {
+    const double n = (double)c.n[0], ranks = (double)c.n[1];
+    return {n * (ranks * X + (2 * ranks - 1) * 4) / 32, 0, 0, 0, ranks};
+}
+
+// ranks 2, the trainer's: a thread adds all parts of its elements in registers. It also leaves the sum of squares, for the
+// norm.
+static void ranks2(const Case& c, cudaStream_t stream) {
+    ordered_sum_cuda(c.at<float>(SUM), (double*)c.at<char>(PARTIALS), c.at<floatX>(PARTS), IN_FP32, (int)c.n[1], c.n[0], false,
+                     stream);
+}
+
+static Work predict_ranks2(const Case& c) { return {c.bytes / 32}; }
+
+static void make_ranks(Case& c) {
+    c.tensor<floatX>("parts", READ, c.n[1], c.n[0]);
+    c.tensor<float>("sum", WRITE, 1, c.n[0]);
+    c.tensor<char>("partials", SCRATCH, 1, SUM_BLOCKS * sizeof(double));
+    c.bytes = (double)c.n[0] * ((double)c.n[1] * X + 4);
+}
+static void oracle_ranks(Case& c) {
+    std::fill(c[SUM], c[SUM] + c.n[0], 0.0f);
+    for (size_t i = 0; i < c.n[0] * c.n[1]; i++) { c[SUM][i % c.n[0]] += c[PARTS][i]; }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 template <MasterKind KIND>
 static void make(Case& c) {
@@ -312,5 +355,9 @@ int main(int argc, char** argv) {
     const Ladder g("norm", "n", make_norm, NULL, oracle_norm, {{{1000}}, {{4104}}, {{40000}}}, {{{6291456}}}, {{{1 << 30}}},
                    {{1, "atomic additions of warps", ATOMICS, norm1, predict_norm1},
                     {2, "a sum a block, added in order", BOLD, norm2, predict_norm2}});
-    return zoo(argc, argv, "adamw", {u, s, n, g});
+    const Ladder r("ranks", "n,ranks", make_ranks, NULL, oracle_ranks, {{{1000, 3}}, {{4104, 8}}, {{40000, 2}}},
+                   {{{6291456, 8}}}, {{{1 << 27, 8}}},
+                   {{1, "a launch a rank", 0, ranks1, predict_ranks1},
+                    {2, "all ranks in registers, in order", BOLD, ranks2, predict_ranks2}});
+    return zoo(argc, argv, "adamw", {u, s, n, g, r});
 }

@@ -11,7 +11,7 @@
  */
 #include "llmc/attention.cuh"
 #include "llmc/attention.h"
-enum { PLAIN = 3 };  // the last version for any head size
+enum { PLAIN = 4 };  // the last version for any head size
 #include "dev/cuda/attention_classic.cuh"
 
 enum { DQKV, SPARE, DOUT, OUT, LSE, QKV };
@@ -34,49 +34,59 @@ struct Args {
 // 1: a warp a query, a lane every 32nd element of the head. The warp keeps its dq. It adds to dk and dv of each key in memory,
 // atomically, in any order, and beside the queries of all heads of the group. A second kernel rounds the sums.
 
-constexpr int MOST1 = MAX_HEAD_DIM / 32;  // elements of a head that a lane has
+/* A lane's elements of a head, 0 past its end. */
+struct Part1 {
+    float v[MAX_HEAD_DIM / 32] = {};
+    __device__ Part1() {}
+    __device__ Part1(const floatX* x, int HD) {
+        each([&](float& mine, int d) { mine = d < HD ? to_float(x[d]) : 0; });
+    }
+    /* Calls f(element, its place in the head). */
+    template <typename F>
+    __device__ void each(const F& f) {
+#pragma unroll
+        for (int i = 0; i < MAX_HEAD_DIM / 32; i++) { f(v[i], (int)threadIdx.x + 32 * i); }
+    }
+    __device__ float dot(const Part1& x) {
+        float sum = 0;
+        each([&](float mine, int d) { sum += mine * x.v[d / 32]; });
+        return warp_sum(sum);
+    }
+    __device__ void add(float weight, const Part1& x) {
+        each([&](float& mine, int d) { mine += weight * x.v[d / 32]; });
+    }
+    __device__ void store(floatX* to, int HD) {
+        each([&](float mine, int d) {
+            if (d < HD) { to[d] = from_float<floatX>(mine); }
+        });
+    }
+};
 
+/* ADDS: to dkv. Otherwise keys3_kernel makes dk and dv, and gets D here (B, NH, T). */
+template <bool ADDS>
 __global__ void backward1_kernel(float* dkv, Args a) {
     const AttentionShape s = a.s;
-    const int t = blockIdx.x * blockDim.y + threadIdx.y, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
+    const int t = blockIdx.x * blockDim.y + threadIdx.y, h = blockIdx.y, b = blockIdx.z;
     if (t >= s.T) { return; }
     const int group = h / (s.NH / s.NKV);
-    const size_t row = (size_t)b * s.T + t;
-    const floatX *q = a.qkv + row * a.pitch + h * s.HD, *dO = a.dout + row * a.out_pitch + h * s.HD,
-                 *out = a.out + row * a.out_pitch + h * s.HD;
-    const float scale = 1 / sqrtf((float)s.HD), lse = a.lse[((size_t)b * s.NH + h) * s.T + t];
-    float qs[MOST1] = {}, dOs[MOST1] = {}, dq[MOST1] = {}, D = 0;
-#pragma unroll
-    for (int i = 0; i < MOST1; i++) {
-        const int d = lane + 32 * i;
-        if (d < s.HD) { qs[i] = to_float(q[d]), dOs[i] = to_float(dO[d]), D += dOs[i] * to_float(out[d]); }
-    }
-    D = warp_sum(D);
+    const size_t row = (size_t)b * s.T + t, place = row * a.out_pitch + h * s.HD, stat = ((size_t)b * s.NH + h) * s.T + t;
+    Part1 q(a.qkv + row * a.pitch + h * s.HD, s.HD), dO(a.dout + place, s.HD), dq;
+    const float scale = 1 / sqrtf((float)s.HD), lse = a.lse[stat], D = dO.dot(Part1(a.out + place, s.HD));
     for (int u = 0; u <= t; u++) {
         const size_t at = (size_t)b * s.T + u;
-        const floatX *k = a.qkv + at * a.pitch + (s.NH + group) * s.HD, *v = k + s.NKV * s.HD;
-        float *dk = dkv + (at * 2 * s.NKV + group) * s.HD, *dv = dk + s.NKV * s.HD;
-        float score = 0, dp = 0, ks[MOST1] = {};
-#pragma unroll
-        for (int i = 0; i < MOST1; i++) {
-            const int d = lane + 32 * i;
-            if (d < s.HD) { ks[i] = to_float(k[d]), score += qs[i] * ks[i], dp += dOs[i] * to_float(v[d]); }
-        }
-        const float p = expf(warp_sum(score) * scale - lse), ds = p * (warp_sum(dp) - D) * scale;
-#pragma unroll
-        for (int i = 0; i < MOST1; i++) {
-            const int d = lane + 32 * i;
-            if (d >= s.HD) { continue; }
-            dq[i] += ds * ks[i];
-            atomicAdd(&dk[d], ds * qs[i]);
-            atomicAdd(&dv[d], p * dOs[i]);
+        const floatX* k = a.qkv + at * a.pitch + (s.NH + group) * s.HD;
+        const Part1 key(k, s.HD);
+        const float p = expf(q.dot(key) * scale - lse), ds = p * (dO.dot(Part1(k + s.NKV * s.HD, s.HD)) - D) * scale;
+        dq.add(ds, key);
+        if constexpr (ADDS) {
+            float *dk = dkv + (at * 2 * s.NKV + group) * s.HD, *dv = dk + s.NKV * s.HD;
+            q.each([&](float x, int d) {
+                if (d < s.HD) { atomicAdd(&dk[d], ds * x), atomicAdd(&dv[d], p * dO.v[d / 32]); }
+            });
         }
     }
-#pragma unroll
-    for (int i = 0; i < MOST1; i++) {
-        const int d = lane + 32 * i;
-        if (d < s.HD) { a.dqkv[row * a.pitch + h * s.HD + d] = from_float<floatX>(dq[i]); }
-    }
+    dq.store(a.dqkv + row * a.pitch + h * s.HD, s.HD);
+    if (!ADDS && threadIdx.x == 0) { dkv[stat] = D; }
 }
 
 __global__ void backward1_round_kernel(floatX* dqkv, const float* dkv, AttentionShape s, size_t pitch) {
@@ -84,12 +94,14 @@ __global__ void backward1_round_kernel(floatX* dqkv, const float* dkv, Attention
     if (i < s.B * s.T * width) { dqkv[i / width * pitch + s.NH * s.HD + i % width] = from_float<floatX>(dkv[i]); }
 }
 
+/* A grid of four rows a block, of so many heads. */
+static dim3 rows_of(AttentionShape s, int heads) { return dim3(blocks_for(s.T, 4), (unsigned)heads, (unsigned)s.B); }
+
 static void backward1(Args a, cudaStream_t stream) {
     const size_t n = (size_t)a.s.B * a.s.T * 2 * a.s.NKV * a.s.HD;
     float* dkv = (float*)a.spare;  // (B T, 2 NKV HD)
     CUDA_CHECK(cudaMemsetAsync(dkv, 0, n * sizeof(float), stream));
-    const dim3 grid(blocks_for(a.s.T, 4), (unsigned)a.s.NH, (unsigned)a.s.B);
-    backward1_kernel<<<grid, dim3(32, 4), 0, stream>>>(dkv, a);
+    backward1_kernel<true><<<rows_of(a.s, a.s.NH), dim3(32, 4), 0, stream>>>(dkv, a);
     backward1_round_kernel<<<blocks_for(n, 256), 256, 0, stream>>>(a.dqkv, dkv, a.s, a.pitch);
 }
 
@@ -161,10 +173,45 @@ static Work predict_backward2(const Case& c) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 3 to 6, the trainer's: scores live on the chip and are computed again from q, k and lse. 3, 4 and 5 have two kernels. One has
-// a block for each tile of keys and walks over the queries, for dK and dV; one has a block for each tile of queries, for dQ.
-// Each owns its sums, so the order is fixed, but S and dP are computed twice: seven products. In 6 a block with a tile of keys
-// also makes its part of dQ, and adds it when the block before it has added its own: an order again, in five products.
+// 3: each sum has an owner. A warp a query makes dq, as in 1. Then a warp a key walks over the queries that see it, of all
+// heads of its group, and keeps dk and dv. No score is in memory and the order is fixed, but S and dP are computed twice.
+
+__global__ void keys3_kernel(const float* D, Args a) {
+    const AttentionShape s = a.s;
+    const int u = blockIdx.x * blockDim.y + threadIdx.y, kv = blockIdx.y, b = blockIdx.z, group = s.NH / s.NKV;
+    if (u >= s.T) { return; }
+    const size_t first = (size_t)b * s.T, place = (first + u) * a.pitch + (s.NH + kv) * s.HD;
+    const float scale = 1 / sqrtf((float)s.HD);
+    Part1 k(a.qkv + place, s.HD), v(a.qkv + place + s.NKV * s.HD, s.HD), dk, dv;
+    for (int h = kv * group; h < (kv + 1) * group; h++) {
+        for (int t = u; t < s.T; t++) {
+            const size_t stat = ((size_t)b * s.NH + h) * s.T + t;
+            const Part1 q(a.qkv + (first + t) * a.pitch + h * s.HD, s.HD),
+                dO(a.dout + (first + t) * a.out_pitch + h * s.HD, s.HD);
+            const float p = expf(k.dot(q) * scale - a.lse[stat]);
+            dk.add(p * (v.dot(dO) - D[stat]) * scale, q);
+            dv.add(p, dO);
+        }
+    }
+    dk.store(a.dqkv + place, s.HD);
+    dv.store(a.dqkv + place + s.NKV * s.HD, s.HD);
+}
+
+static void backward3(Args a, cudaStream_t stream) {
+    backward1_kernel<false><<<rows_of(a.s, a.s.NH), dim3(32, 4), 0, stream>>>((float*)a.spare, a);
+    keys3_kernel<<<rows_of(a.s, a.s.NKV), dim3(32, 4), 0, stream>>>((const float*)a.spare, a);
+}
+
+// For a score and element 4 loads, of 4 additions each, and 7 additions; for a score in both kernels some 35 instructions of
+// the whole warp.
+static Work predict_backward3(const Case& c) {
+    return {c.bytes / 32, 0, c.flops / 10 * (23 + 2 * 35 * 32 / (double)c.n[4]), 0, 2};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 4 to 7, the trainer's: tiles of queries meet tiles of keys, and those above the diagonal are skipped. 4, 5 and 6 have the two
+// owners of 3. In 7 a block with a tile of keys also makes its part of dQ, and adds it when the block before it has added its
+// own: an order again, in five products.
 
 template <AttentionKernel KERNEL>
 static void trainer(Args a, cudaStream_t stream) {
@@ -172,14 +219,14 @@ static void trainer(Args a, cudaStream_t stream) {
                             stream, KERNEL);
 }
 
-// 3: seven products on the ordinary units, with about two loads from shared memory for four additions.
-static Work predict_backward3(const Case& c) { return {c.bytes / 32, 0, 1.4 * c.flops / 2 * 2.2, 0, 3}; }
-// 4: seven products; exponentials and the exchange of tiles hide half as well as in the forward pass.
-static Work predict_backward4(const Case& c) { return {c.bytes / 32, 1.4 * c.flops / mma_rate() / 0.6, 0, 0, 3}; }
-// 5: seven products.
-static Work predict_backward5(const Case& c) { return {c.bytes / 32, 1.4 * c.flops / 0.75, 0, 0, 2}; }
-// 6: five products, and dQ's sums in fp32 pass the L2 cache once for each tile of 128 keys.
-static Work predict_backward6(const Case& c) { return {c.bytes / 32, c.flops / 0.65, 0, 0, 3}; }
+// 4: seven products on the ordinary units, with about two loads from shared memory for four additions.
+static Work predict_backward4(const Case& c) { return {c.bytes / 32, 0, 1.4 * c.flops / 2 * 2.2, 0, 3}; }
+// 5: seven products; exponentials and the exchange of tiles hide half as well as in the forward pass.
+static Work predict_backward5(const Case& c) { return {c.bytes / 32, 1.4 * c.flops / mma_rate() / 0.6, 0, 0, 3}; }
+// 6: seven products.
+static Work predict_backward6(const Case& c) { return {c.bytes / 32, 1.4 * c.flops / 0.75, 0, 0, 2}; }
+// 7: five products, and dQ's sums in fp32 pass the L2 cache once for each tile of 128 keys.
+static Work predict_backward7(const Case& c) { return {c.bytes / 32, c.flops / 0.65, 0, 0, 3}; }
 
 static void backward0(Args a, cudaStream_t stream) {
     as_many((floatX*)a.spare, a.dout, a.out_pitch, a.qkv, a.pitch, a.s, 5, stream);
@@ -199,7 +246,7 @@ static void make(Case& c) {
     const AttentionShape s = shape_of(c);
     const size_t N = (size_t)s.B * s.T, most = size_max(N * s.T * sizeof(floatX), attention_backward_scratch_cuda(s, true)),
                  small = size_max(2 * Heads::bytes(s), N * 2 * s.NKV * s.HD * sizeof(float));
-    // 2, 4, 5 and 6 round P and dS to 16 bits before they multiply them. 2 also rounds dk and dv of each head before it adds
+    // 2, 5, 6 and 7 round P and dS to 16 bits before they multiply them. 2 also rounds dk and dv of each head before it adds
     // them up. So an element may be as wrong as its largest terms are rounded.
     c.rows("dqkv", WRITE, N, qkv_width(s), 1, INFINITY);
     c.tensor<char>("scratch", SCRATCH, 1, s.T > 2048 ? most : size_max(most, small));
@@ -229,9 +276,10 @@ int main(int argc, char** argv) {
         {{0, "cuBLASLt, a product of as many operations", REFERENCE, backward<backward0>, predict_product},
          {1, "atomic additions to dk and dv", ATOMICS, backward<backward1>, predict_backward1},
          {2, "classic: copies, five products of cuBLASLt", 0, backward<backward2>, predict_backward2},
-         {3, "seven products on the chip", BOLD, backward<trainer<ATTENTION_PLAIN>>, predict_backward3},
-         {4, "mma", BOLD | ONLY_16, backward<trainer<ATTENTION_MMA>>, predict_backward4},
-         {5, "wgmma, seven products", BOLD | ONLY_16 | SM90, backward<trainer<ATTENTION_WGMMA>>, predict_backward5},
-         {6, "wgmma, one walk, five products", BOLD | ONLY_16 | SM90, backward<trainer<ATTENTION_WALK>>, predict_backward6}});
+         {3, "a warp a query, then a warp a key", 0, backward<backward3>, predict_backward3},
+         {4, "tiles: seven products on the chip", BOLD, backward<trainer<ATTENTION_PLAIN>>, predict_backward4},
+         {5, "mma", BOLD | ONLY_16, backward<trainer<ATTENTION_MMA>>, predict_backward5},
+         {6, "wgmma, seven products", BOLD | ONLY_16 | SM90, backward<trainer<ATTENTION_WGMMA>>, predict_backward6},
+         {7, "wgmma, one walk, five products", BOLD | ONLY_16 | SM90, backward<trainer<ATTENTION_WALK>>, predict_backward7}});
     return zoo(argc, argv, "attention_backward", {l});
 }

@@ -1,18 +1,25 @@
 /* attention_forward.cu -- causal attention with grouped query heads, in steps. The formulas stand in llmc/attention.h, the
  * lesson is dev/doc/attention.md.
  *
- *   make -C dev/cuda attention_forward && build/zoo/attention_forward [forward] [N...]
+ *   make -C dev/cuda attention_forward && build/zoo/attention_forward [forward|decode] [N...]
  *
  * S = Q K^T / sqrt(HD), P = softmax(S), out = P V. The scores of a head are T x T: far more than q, k, v and out together. So
- * the question is where they live: in memory (1, 2), or in registers and shared memory, a tile at a time (3 to 7). Operations
- * count for the causal half alone, 2 B NH T T HD. Version 0 is a product of cuBLASLt with as many.
+ * the question is where they live: in memory (1, 2), or in registers and shared memory, a tile at a time (3 to 8). Operations
+ * count for the causal half alone, 2 B NH T T HD. Version 0 is a product of cuBLASLt with as many. `decode` is the same for one
+ * new token and a cache of keys and values, as in generation: there nothing is used twice.
  */
+#include <float.h>
+
 #include "llmc/attention.cuh"
 #include "llmc/attention.h"
-enum { PLAIN = 5 };  // the last version for any head size
+enum { PLAIN = 6 };  // the last version for any head size
 #include "dev/cuda/attention_classic.cuh"
 
 enum { QKV, OUT, LSE, SPARE };
+
+static AttentionShape cache_of(const Case& c) {
+    return {1, (int)c.n[0], (int)c.n[1], (int)c.n[2], (int)c.n[3]};
+}  // of `decode`
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1: three kernels, as the formulas stand, with S in memory. A thread a score, a warp a row of the softmax (softmax.cu has its
@@ -107,25 +114,29 @@ static Work predict_forward2(const Case& c) {
 
 enum { MOST_LANES3 = 8, KEYS4 = 32, QUERIES = 8 };  // elements of a lane, HD / 32 at most; keys of a tile; queries of a block
 
+/* Takes a key and its value into a warp's output, maximum and sum. */
+__device__ __forceinline__ void take_key3(float (&o)[MOST_LANES3], float& m, float& l, const floatX* q, const floatX* k,
+                                          const floatX* v, int HD) {
+    float dot = 0;
+    for (int d = threadIdx.x; d < HD; d += 32) { dot += to_float(q[d]) * to_float(k[d]); }
+    const float score = warp_sum(dot) / sqrtf((float)HD), before = m;
+    m = fmaxf(m, score);
+    const float shrink = expf(before - m), p = expf(score - m);
+    l = l * shrink + p;
+#pragma unroll
+    for (int i = 0; i < MOST_LANES3; i++) {
+        const int d = threadIdx.x + 32 * i;
+        if (d < HD) { o[i] = o[i] * shrink + p * to_float(v[d]); }
+    }
+}
+
 __global__ void forward3_kernel(floatX* out, float* lse, const floatX* qkv, AttentionShape s, size_t pitch, size_t out_pitch) {
     const int t = blockIdx.x * QUERIES + threadIdx.y, h = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
     if (t >= s.T) { return; }
     const floatX *q = qkv + ((size_t)b * s.T + t) * pitch + h * s.HD,
                  *k = qkv + (size_t)b * s.T * pitch + (s.NH + h / (s.NH / s.NKV)) * s.HD, *v = k + s.NKV * s.HD;
     float o[MOST_LANES3] = {}, m = -INFINITY, l = 0;
-    for (int u = 0; u <= t; u++) {
-        float dot = 0;
-        for (int d = lane; d < s.HD; d += 32) { dot += to_float(q[d]) * to_float(k[u * pitch + d]); }
-        const float score = warp_sum(dot) / sqrtf((float)s.HD), before = m;
-        m = fmaxf(m, score);
-        const float shrink = expf(before - m), p = expf(score - m);
-        l = l * shrink + p;
-#pragma unroll
-        for (int i = 0; i < MOST_LANES3; i++) {
-            const int d = lane + 32 * i;
-            if (d < s.HD) { o[i] = o[i] * shrink + p * to_float(v[u * pitch + d]); }
-        }
-    }
+    for (int u = 0; u <= t; u++) { take_key3(o, m, l, q, k + u * pitch, v + u * pitch, s.HD); }
 #pragma unroll
     for (int i = 0; i < MOST_LANES3; i++) {
         const int d = lane + 32 * i;
@@ -147,8 +158,9 @@ static Work predict_forward3(const Case& c) { return {c.bytes / 32, 0, c.flops /
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 4: a tile of keys. The 8 queries of a block share 32 keys and values in shared memory, and a lane has a key: 32 scores at a
-// time without a shuffle, one maximum and one rescaling a tile. Tiles beyond the block's last query are skipped.
+// time without a shuffle, one maximum and one rescaling a tile. 5: tiles beyond the block's last query are skipped.
 
+template <bool SKIP>
 __global__ void forward4_kernel(floatX* out, float* lse, const floatX* qkv, AttentionShape s, size_t pitch, size_t out_pitch) {
     extern __shared__ float tile[];  // keys (32, HD + 1), values (32, HD), queries (8, HD)
     float *ks = tile, *vs = ks + KEYS4 * (s.HD + 1), *q = vs + KEYS4 * s.HD + threadIdx.y * s.HD;
@@ -157,7 +169,7 @@ __global__ void forward4_kernel(floatX* out, float* lse, const floatX* qkv, Atte
     const floatX *k = qkv + (s.NH + h / (s.NH / s.NKV)) * s.HD, *v = k + s.NKV * s.HD;
     for (int d = lane; d < s.HD; d += 32) { q[d] = t < s.T ? to_float(qkv[t * pitch + h * s.HD + d]) : 0; }
     float o[MOST_LANES3] = {}, m = -INFINITY, l = 0;
-    for (int u0 = 0; u0 < min(first + QUERIES, s.T); u0 += KEYS4) {
+    for (int u0 = 0; u0 < (SKIP ? min(first + QUERIES, s.T) : s.T); u0 += KEYS4) {
         __syncthreads();  // all have read the last tile, and later all of this one is there
         for (int i = threadIdx.y; i < KEYS4; i += QUERIES) {
             for (int d = lane; d < s.HD; d += 32) {
@@ -191,20 +203,22 @@ __global__ void forward4_kernel(floatX* out, float* lse, const floatX* qkv, Atte
     if (lane == 0) { lse[((size_t)b * s.NH + h) * s.T + t] = m + logf(l); }
 }
 
+template <bool SKIP>
 static void forward4(floatX* out, float* lse, floatX* qkv, void*, AttentionShape s, size_t pitch, size_t out_pitch,
                      cudaStream_t stream) {
     const int bytes = (int)sizeof(float) * (KEYS4 * (2 * s.HD + 1) + QUERIES * s.HD);
-    CUDA_CHECK(cudaFuncSetAttribute((const void*)forward4_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    forward4_kernel<<<queries(s), dim3(32, QUERIES), bytes, stream>>>(out, lse, qkv, s, pitch, out_pitch);
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)forward4_kernel<SKIP>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    forward4_kernel<SKIP><<<queries(s), dim3(32, QUERIES), bytes, stream>>>(out, lse, qkv, s, pitch, out_pitch);
 }
 
 // For a score and element of the first product two loads from shared memory and an addition, of the second one a load, a part
-// of a shuffle and an addition.
-static Work predict_forward4(const Case& c) { return {c.bytes / 32, 0, c.flops / 2 * (9 + 6) / 2}; }
+// of a shuffle and an addition. Half of the tiles of 4 are above the diagonal.
+static Work predict_forward4(const Case& c) { return {c.bytes / 32, 0, c.flops * (9 + 6) / 2}; }
+static Work predict_forward5(const Case& c) { return {c.bytes / 32, 0, c.flops / 2 * (9 + 6) / 2}; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 5 to 7, the trainer's: a tile of queries meets a tile of keys, so a thread has many sums in registers. 5 on the ordinary
-// units, 6 by mma, with copies beside it, 7 by wgmma, with a warpgroup that only copies.
+// 6 to 8, the trainer's: a tile of queries meets a tile of keys, so a thread has many sums in registers. 6 on the ordinary
+// units, 7 by mma, with copies beside it, 8 by wgmma, with a warpgroup that only copies.
 
 template <AttentionKernel KERNEL>
 static void trainer(floatX* out, float* lse, floatX* qkv, void*, AttentionShape s, size_t pitch, size_t out_pitch,
@@ -212,13 +226,69 @@ static void trainer(floatX* out, float* lse, floatX* qkv, void*, AttentionShape 
     attention_forward_cuda(out, lse, qkv, s.B, attention_args(s, pitch, out_pitch), stream, KERNEL);
 }
 
-// 5: two additions of products in fp32 for each score and element, and about two loads from shared memory for four of them.
-static Work predict_forward5(const Case& c) { return {c.bytes / 32, 0, c.flops / 2 * 2.2}; }
-// 6: a score's exponential takes a special unit a quarter of a clock of a lane: as long as 2 HD operations of the tensor cores
+// 6: two additions of products in fp32 for each score and element, and about two loads from shared memory for four of them.
+static Work predict_forward6(const Case& c) { return {c.bytes / 32, 0, c.flops / 2 * 2.2}; }
+// 7: a score's exponential takes a special unit a quarter of a clock of a lane: as long as 2 HD operations of the tensor cores
 // take at HD 64. Half of it hides.
-static Work predict_forward6(const Case& c) { return {c.bytes / 32, c.flops / mma_rate() / (c.n[4] < 128 ? 0.6 : 0.75)}; }
-// 7: two warpgroups take turns, one multiplies while the other computes exponentials.
-static Work predict_forward7(const Case& c) { return {c.bytes / 32, c.flops / (c.n[4] < 128 ? 0.7 : 0.85)}; }
+static Work predict_forward7(const Case& c) { return {c.bytes / 32, c.flops / mma_rate() / (c.n[4] < 128 ? 0.6 : 0.75)}; }
+// 8: two warpgroups take turns, one multiplies while the other computes exponentials.
+static Work predict_forward8(const Case& c) { return {c.bytes / 32, c.flops / (c.n[4] < 128 ? 0.7 : 0.85)}; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// decode 1: a warp a query head walks over the cache, as in forward 3. 2: sixteen warps take every 16th key, and join their
+// parts in their order. 3, the trainer's: a warp takes four keys at a time, whose loads and sums wait beside each other.
+enum { DECODE_OUT, Q, CACHE };  // tensors of the ladder `decode`; a row of the cache: NKV keys, NKV values
+
+template <int WARPS>
+__global__ void decode1_kernel(floatX* out, const floatX* q, const floatX* cache, int positions, AttentionShape s) {
+    __shared__ float maxima[WARPS], sums[WARPS], parts[WARPS][32 * MOST_LANES3];
+    const int h = blockIdx.x, warp = threadIdx.y, lane = threadIdx.x, pitch = 2 * s.NKV * s.HD;
+    const floatX* k = cache + h / (s.NH / s.NKV) * s.HD;
+    float o[MOST_LANES3] = {}, m = -FLT_MAX, l = 0;
+    for (size_t u = warp; u < (size_t)positions; u += WARPS) {
+        take_key3(o, m, l, q + h * s.HD, k + u * pitch, k + u * pitch + s.NKV * s.HD, s.HD);
+    }
+    maxima[warp] = m, sums[warp] = l;
+#pragma unroll
+    for (int i = 0; i < MOST_LANES3; i++) { parts[warp][lane + 32 * i] = o[i]; }
+    __syncthreads();
+    for (int d = warp * 32 + lane; d < s.HD; d += WARPS * 32) {
+        float best = maxima[0], total = 0, sum = 0;
+        for (int w = 1; w < WARPS; w++) { best = fmaxf(best, maxima[w]); }
+        for (int w = 0; w < WARPS; w++) {
+            total += expf(maxima[w] - best) * sums[w];
+            sum += expf(maxima[w] - best) * parts[w][d];
+        }
+        out[h * s.HD + d] = from_float<floatX>(sum / total);
+    }
+}
+
+template <int WARPS>
+static void decode1(floatX* out, const floatX* q, const floatX* cache, int positions, AttentionShape s, cudaStream_t stream) {
+    decode1_kernel<WARPS><<<s.NH, dim3(32, WARPS), 0, stream>>>(out, q, cache, positions, s);
+}
+
+template <void LAUNCH(floatX*, const floatX*, const floatX*, int, AttentionShape, cudaStream_t)>
+static void decode(const Case& c, cudaStream_t stream) {
+    LAUNCH(c.at<floatX>(DECODE_OUT), c.at<floatX>(Q), c.at<floatX>(CACHE), (int)c.n[0], cache_of(c), stream);
+}
+
+// A key takes a warp a trip for its loads, and the sum of 32 lanes half of one.
+template <int AT_ONCE>
+static Work predict_decode(const Case& c) {
+    return {c.bytes / 32, 0, 0, 1.5 * (double)c.n[0] / AT_ONCE};
+}
+
+static void make_decode(Case& c) {
+    const size_t HD = c.n[3];
+    c.tensor<floatX>("out", WRITE, c.n[1], HD);
+    c.tensor<floatX>("q", READ, c.n[1], HD);
+    c.tensor<floatX>("cache", READ, c.n[0], 2 * c.n[2] * HD);
+    c.bytes = sizeof(floatX) * 2.0 * (double)(c.n[0] * c.n[2] * HD + c.n[1] * HD);
+}
+static void oracle_decode(Case& c) { attention_decode(c[DECODE_OUT], c[Q], c[CACHE], (int)c.n[0], cache_of(c)); }
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 static void forward0(floatX* out, float*, floatX* qkv, void* spare, AttentionShape s, size_t pitch, size_t out_pitch,
                      cudaStream_t stream) {
@@ -238,7 +308,7 @@ static void make(Case& c) {
     const AttentionShape s = shape_of(c);
     const size_t N = (size_t)s.B * s.T, as_many_bytes = N * s.T * sizeof(floatX);
     c.rows("qkv", READ, N, qkv_width(s));
-    // 2, 6 and 7 round P to 16 bits before they multiply it, so an element may be as wrong as its largest terms are rounded
+    // 2, 7 and 8 round P to 16 bits before they multiply it, so an element may be as wrong as its largest terms are rounded
     c.rows("out", WRITE, N, out_width(s), 1, INFINITY);
     c.tensor<float>("lse", WRITE, 1, (size_t)s.NH * N);
     c.tensor<char>("scratch", SCRATCH, 1, s.T > 2048 ? as_many_bytes : size_max(as_many_bytes, Heads::bytes(s)));
@@ -258,9 +328,15 @@ int main(int argc, char** argv) {
                     {1, "scores in memory, a thread each", 0, forward<forward1>, predict_forward1},
                     {2, "classic: permute, copy, cuBLASLt, softmax", 0, forward<forward2>, predict_forward2},
                     {3, "a query a warp, running maximum", 0, forward<forward3>, predict_forward3},
-                    {4, "a tile of keys in shared memory", 0, forward<forward4>, predict_forward4},
-                    {5, "a tile of queries by a tile of keys", BOLD, forward<trainer<ATTENTION_PLAIN>>, predict_forward5},
-                    {6, "mma, cp.async", BOLD | ONLY_16, forward<trainer<ATTENTION_MMA>>, predict_forward6},
-                    {7, "wgmma, TMA", BOLD | ONLY_16 | SM90, forward<trainer<ATTENTION_WGMMA>>, predict_forward7}});
-    return zoo(argc, argv, "attention_forward", {l});
+                    {4, "a tile of keys in shared memory", 0, forward<forward4<false>>, predict_forward4},
+                    {5, "tiles above the diagonal are skipped", 0, forward<forward4<true>>, predict_forward5},
+                    {6, "a tile of queries by a tile of keys", BOLD, forward<trainer<ATTENTION_PLAIN>>, predict_forward6},
+                    {7, "mma, cp.async", BOLD | ONLY_16, forward<trainer<ATTENTION_MMA>>, predict_forward7},
+                    {8, "wgmma, TMA", BOLD | ONLY_16 | SM90, forward<trainer<ATTENTION_WGMMA>>, predict_forward8}});
+    const Ladder d("decode", "positions,NH,NKV,HD", make_decode, NULL, oracle_decode,
+                   {{{5, 3, 1, 24}}, {{70, 4, 2, 64}}, {{333, 2, 1, 128}}}, {{{8192, 32, 8, 64}}}, {{{131072, 32, 8, 128}}},
+                   {{1, "a warp a query head", 0, decode<decode1<1>>, predict_decode<1>},
+                    {2, "sixteen warps a query head", 0, decode<decode1<16>>, predict_decode<16>},
+                    {3, "four keys at a time", BOLD, decode<attention_decode_cuda>, predict_decode<64>}});
+    return zoo(argc, argv, "attention_forward", {l, d});
 }

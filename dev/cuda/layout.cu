@@ -1,15 +1,18 @@
 /* layout.cu -- the moves that attention's classic way makes before and after its products, in steps: keys turned so that a
  * product can take them, and keys copied for each query head of a group. The lesson is dev/doc/attention.md.
  *
- *   make -C dev/cuda layout && build/zoo/layout [permute|repeat|backward] [N...]
+ *   make -C dev/cuda layout && build/zoo/layout [permute|repeat|backward|quantise] [N...]
  *
  *   permute    x (B, T, NH, HD) to out (B, NH, HD, T): 2 B T NH HD elements
  *   repeat     k (N, NKV, HD) to a copy (N, NH, HD), where head h is k's head h / (NH / NKV). To show what the copy is for, the
  *              ladder ends with its use: the score of each query with the key at its own position
  *   backward   a key's gradient is the sum over the copies of it
  *
+ *   quantise   x (N, C) to 8 bits with a scale for each row, as products in fp8 want it. The oracle is llmc/quantise.h
+ *
  * A move computes nothing. So each of them asks: is it needed? The trainer's attention needs none.
  */
+#include "llmc/quantise.cuh"
 #include "dev/cuda/zoo.cuh"
 
 /* sectors(): of this many elements of floatX. trips(): how often an SM, which holds 2048 threads, takes new ones. */
@@ -212,6 +215,60 @@ static Work predict_backward2(const Case& c) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// quantise 1: a kernel finds each row's scale, a warp a row. A second one converts, a thread an element.
+enum { BYTES, SCALES, ROWS };  // tensors of the ladder `quantise`
+
+__global__ void scales1_kernel(QuantisedRows q, const floatX* x, RowShape rows) {
+    const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    uint32_t largest = 0;
+    if (n >= rows.N) { return; }
+    for (int c = threadIdx.x; c < rows.C; c += 32) { largest = max(largest, magnitude_bits(x[n * rows.pitch + c])); }
+    largest = warp_largest(largest);
+    if (threadIdx.x == 0) { q.scale[n] = quantise_scale(largest, E4M3); }
+}
+
+__global__ void convert1_kernel(QuantisedRows q, const floatX* x, RowShape rows) {
+    const int c = blockIdx.y * 256 + threadIdx.x;
+    const size_t n = blockIdx.x;
+    const float factor = quantise_factor(q.scale[n]);
+    if (c < rows.C) {
+        q.data[n * q.pitch + c] = __nv_cvt_float_to_fp8(to_float(x[n * rows.pitch + c]) * factor, __NV_SATFINITE, __NV_E4M3);
+    }
+}
+
+static void quantise1(QuantisedRows q, const floatX* x, RowShape rows, QuantiseCounts*, cudaStream_t stream) {
+    scales1_kernel<<<blocks_for(rows.N, 8), dim3(32, 8), 0, stream>>>(q, x, rows);
+    convert1_kernel<<<dim3((unsigned)rows.N, blocks_for(rows.C, 256)), 256, 0, stream>>>(q, x, rows);
+}
+
+// All of x comes twice, as far as it has left the L2 cache; a conversion is some 15 instructions.
+static Work predict_quantise1(const Case& c) {
+    const double n = (double)(c.n[0] * c.n[1]), x = sectors(n);
+    return {x, 0, 30 * n, trips(n), 2, missing(32 * x) * x + n / 32};
+}
+
+// quantise 2, the trainer's: a block a row, 16 elements a thread. The second read finds the row in a cache.
+static Work predict_quantise2(const Case& c) { return {c.bytes / 32}; }
+
+template <auto* LAUNCH>
+static void quantise(const Case& c, cudaStream_t stream) {
+    const QuantisedRows q = {(uint8_t*)c.at<char>(BYTES), c.at<float>(SCALES), c.n[1], NULL, E4M3};
+    LAUNCH(q, c.at<floatX>(ROWS), {c.n[0], (int)c.n[1], c.pitch(c.n[1])}, NULL, stream);
+}
+
+static void make_quantise(Case& c) {
+    c.tensor<char>("q", WRITE, c.n[0], c.n[1]);
+    c.tensor<float>("scale", WRITE, 1, c.n[0]);
+    c.rows("x", READ, c.n[0], c.n[1]);
+    c.bytes = (double)(c.n[0] * c.n[1]) * (sizeof(floatX) + 1);
+}
+static void oracle_quantise(Case& c) {
+    std::vector<uint8_t> q(c.n[0] * c.n[1]);
+    quantise_rows(q.data(), c[SCALES], c[ROWS], c.n[0], c.n[1], E4M3);
+    std::copy(q.begin(), q.end(), c[BYTES]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 template <void LAUNCH(floatX*, const floatX*, Turn, cudaStream_t)>
 static void permute(const Case& c, cudaStream_t stream) {
@@ -279,5 +336,9 @@ int main(int argc, char** argv) {
     const Ladder b("backward", "N,NH,NKV,HD", make_backward, NULL, oracle_backward, {odd, tail, wide}, {classic}, {large},
                    {{1, "atomic additions", ATOMICS, backward1, predict_backward1},
                     {2, "sum of a group, in order", 0, backward2, predict_backward2}});
-    return zoo(argc, argv, "layout", {p, r, b});
+    const Ladder q("quantise", "N,C", make_quantise, NULL, oracle_quantise, {{{33, 48}}, {{67, 528}}, {{130, 256}}},
+                   {{{8192, 768}}}, {{{262144, 2048}}},
+                   {{1, "scales, then values", 0, quantise<quantise1>, predict_quantise1},
+                    {2, "a block a row, 16 elements a thread", BOLD, quantise<quantise_rows_cuda<floatX>>, predict_quantise2}});
+    return zoo(argc, argv, "layout", {p, r, b, q});
 }

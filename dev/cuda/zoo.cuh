@@ -211,6 +211,7 @@ static Case make_case(const Ladder& l, const Shape& s, bool padded) {
         if (t.type == TYPE_I32) { t.ints = random_tokens(n, (int)t.scale); }
         if (t.type == TYPE_X) { t.start = random_values<floatX>(n, t.scale); }
         if (t.type == TYPE_F32) { t.start = random_values<float>(n, t.scale); }
+        if (t.type == TYPE_BYTE && t.role == WRITE) { t.start.resize(n); }  // numbers from 0 to 255
     }
     if (l.values) { l.values(c); }
     for (Tensor& t : c.tensors) { t.host = t.start; }
@@ -239,6 +240,9 @@ static std::vector<Floats> results(const Version& v, Case& c) {
         const Tensor& t = c.tensors[i];
         if (t.type == TYPE_X) { out[i] = download_rows((floatX*)t.device, t.rows, t.width, t.pitch); }
         if (t.type == TYPE_F32) { out[i] = download((float*)t.device, t.rows * t.width); }
+        if (t.type == TYPE_BYTE && t.role == WRITE) {
+            for (const uint8_t byte : download((uint8_t*)t.device, t.rows * t.width)) { out[i].push_back(byte); }
+        }
     }
     device_free_all();
     return out;

@@ -31,11 +31,11 @@ import numpy as np
 DOC = Path(__file__).resolve().parent
 ROOT = DOC.parents[1]
 LESSONS = "rmsnorm matmul rope attention swiglu crossentropy step bugs".split()
-HEADERS = "rmsnorm matmul rope attention swiglu crossentropy embedding optim/adamw optim/muon".split()
+HEADERS = "rmsnorm matmul quantise rope attention swiglu crossentropy embedding optim/adamw optim/muon".split()
 FUNCTIONS = """rmsnorm_forward rmsnorm_backward rope_forward rope_backward attention_forward_plain attention_backward_plain
 swiglu_forward swiglu_backward crossentropy_fused muon_orthogonalize
 matmul_forward_plain matmul_backward_input_plain matmul_backward_weight_plain
-embedding_forward embedding_backward adamw_update""".split()
+embedding_forward embedding_backward adamw_update quantise_rows""".split()
 
 
 class Shape(ctypes.Structure):
@@ -69,7 +69,7 @@ class Oracle:
         def call(*arguments):
             def passed(a):
                 if isinstance(a, np.ndarray):
-                    assert a.flags.c_contiguous and a.dtype in (np.float32, np.int32), f"{name} takes packed float32 and int32"
+                    assert a.flags.c_contiguous and a.dtype in (np.float32, np.int32, np.uint8), f"{name} takes packed float32, int32 or uint8"
                     return ctypes.c_void_p(a.ctypes.data)
                 if isinstance(a, (int, np.integer)):
                     return ctypes.c_size_t(a)

@@ -183,6 +183,54 @@ static void norm_square_cuda(NormSums* sums, const Grad* g, size_t n, cudaStream
     sums->count[sums->lists++] = blocks;
 }
 
+enum { SUM_BLOCKS = 264, SUM_THREADS = 256 };
+
+/* out (n) = parts[0] + parts[1] + ... of all ranks, (n) each, added in rank order in fp32; with ADD `out` plus this sum.
+ * Each block writes the sum of squares of its share of `out` to partials (SUM_BLOCKS). n is a multiple of a vector. */
+template <typename Grad, bool ADD>
+__global__ void __launch_bounds__(SUM_THREADS)
+    ordered_sum_kernel(float* out, double* partials, const Grad* parts, int ranks, size_t n) {
+    constexpr int W = VECTOR<Grad>;
+    __shared__ double shared[32];
+    double squares = 0;
+    for (size_t i = ((size_t)blockIdx.x * SUM_THREADS + threadIdx.x) * W; i < n; i += (size_t)SUM_BLOCKS * SUM_THREADS * W) {
+        Vec<Grad, W> part = load_stream<W>(parts + i);
+        Vec<float, W> sum;
+        float square = 0;
+#pragma unroll
+        for (int k = 0; k < W; k++) { sum.v[k] = to_float(part.v[k]); }
+        for (int r = 1; r < ranks; r++) {
+            part = load_stream<W>(parts + (size_t)r * n + i);
+#pragma unroll
+            for (int k = 0; k < W; k++) { sum.v[k] += to_float(part.v[k]); }
+        }
+        if constexpr (ADD) {
+            const Vec<float, W> before = load_stream<W>(out + i);
+#pragma unroll
+            for (int k = 0; k < W; k++) { sum.v[k] = before.v[k] + sum.v[k]; }
+        }
+#pragma unroll
+        for (int k = 0; k < W; k++) { square += sum.v[k] * sum.v[k]; }
+        squares += (double)square;
+        store_vec(out + i, sum);
+    }
+    squares = block_sum(squares, shared);
+    if (threadIdx.x == 0) { partials[blockIdx.x] = squares; }
+}
+
+/* Adds up gradients (ranks, n) as above; with `add` onto `out`. */
+static inline void ordered_sum_cuda(float* out, double* partials, const void* parts, bool fp32, int ranks, size_t n, bool add,
+                                    cudaStream_t stream) {
+    if (fp32) {
+        auto* kernel = add ? ordered_sum_kernel<float, true> : ordered_sum_kernel<float, false>;
+        kernel<<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const float*)parts, ranks, n);
+    } else {
+        auto* kernel = add ? ordered_sum_kernel<floatX, true> : ordered_sum_kernel<floatX, false>;
+        kernel<<<SUM_BLOCKS, SUM_THREADS, 0, stream>>>(out, partials, (const floatX*)parts, ranks, n);
+    }
+    CUDA_CHECK_LAUNCH("ordered_sum_kernel");
+}
+
 enum {
     NORM_SUM_THREADS = 256,  // few enough for the registers of the decision
     NORM_SUM_EACH = 4,       // sums of a thread: 1024 in all, 32 for each warp's turn; this fixes the order of additions

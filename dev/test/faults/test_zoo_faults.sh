@@ -17,16 +17,20 @@ rope | FP32 | /rotate2_kernel\(f/,/^}/s/__syncthreads\(\);//
 layout | FP32 | /permute2_kernel\(f/,/^}/s/__syncthreads\(\);//
 layout | BF16 | s/h \/ group \* s\.HD;/h % s.NKV * s.HD;/
 layout | FP32 | s/h < group; h\+\+/h < group - 1; h++/
+layout | BF16 | s/largest = warp_largest\(largest\);//
 softmax | FP32 | s/sum \* expf\(before - mine\)/sum/
 softmax | BF16 | s/i % W < end \?/i % W < end - 1 ?/
-swiglu | BF16 | s/gate_up \+ F, N/gate_up, N/
+swiglu | BF16 | s/gate_up \+ s\.F, s\.N/gate_up, s.N/
 swiglu | FP32 | s/\(1\.0f \+ g \* \(1\.0f - s\)\)/(1.0f + g * s)/
 matmul | BF16 | /the next buffer is full/s/__syncthreads\(\);//
 matmul | BF16 | s/ahead \+= gridDim\.x/ahead += 1/
 crossentropy | BF16 | s/s\.sum \*= expf\(s\.max - largest\);//
 embedding | BF16 | s/i < N && pairs/i < N - 1 \&\& pairs/
 adamw | FP32 | s/k % 4 != 0 \? f\.decay : 1/f.decay/
+adamw | FP32 | s/FIRST \? 0 : sum\[i\]/0/
 adamw | BF16 | s/\/ f\.sqrt_correction2//
+attention_forward | FP32 | s/expf\(maxima\[w\] - best\) \* sums/sums/
+attention_backward | FP32 | s/int t = u; t < s\.T/int t = u + 1; t < s.T/
 overlap | FP32 | s/CUDA_CHECK\(cudaStreamWaitEvent\(stream, end\[i\]\)\);//
 overlap | FP32 | s/out \+ i, arrived \+ i, now/out + i, arrived, now/
 attention_forward | FP32 | s/NH \+ h \/ \(s\.NH \/ s\.NKV\)\)/NH + h % s.NKV)/
