@@ -4,7 +4,8 @@ JSON object a line, the rates of a run and then a line a version and shape. BENC
 goes into it first, and replaces what the same card, build and files had there. The first of COLUMNS is shown whole, of the
 others the time and the share. In a lesson, the lines between <!-- zoo: FILE LADDER --> or <!-- zoo: FILE LADDER FP32 --> and
 <!-- end --> become a table of that ladder, and zoo-FILE.svg is its picture. --check writes nothing and exits with 1 if a file
-is stale, or a file of the zoo has no lesson in README.md or a ladder is not in it, or a version leaps."""
+is stale, or a file of the zoo has no lesson in README.md or a ladder is not in it, or a version leaps, or a lesson's prose has a
+figure that none of its blocks computes."""
 import json
 import re
 import sys
@@ -17,6 +18,7 @@ ROWS = RESULTS / "zoo.json"
 FILES = "rmsnorm rope swiglu layout softmax attention_forward attention_backward matmul crossentropy embedding adamw overlap".split()
 RATES = {"copy": ("copy, GB/s", 1e-9), "product": ("products, TFLOP/s", 1e-12), "lanes": ("instructions of threads, G/s", 1e-9),
          "trip": ("a trip, ns", 1e9), "launch": ("a launch, us", 1e6)}
+CARD = "NVIDIA H100 80GB HBM3"  # which the lessons speak of; tables name others
 COLUMNS = [(90, "BF16"), (90, "FP32"), (80, "BF16"), (75, "FP16")]
 HEAD = """# The kernel zoo, measured
 
@@ -29,7 +31,6 @@ where 4.9e-4 was allowed: in fp16, roundings of terms that cancel show. Since th
 Its 27 tests passed at 4160e0c.
 The rates of a run stand before its rows in zoo.json. Those of these runs were not kept: a trip and a launch are solved from the
 predictions that they made. [predict.cuh](../cuda/predict.cuh) makes every prediction again, to 0.1 %.
-Of matmul, versions 4, 6 to 8, 11 to 13, 15 to 18, 20 and the ladders input and weight were not measured yet.
 matmul's version 14 in code of sm_80 with 4, 3 and 2 buffers had a share of 0.61, 0.63 and 0.52 at the large shape (47cfef9).
 """
 
@@ -49,7 +50,8 @@ def read():
     {column: {rate: [values]}}."""
     rows, rates = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else [], {}
     for row in rows:
-        of = rates.setdefault((row["arch"], row["precision"]), {})
+        row["column"] = (row["arch"], row["precision"], row["gpu"])
+        of = rates.setdefault(row["column"], {})
         for rate in [r for r in RATES if r in row]:
             of.setdefault(rate, []).append(row[rate])
         if row.get("version") == 0 and row["large"] and row["ms"]:
@@ -57,8 +59,8 @@ def read():
     rows = [row for row in rows if "ladder" in row]
     zoo, gpus = {}, {}
     for row in rows:
-        row["column"], row["shape"] = (row["arch"], row["precision"]), (row["large"], row["sizes"])
-    for row in sorted(rows, key=lambda r: [*COLUMNS, r["column"]].index(r["column"])):
+        row["shape"] = (row["large"], row["sizes"])
+    for row in sorted(rows, key=lambda r: [*COLUMNS, r["column"][:2]].index(r["column"][:2])):  # of several cards, the first one
         gpus[row["column"]] = row["gpu"]
         ladders = zoo.setdefault(row["file"], {})
         ladders.setdefault(row["ladder"], {}).setdefault(row["version"], {}).setdefault(row["column"], []).append(row)
@@ -70,9 +72,14 @@ def rates_table(gpus, rates):
     text = "\n| code | " + " | ".join(name for name, _ in RATES.values()) + " |\n|---|" + "---|" * len(RATES) + "\n"
     for column in [c for c in gpus if "lanes" in rates[c]]:
         of = rates[column]
-        text += f"| sm_{column[0]} {column[1]} | " + " | ".join(
+        text += f"| {named(column)} | " + " | ".join(
             f"{sorted(of[key])[len(of[key]) // 2] * unit:.4g}" if key in of else "" for key, (_, unit) in RATES.items()) + " |\n"
     return text
+
+
+def named(column):
+    arch, precision, gpu = column
+    return f"sm_{arch} {precision}" + f", {gpu}" * (gpu != CARD)
 
 
 def main_row(rows):
@@ -103,9 +110,9 @@ def measured(row):
 
 def page(zoo, gpus, rates):
     others = list(gpus)[1:]
-    text = HEAD.format(about="; ".join(f"{gpu}, code of sm_{arch}, {precision}" for (arch, precision), gpu in gpus.items()))
+    text = HEAD.format(about="; ".join(f"{gpu}, code of sm_{arch}, {precision}" for arch, precision, gpu in gpus))
     text += rates_table(gpus, rates)
-    more = "".join(f" sm_{arch} {precision} |" for arch, precision in others)
+    more = "".join(f" {named(column)} |" for column in others)
     for file in [f for f in FILES if f in zoo]:
         text += f"\n## {file}\n\n| | idea | error | same bits | classic: predicted, ms, share | large: predicted, ms, rate, share, J "
         text += f"| x |{more}\n|---|---|---|---|---|---|---|{'---|' * len(others)}\n"
@@ -129,8 +136,14 @@ def page(zoo, gpus, rates):
 
 
 def shown(versions):
-    """The rows for a lesson, [(version, idea, row)], at the shape that most versions ran at, the large one if it can be; or None."""
-    rows = {number: next(iter(of.values())) for number, of in sorted(versions.items())}
+    """The rows for a lesson, [(version, idea, row)], of the card that ran the most versions, at the shape that most versions ran at,
+    the large one if it can be; or None."""
+    def ran_on(column):
+        return sum(any(r["ms"] for r in of.get(column, [])) for of in versions.values())
+    rows = {}
+    for number, of in sorted(versions.items()):
+        first = next(iter(of))[:2]
+        rows[number] = of[max((c for c in of if c[:2] == first), key=ran_on)]
     ran = [r["shape"] for of in rows.values() for r in of]
     shape = max(dict.fromkeys(ran), key=lambda s: (ran.count(s), s[0]))
     return [(number, of[0]["idea"], next((r for r in of if r["shape"] == shape), None)) for number, of in rows.items()]
@@ -139,8 +152,10 @@ def shown(versions):
 def lesson_table(versions, precision):
     versions = {v: {c: rows for c, rows in of.items() if c[1] == precision or not precision} for v, of in versions.items()}
     versions = {v: of for v, of in versions.items() if of}
-    text, before = "| version | predicted ms | ms | share | x |\n|---|---|---|---|---|\n", None
-    for number, idea, row in shown(versions):
+    rows, before = shown(versions), None
+    other = {row["gpu"] for *_, row in rows if row} - {CARD}
+    text = f"| version{''.join(', ' + gpu for gpu in other)} | predicted ms | ms | share | x |\n|---|---|---|---|---|\n"
+    for number, idea, row in rows:
         ran = f"{digits(row['ms'])} | {row['share']:.2f}" if row and row["ms"] else "not measured |"
         text += f"| {number} {idea} | " + (f"{predicted(row)} | {ran} | {gain(row, before)} |\n" if row else "not run | | |\n")
         before = row or before
@@ -233,12 +248,14 @@ def picture(ladders, drawn=None):
         parts += [word(8, y + 14, f"{file} {ladder}", bold),
                   word(608, y + 14, f"1.00: {unit}", ' text-anchor="end" fill="#59636e"')]
         y += 20
-        parts.append(f'<path d="M600 {y}v{20 * len(rows)}" stroke="#d1d9e0"/>')
+        parts += [word(296, y - 6, "0", ' fill="#59636e"'), f'<path d="M300 {y}v{20 * len(rows)}M600 {y}v{20 * len(rows)}" stroke="#d1d9e0"/>']
         for number, idea, row in rows:
             share, guess = row["share"], min(row["share"] * row["ms"] / row["predicted"], 1.2)
+            at = 306 + 300 * max(share, guess)
+            at = 606 if 570 < at < 606 else at  # the axis at 1.00 strikes no number
             parts += [word(8, y + 12, f"{number} {idea}"), bar(y, 300 * share, blue if row["bold"] else grey),
                       mark(300 + 300 * guess, y),
-                      word(306 + 300 * max(share, guess), y + 12, f"{share:.2f}" if share >= 0.01 else f"{share:.3f}")]
+                      word(at, y + 12, f"{share:.2f}" if share >= 0.01 else f"{share:.3f}")]
             y += 20
         y += 8
     if drawn:
@@ -252,7 +269,7 @@ def untaught():
     rows = (ROOT / "dev/cuda/README.md").read_text().split("\n") if (ROOT / "dev/cuda/README.md").exists() else []
     for file in sorted((ROOT / "dev/cuda").glob("*.cu")):
         lessons = [m for row in rows if f"`{file.name}`" in row for m in re.findall(r"\]\(\.\./doc/([\w.]+)", row)]
-        text = (DOC / lessons[0]).read_text() if lessons else ""
+        text = "".join((DOC / lesson).read_text() for lesson in lessons)
         if not text:
             yield f"dev/cuda/{file.name}: README.md names no lesson of it"
         elif file.name not in text and not re.search(rf"<!-- zoo: {file.stem} ", text):
@@ -260,6 +277,17 @@ def untaught():
         for ladder in re.findall(r'Ladder \w+\(\s*"(\w+)"', file.read_text()):
             if text and not re.search(rf"<!-- zoo: {file.stem} {ladder}\b|\b{ladder}\b", text):
                 yield f"dev/cuda/{file.name}: {lessons[0]} says nothing of its ladder {ladder}"
+
+
+def unbacked():
+    """Returns the figures of a lesson's prose that none of its blocks has: a measured one belongs into a table."""
+    for path in [p for p in DOC.glob("*.md") if "<!-- zoo:" in p.read_text()]:
+        text = path.read_text()
+        blocks = "".join(re.findall(r"^```python\n.*?^```", text, re.M | re.S))
+        prose = re.sub(r"^(?:```.*?^```|    [^\n]*|[|<][^\n]*)|`[^`\n]*`|Llama \d\.\d|\([^)\n]*\)", "", text, flags=re.M | re.S)
+        for figure in re.findall(r"\d+\.\d+(?:e-?\d+)?|\d+ (?:%|times as (?:long|fast))", prose):
+            if figure not in blocks:
+                yield f"dev/doc/{path.name}: {figure} is in no block of the page"
 
 
 def functions(text):
@@ -315,7 +343,7 @@ def main():
         print(f"{path.relative_to(ROOT)} is {'stale: python3 dev/cuda/table.py' if check else 'made anew'}")
         if not check:
             path.write_text(made[path])
-    missing = [*untaught(), *leaps()]
+    missing = [*untaught(), *unbacked(), *leaps()]
     for what in missing:
         print(what)
     return (check and len(stale) > 0) or len(missing) > 0

@@ -99,6 +99,14 @@ def test_a_stale_table_fails_and_none_is_no_fault(zoo):
     assert zoo([row(1, "N=8", 0, 4)])[0] == 0 and zoo([], "--check")[0] == 0
 
 
+def test_a_measured_figure_in_prose_fails(zoo, tmp_path):
+    lesson = tmp_path / "dev/doc/lesson.md"
+    lesson.write_text(lesson.read_text() + "It takes 2.3 times its prediction: Llama 3.1, `0.5`.\n")
+    assert zoo([row(1, "N=8", 0, 4)])[0] == 1
+    lesson.write_text(lesson.read_text() + "```python\nnear(x, 2.3)\n```\n")
+    assert zoo([])[0] == 0
+
+
 def test_a_picture_says_its_units_and_puts_each_number_right_of_its_bar_and_mark(zoo, tmp_path):
     (tmp_path / "dev/doc/lesson.md").write_text("![](zoo-softmax.svg)\n")
     zoo([row(1, "N=8", 0, 4, share=0.004, predicted=2), row(2, "N=8", 0, 2, share=0.5, predicted=1.6, bold=1),
@@ -117,10 +125,15 @@ def test_a_version_that_no_card_has_run_shows_its_prediction_alone(zoo):
     assert "3, not measured" in line(page, 2) and "| 3 | not measured | |" in line(lesson, 2) and line(lesson, 3).endswith("|  |")
 
 
+def test_a_lesson_takes_the_card_that_ran_most_versions(zoo):
+    _, page, lesson = zoo([row(1, "N=8", 1, 4), row(2, "N=8", 1, 0), *(row(v, "N=8", 1, v, gpu="new") for v in (1, 2))])
+    assert lesson.count("| version, new |") == 1 and "| 2 |" in line(lesson, 2) and "sm_90 BF16, new |" in page
+
+
 def test_the_rates_of_a_run_are_shown_and_no_row(zoo):
     rates = {"gpu": "a card", "arch": 90, "precision": "BF16", "file": "softmax", "lanes": 3e13, "trip": 3.5e-7, "launch": 8e-7}
     _, page, _ = zoo([rates, row(1, "N=8", 0, 4, copy=3e12)])
-    assert "| sm_90 BF16 | 3000 |  | 3e+04 | 350 | 0.8 |" in page and line(page, 1)
+    assert "| sm_90 BF16, a card | 3000 |  | 3e+04 | 350 | 0.8 |" in page and line(page, 1)
 
 
 def test_a_ladder_without_a_lesson_fails(zoo, tmp_path):
