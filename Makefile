@@ -87,8 +87,8 @@ $(TALES)/tinytales_train.bin: build/tinytales tokenize $(TALES)/tokenizer.json
 # trains on the GPU if there are a GPU and nvcc, else on the CPU; each run has its own output folder
 QUICKSTART_TRAINER = $(if $(and $(NVCC),$(FOUND_ARCH)),train_llama3cu,train_llama3)
 QUICKSTART_OUT ?= out/quickstart-$(shell date +%Y%m%d-%H%M%S)
-QUICKSTART_FLAGS = --model d3 --batch 4 --seq 256 --lr 4e-3 --warmup 50 --final-lr-frac 0.05 --val-every 200 \
-                   --sample-every 400 --sample-tokens 250 $(if $(STEPS),--steps $(STEPS),--minutes 3) --out $(QUICKSTART_OUT)
+QUICKSTART_FLAGS = --model d3 --final-lr-frac 0.05 --val-every 200 --sample-every 400 --sample-tokens 250 \
+                   $(if $(STEPS),--steps $(STEPS),--minutes 3) --out $(QUICKSTART_OUT)
 quickstart: $(QUICKSTART_TRAINER) $(TALES)/tinytales_train.bin
 	@$(if $(and $(NVCC),$(FOUND_ARCH)),,$(shell NVCC=$(call q,$(NVCC)) dev/make/choose.sh cards ""))
 	./$(QUICKSTART_TRAINER) $(QUICKSTART_FLAGS)
