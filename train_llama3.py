@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 from dev.reference.config import DIALLED, dial_of, preset, presets, read_config, settle
 from dev.reference.folders import (adapter_config, base_folder, checkpoints, model_of, read_adapters, read_weights,
                                    write_adapters, write_weights)
-from dev.reference.log import Log, StepTable, counted, die, mark, warn
+from dev.reference.log import Log, StepTable, counted, die, mark
 from dev.reference.rand import RAND_SAMPLE, philox, philox_double, rand_even_, rand_normal_
 from dev.reference.tables import c_flags, flag_value, gpu_peak, version
 from dev.reference.text import Text
@@ -354,23 +354,14 @@ def schedule(a):
                   (decay, end, 1.0, final, shape)]
 
 
-def warn_of_schedule(a):
-    """Warns of flags that make no sense together, or refuses them, as plan_check_decay() and program_plan() of llmc/run/session do."""
+def check_schedule(a):
+    """Refuses what plan_check_decay() of llmc/run/session/plan.h refuses."""
     if not a.decay and a.decay_shape != "1-sqrt" and a.schedule != "wsd":
         die("--decay-shape: is of no use without --decay N or --schedule wsd")
     if a.decay and a.schedule in ("cosine", "linear"):
         die(f"--decay: the schedule is {a.schedule}, whose rate always falls, wanted --schedule wsd or constant")
     if a.decay and a.decay + a.warmup > a.steps:
         die(f"--decay: {a.decay} steps and --warmup {a.warmup} do not fit into the {a.steps} steps of the run")
-    if a.warmup > a.steps:
-        warn(f"--warmup: {a.warmup} of {a.steps} steps: the learning rate never gets to --lr")
-    elif a.schedule == "wsd" and not a.decay and a.final_lr_frac < 1 and (a.steps < 10 or a.warmup > a.steps - a.steps // 5):
-        warn(f"--schedule wsd: {a.steps} steps and a warm-up of {a.warmup} leave little of its decay: "
-             f"the last rate is {learning_rate(schedule(a), a.steps - 1):.2e}")
-    if a.lr > 0.1:
-        warn(f"--lr: is {a.lr:g}: AdamW seldom learns with more than 0.01")
-    if a.optimizer == "muon" and a.lora:
-        warn("--optimizer: muon trains no adapters: AdamW trains all of them")
 
 
 def learning_rate(schedule, step):
@@ -595,7 +586,7 @@ class Training:
             die("--steps: is 0, wanted at least one step", 2)
         if a.steps < 0:
             a.steps = loader.epoch_steps(a.total_batch // a.seq)
-        warn_of_schedule(a)
+        check_schedule(a)
         if loader.vocab_size > c.vocab_size:
             die(f"{loader.files[0].path}: vocabulary is {loader.vocab_size} tokens, but the model has only {c.vocab_size}")
 

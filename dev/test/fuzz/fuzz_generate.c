@@ -55,10 +55,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     bool ok;
     if (kind == CHAT) {
         FILE* in = fmemopen(input, size - 1, "r");
-        const ChatOptions options = {data[1] & 1 ? "be brief" : NULL, max_tokens};
         Asked asked;
         question_begin(&asked, g.rules, NULL);
-        ok = chat(&g, &asked.writer, &options, in, &e);
+        ok = chat(&g, &asked.writer, data[1] & 1 ? "be brief" : NULL, max_tokens, in, &e);
         question_end(&asked);
         fclose(in);
     } else {

@@ -82,7 +82,6 @@ static void talk(void) {
     Sampler sampler;
     Generator g;
     Error e = NO_ERROR;
-    const ChatOptions options = {"be brief", CONTEXT};
     Asked asked;
     byte_tokens(&t, "");
     config_preset(&c, "d1", VOCAB);
@@ -92,7 +91,7 @@ static void talk(void) {
     text_rules_init(&rules, &t, &c);
     generator_init(&g, echo_next, &m, &rules, &sampler, CONTEXT, stdout);
     question_begin(&asked, &rules, NULL);
-    must(chat(&g, &asked.writer, &options, stdin, &e), &e);
+    must(chat(&g, &asked.writer, "be brief", CONTEXT, stdin, &e), &e);
     question_end(&asked);
     generator_free(&g);
     sampler_free(&sampler);

@@ -282,11 +282,10 @@ static bool chat_lines(Bench* b, const char* input, const char* system, int max_
     char copy[512];
     snprintf(copy, sizeof copy, "%s", input);
     FILE* in = fmemopen(copy, strlen(copy), "r");
-    const ChatOptions options = {system, max_tokens};
     Asked asked;
     question_begin(&asked, &b->rules, NULL);
     *e = asked.no_chat;
-    bool ok = !e->msg[0] && chat(&b->g, &asked.writer, &options, in, e);
+    bool ok = !e->msg[0] && chat(&b->g, &asked.writer, system, max_tokens, in, e);
     question_end(&asked);
     fclose(in);
     fflush(b->stream);

@@ -238,22 +238,15 @@ static inline char* line_read(LineInput* in, const char* prompt) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// conversations
-
-typedef struct {
-    const char* system;  // system message at the start; NULL: none
-    int max_tokens;      // of an answer
-} ChatOptions;
+// answers
 
 typedef struct {
     Generator* g;
     ChatWriter* writer;
-    ChatOptions options;
-    ChatMessages talk;  // so far
+    const char* system;  // message at the start; NULL: none
+    int max_tokens;      // of an answer
+    ChatMessages talk;   // so far
 } Conversation;
-
-// ---------------------------------------------------------------------------------------------------------------------
-// answers
 
 static inline void conversation_add(Conversation* c, const char* role, const char* text) {
     chat_messages_add(&c->talk, NULL, role, xstrdup(text), strlen(text), false);
@@ -262,7 +255,7 @@ static inline void conversation_add(Conversation* c, const char* role, const cha
 /* Forgets the messages; the system message stays. */
 static inline void conversation_forget(Conversation* c) {
     chat_messages_free(&c->talk);
-    if (c->options.system && *c->options.system) { conversation_add(c, "system", c->options.system); }
+    if (c->system && *c->system) { conversation_add(c, "system", c->system); }
 }
 
 /* Takes the last message back. */
@@ -294,7 +287,7 @@ static inline bool conversation_answer(Conversation* c, const char* message, Err
     const int count = (int)tokens->count - pos;
     sampler_forget(g->sampler);
     sampler_see(g->sampler, tokens->ids, pos);
-    if (!generate_from(g, tokens->ids + pos, count, NULL, &pos, c->options.max_tokens, &last, e)) { return false; }
+    if (!generate_from(g, tokens->ids + pos, count, NULL, &pos, c->max_tokens, &last, e)) { return false; }
     fputc('\n', g->out);
     fflush(g->out);
     if (g->draws > draws) {
@@ -376,14 +369,11 @@ static inline bool chat_command(Conversation* c, char* line) {
     return true;
 }
 
-/* Reads messages from `file` and writes the answers to g->out, until /quit or the end of the input. */
-static inline bool chat(Generator* g, ChatWriter* writer, const ChatOptions* options, FILE* file, Error* e) {
-    Conversation c;
+/* Reads messages from `file` and writes the answers, of at most max_tokens tokens, to g->out, until /quit or the end of the input.
+ * `system`: the message at the start, or NULL. */
+static inline bool chat(Generator* g, ChatWriter* writer, const char* system, int max_tokens, FILE* file, Error* e) {
+    Conversation c = {g, writer, system, max_tokens, {NULL, 0, 0, NULL}};
     LineInput in;
-    memset(&c, 0, sizeof c);
-    c.g = g;
-    c.writer = writer;
-    c.options = *options;
     conversation_forget(&c);
     g->end_of_turn = writer->form->end_of_turn;
     line_open(&in, file, g->out);

@@ -5,7 +5,7 @@
 
 #include "llmc/base/utils.h"
 #include "llmc/run/jobs/answer.h"         // defines: answer
-#include "llmc/run/jobs/chat.h"           // defines: ChatOptions, chat
+#include "llmc/run/jobs/chat.h"           // defines: chat
 #include "llmc/run/jobs/export.h"         // defines: job_export
 #include "llmc/run/jobs/verify.h"         // defines: verify
 #include "llmc/run/loop/generate.h"       // defines: Generator, generate, generator_free
@@ -83,7 +83,6 @@ static inline void job_talk(const Trainer* t, Program* p) {
     const Options* o = &p->chosen;
     const ModelConfig* config = &p->spec.config;
     const Job job = p->process.job;
-    const ChatOptions talk = {o->system, o->tokens};
     Sampler sampler;
     Generator g;
     Error e = NO_ERROR;
@@ -101,7 +100,9 @@ static inline void job_talk(const Trainer* t, Program* p) {
         const Question silent = {o->temperature, o->top_p, drawing, o->top_k, o->seed, o->tokens, {NULL, 0, 0}, false};
         answer(&g, &asked, &silent, STDIN_FILENO);
     } else {
-        must(job == JOB_CHAT ? chat(&g, &asked.writer, &talk, stdin, &e) : generate(&g, o->generate, o->tokens, &e), &e);
+        must(job == JOB_CHAT ? chat(&g, &asked.writer, o->system, o->tokens, stdin, &e)
+                             : generate(&g, o->generate, o->tokens, &e),
+             &e);
     }
     question_end(&asked);
     generator_free(&g);

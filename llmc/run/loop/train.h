@@ -370,7 +370,8 @@ static inline int train(const Trainer* trainer, Program* p) {
             const Metrics r = trainer->result(t.model, &t.recipe);
             training_report(&t, &r);
         }
-        if (due.validation || due.tasks) { training_evaluate(&t, &due); }
+        if (due.validation) { training_validate(&t, &due); }
+        if (due.tasks) { training_answer(&t); }
         if (due.sample) { training_sample(&t); }
         if (due.checkpoint || due.timed) { training_checkpoint(&t, due.timed); }
     }

@@ -3,8 +3,7 @@
  *   training_stops:    says whether the run ends before its last step
  *   training_due:      says which work is due once the queued steps are done
  *   training_report:   writes the line of a step to the screen and the log
- *   training_evaluate: the validation loss and the answers to --tasks
- *   training_sample, training_checkpoint
+ *   training_validate, training_answer (to --tasks), training_sample, training_checkpoint
  *   training_close:    the last checkpoint and the summary
  *
  * Four things end a run early: --patience, a signal, an error that is not the model's (data or log that cannot be read or
@@ -114,7 +113,7 @@ static inline void training_find_slowest(Training* t, const float* busy_ms) {
     const Team* team = t->process->team;
     SlowRank r;
     if (!team || t->process->rank > 0 || !slowest_add(&t->slowest, busy_ms, team->run.ranks, &r)) { return; }
-    const char* host = together_host(team, r.rank);
+    const char* host = team->members[r.rank].host;
     print_slowest(stdout, t->reported, r.rank, host, r.ms, r.others_ms);
     training_logged(t, log_slowest(&t->run->log, t->reported, r.rank, host, r.ms, r.others_ms, &t->error));
 }
@@ -250,11 +249,6 @@ static inline void training_answer(Training* t) {
         training_logged(t, log_task(&t->run->log, t->reported, name, score.acc, score.acc_norm, file->count, &t->error));
     }
     t->answered = t->reported;
-}
-
-static inline void training_evaluate(Training* t, Due* due) {
-    if (due->validation) { training_validate(t, due); }
-    if (due->tasks) { training_answer(t); }
 }
 
 static inline void training_sample(Training* t) {

@@ -290,7 +290,4 @@ static inline void together_share_out(Team* team, const char* out) {
     if (!shared) { together_die(team, &e); }
 }
 
-/* Returns the host of a rank, as rank 0 knows it. */
-static inline const char* together_host(const Team* team, int rank) { return team->members[rank].host; }
-
 #endif
