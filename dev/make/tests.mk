@@ -33,6 +33,8 @@ NO_AMX := $(if $(filter 1,$(FULL) $(HAS_AMX)),build/test_llama3_no_amx build/tes
 build/%_no_amx: DEFINES = -DLLMC_NO_AMX
 build/%_no_amx: %.c $(HEADERS) | build
 	$(COMPILE)
+# programs of Python's tests
+build/copy build/text_stub: FLAGS = $(OWN_FLAGS) -O1
 $(foreach p,build build/sanitize,$(p)/ranks_trainer $(p)/test_parity): test_llama3.cu train_llama3.c
 
 # the same under AddressSanitizer and UndefinedBehaviorSanitizer; data loader, mix and team under ThreadSanitizer

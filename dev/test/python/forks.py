@@ -1,8 +1,9 @@
 """Runs scripts of Python for tests. Each run is a process of its own, forked from a server that has imported what preload() names:
-such imports take more CPU time than the little that a test wants. Builds a program with faults: in its code, planted(N) is true
-where the environment variable PLANTED is N."""
+such imports take more CPU time than the little that a test wants. Builds the programs of C that several tests ask, and a program
+with faults: in its code, planted(N) is true where the environment variable PLANTED is N."""
 
 import atexit
+import fcntl
 import multiprocessing
 import os
 import re
@@ -62,6 +63,16 @@ def train(folder, *flags):
     """Runs train_llama3.py."""
     preload("torch", "safetensors.torch", "torch._dynamo")  # the last: an optimizer's first step imports it
     return run(TRAINER, folder, *flags)
+
+
+def built(name):
+    """Returns the program build/NAME, which make builds of dev/test/python/NAME.c. Tests run side by side: one make at a time."""
+    program = ROOT / "build" / name
+    program.parent.mkdir(exist_ok=True)
+    with open(f"{program}.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", "-s", f"build/{name}"], cwd=ROOT, check=True)
+    return program
 
 
 def build_planted(folder, source, faults):

@@ -1,5 +1,5 @@
 """--chat: its answers over several turns against transformers, and a person at a terminal: editing, Ctrl-C, several lines.
-Compiles text_stub.c, a chat whose model repeats each message, with and without libedit (skipped where it is not installed).
+text_stub.c is a chat whose model repeats each message, built with and without libedit (skipped where it is not installed).
 TRAINER names the trainer that the last tests run."""
 import fcntl
 import json
@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 
+import forks
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -51,18 +52,9 @@ TALKS = {"llama31": (LLAMA31, SPECIALS[0], SPECIALS[1], "<|eot_id|>"), "chatml":
 # ---------------------------------------------------------------------------------------------------------------------
 # programs
 
-def compile_stub(folder, *flags):
-    program = folder / "text_stub"
-    source = os.path.join(ROOT, "dev", "test", "python", "text_stub.c")
-    command = [CC, "-std=c11", "-O1", "-Wno-unknown-pragmas", "-I", ROOT, source, "-o", program, *flags, "-lm", "-lpthread"]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0, done.stderr
-    return str(program)
-
-
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory):
-    return compile_stub(tmp_path_factory.mktemp("plain"))
+def plain():
+    return str(forks.built("text_stub"))
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +63,11 @@ def edited(tmp_path_factory):
     check = subprocess.run([CC, "-x", "c", "-", "-ledit", "-o", "/dev/null"], input=source, stderr=subprocess.DEVNULL)
     if check.returncode != 0:
         pytest.skip("libedit is not installed (libedit-dev)")
-    return compile_stub(tmp_path_factory.mktemp("edited"), "-DLLMC_LIBEDIT", "-ledit")
+    program = str(tmp_path_factory.mktemp("edited") / "text_stub")
+    source = os.path.join(ROOT, "dev", "test", "python", "text_stub.c")
+    subprocess.run([CC, "-std=c11", "-O1", "-Wno-unknown-pragmas", "-I", ROOT, source, "-o", program, "-DLLMC_LIBEDIT", "-ledit", "-lm",
+                    "-lpthread"], check=True)
+    return program
 
 
 @pytest.fixture(params=["plain", "edited"])

@@ -1,12 +1,12 @@
 """Tests model folders against transformers and safetensors: each side opens what the other writes, with equal tensors and
-equal logits. Compiles copy.c, our reader and writer."""
+equal logits. copy.c has our reader and writer."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
+import forks
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,11 +19,8 @@ LLAMA3 = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_fa
 
 
 @pytest.fixture(scope="session")
-def model_copy(tmp_path_factory):
-    program = tmp_path_factory.mktemp("bin") / "model_copy"
-    compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    command = [compiler, "-std=c11", "-O1", "-I", HERE.parents[2], HERE / "copy.c", "-o", program, "-lm"]
-    subprocess.run(command, check=True)
+def model_copy():
+    program = forks.built("copy")
 
     def copy(source, target, dtype="F32"):
         Path(target).mkdir(exist_ok=True)

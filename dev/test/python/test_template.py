@@ -1,16 +1,16 @@
 """The interpreter of chat templates (llmc/text/template.h) against jinja2 as transformers sets it up: the templates of
 templates.txt over several talks, random templates of a grammar, and damaged templates. The text, the spans of {% generation %}
-and whether there is an error are equal; so are the messages of raise_exception() and of undefined values. Compiles text_stub.c."""
+and whether there is an error are equal; so are the messages of raise_exception() and of undefined values. text_stub.c runs it."""
 import datetime
 import json
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 
 chat = pytest.importorskip("transformers.utils.chat_template_utils")
@@ -83,11 +83,8 @@ def templates():
 
 class Program:
     """text_stub.c render: one answer a line."""
-    def __init__(self, folder):
-        compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-        program = folder / "render"
-        subprocess.run([compiler, "-std=c11", "-O1", "-I", HERE.parents[2], "-Wno-unknown-pragmas", HERE / "text_stub.c", "-o", program, "-lm"], check=True)
-        self.process = subprocess.Popen([program, "render"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self):
+        self.process = subprocess.Popen([forks.built("text_stub"), "render"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def render(self, template, values):
         self.process.stdin.write(json.dumps({"template": template, "variables": values}) + "\n")
@@ -96,8 +93,8 @@ class Program:
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    return Program(tmp_path_factory.mktemp("render"))
+def program():
+    return Program()
 
 
 def expected(template, values):

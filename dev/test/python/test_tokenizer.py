@@ -14,6 +14,7 @@ import subprocess
 import time
 import unicodedata
 
+import forks
 import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -410,13 +411,10 @@ def test_what_train_bpe_writes_is_read_alike(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def tokenizer_copy(tmp_path_factory):
+def tokenizer_copy():
     """Saves a tokenizer with llmc/text/tokenizer_write.h and opens the saved files with transformers."""
     transformers = pytest.importorskip("transformers")
-    program = tmp_path_factory.mktemp("bin") / "tokenizer_copy"
-    compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    source = os.path.join(ROOT, "dev", "test", "python", "copy.c")
-    subprocess.run([compiler, "-std=c11", "-O1", "-I", ROOT, source, "-o", program, "-lm"], check=True)
+    program = forks.built("copy")
 
     def copy(source, target, load=True):
         os.makedirs(target, exist_ok=True)
