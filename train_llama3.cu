@@ -32,7 +32,7 @@
 #include "llmc/gpu/debug.cuh"          // defines: search_on_gpu, search_weights, search_gradients
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
 #include "llmc/gpu/sharded_blocks.cuh"  // defines: ShardedBlocks, sharded_begin, sharded_block, ShardReader
-#include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradients_zero
+#include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradients_zero, gradients_expect
 #include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, crossentropy
 #include "llmc/gpu/fp8.cuh"             // defines: Fp8, fp8_check, fp8_lay_out_copies, fp8_copies_of, fp8_begin, fp8_refresh
 #include "llmc/gpu/linear.cuh"          // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
@@ -248,7 +248,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (c->lora.rank > 0) { m->weights.trained = take<floatX>(&mem[MEM_ADAPTERS], m->trained.elements); }
     weights_lay_out_staging(&m->weights, w, &mem[MEM_PINNED]);
     m->matmul_workspace = take<char>(w, m->queue.matmul->workspace_bytes);
-    if (o->train) { gradients_lay_out(&m->grads, &mem[MEM_GRADIENTS]); }
+    if (o->train) { gradients_lay_out(&m->grads, &mem[MEM_GRADIENTS], &mem[MEM_HOME]); }
     if (N > 0) {
         lay_out_activations(m, &mem[MEM_ACTIVATIONS], w);
         feed_lay_out(&m->feed, o->B, o->T, m->parts, o->documents, &mem[MEM_ACTIVATIONS], &mem[MEM_PINNED]);
@@ -317,10 +317,11 @@ static Llama llama_open(const ModelConfig* c, const ModelUse* use, const Options
     m.table = param_table_for(c, ranks);
     m.trained = trained_table_for(c, ranks);
     m.blocks = (BlockActivations*)xcalloc(c->num_layers, sizeof *m.blocks);
-    if (use->train && o->offload == OFFLOAD_OPTIMIZER) { m.weights.host = (HostStream*)xcalloc(1, sizeof *m.weights.host); }
+    if (use->train && o->offload >= OFFLOAD_OPTIMIZER) { m.weights.host = (HostStream*)xcalloc(1, sizeof *m.weights.host); }
     m.exchange.rank = m.weights.rank = use->rank;
     m.exchange.ranks = ranks;
-    if (ranks > 1 || m.weights.host) { m.exchange.buckets = buckets_list(&m.trained); }
+    m.grads.buckets = buckets_list(&m.trained);
+    if (ranks > 1 || m.weights.host) { m.exchange.buckets = m.grads.buckets; }
     if (ranks > 1) { m.weights.shards = m.exchange.buckets; }
     m.fp8.apart = m.exchange.buckets.count > 0;
     ArenaRanges own = ranks > 1 ? shard_ranges(&m.exchange.buckets, use->rank) : ArenaRanges{NULL, 0};
@@ -335,7 +336,8 @@ static Llama llama_open(const ModelConfig* c, const ModelUse* use, const Options
     g->config = *c;
     g->trained = m.trained;
     g->in_ring = m.zero != ZERO_1 && !lora;  // adapters' are small
-    g->lends = use->train && ranks == 1 && step == micro && !lora;
+    g->host = o->offload >= OFFLOAD_GRADIENTS && !lora ? m.weights.host : NULL;
+    g->lends = use->train && ranks == 1 && step == micro && !lora && !g->host;
     const int64_t sums = g->in_ring ? 1 : step / micro, chunks = (int64_t)ceil_div((size_t)o->batch * m.use.T, HEAD_ROWS);
     g->fp32 = o->grad_dtype == GRAD_DTYPE_FP32 || gradients_need_fp32(automatic, sums, lora);
     g->fp32_head = !g->fp32 && automatic && gradients_need_fp32(true, sums * chunks, false);
@@ -348,7 +350,7 @@ static void llama_close(Llama* m) {
     free(m->weights.host);
     param_table_free(&m->table);
     param_table_free(&m->trained);
-    buckets_free(&m->exchange.buckets);
+    buckets_free(&m->grads.buckets);
     held_free(&m->weights.held);
     optimizer_close(&m->optimizer);
 }
@@ -366,7 +368,7 @@ static MemoryPlace place_of(const Llama* m, int kind) {
     const MemoryKind weights = m->config.lora.rank > 0 ? MEM_ADAPTERS : MEM_WEIGHTS;
     const bool sent =
         kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->sharded && kind == MEM_WEIGHTS);
-    if (kind == MEM_PINNED || (m->weights.host && kind >= MEM_MASTER && kind <= MEM_V)) { return ON_HOST; }
+    if (kind == MEM_PINNED || kind == MEM_HOME || (m->weights.host && kind >= MEM_MASTER && kind <= MEM_V)) { return ON_HOST; }
     return m->exchange.links.all && sent ? ON_CARD_EXCHANGED : ON_CARD;
 }
 
@@ -507,6 +509,7 @@ static void llama_backward(Llama* m, MicroKind kind) {
         const Recomputed again = recompute_at(&m->recompute, l);
         block_forward(m, NULL, &w, s, &rows, again);
         exchange_wait_sent(&m->exchange, &m->grads, l);
+        gradients_expect(&m->grads, l, kind, q->stream);
         // h_next = mid + act Wdown^T: dh is the gradient of both. dw comes last: dx and SwiGLU may make its factors
         down_dx_swiglu(q, s->gate_up, again.norms ? s->act : NULL, &w.down, m->dh, N, &w.gate_up);
         linear_backward_weight(q, &w.down, m->dh, s->act, N, add);
@@ -518,6 +521,7 @@ static void llama_backward(Llama* m, MicroKind kind) {
         linear_backward(q, m->dnorm, &w.qkv, m->dqkv, s->norm1, N, add);
         norm_backward(q, m->dh, &w.input_norm, m->dnorm, s->h, s->rstd1, N);
         exchange_send_layer(&m->exchange, &m->grads, l, kind);
+        gradients_leave(&m->grads, l, kind, q->stream);
     }
     exchange_wait_sent(&m->exchange, &m->grads, -1);
     gradients_zero(&m->grads, -1, kind, q->stream);
@@ -635,7 +639,7 @@ static bool train_step(void* model, const Recipe* recipe, double lr, Error* e) {
     runner_begin(&m->runner, lr);
     if (m->in_fp8) { CUDA_CHECK(cudaMemsetAsync(m->queue.counts, 0, sizeof m->runner.state->quantised, m->queue.stream)); }
     for (int k = 0; ok && k < recipe->accumulate; k++) {
-        const MicroKind kind = micro_kind(recipe, k);
+        const MicroKind kind = micro_kind(recipe, k, m->grads.host);
         const cudaGraphExec_t captured = m->runner.micro[kind];
         ok = !run_stop_requested() && feed_next(&m->feed, &recipe->data, e);
         // otherwise one rank would wait for another that has dropped the step
@@ -758,8 +762,8 @@ static void trainer_prepare(void* model, const Recipe* recipe, const Options* o,
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
     if (planned && first) { device_check_plans(m->queue.matmul, plans); }
     device_share_plans(m->queue.matmul, recipe->team);
-    if (m->weights.host && first) { weights_print_price(&m->weights); }
-    if (!o->graph || o->profile > 0) { return; }
+    if (m->weights.host && first) { weights_print_price(&m->weights), gradients_print_price(&m->grads); }
+    if (!o->graph || o->profile > 0 || m->grads.host) { return; }  // a graph would end with a wait for the copies
     for (int k = 0; k < count; k++) { runner_capture(&m->runner, micro_step, m, recipe, kinds[k]); }
 }
 

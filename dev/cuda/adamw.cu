@@ -212,7 +212,7 @@ static void norm2(const Case& c, cudaStream_t stream) {
     const Fixed f = fixed(c);
     NormSums sums = norm_sums(f.scratch);
     norm_square_cuda(&sums, c.at<floatX>(NORM_GRADS), c.n[0], stream);
-    norm_finish_cuda(f.state, sums.partial, sums.count[0], stream);
+    norm_finish_cuda(f.state, sums.partial[0], sums.count[0], stream);
     norm_take_kernel<<<1, 1, 0, stream>>>(c.at<float>(NORM), f.state);
 }
 

@@ -1,7 +1,8 @@
-/* zero.h -- which gradients (ZeRO 2 and 3) and which blocks' weights (ZeRO 3) a rank holds at a time.
+/* zero.h -- which gradients (ZeRO 2 and 3, --offload gradients) and which blocks' weights (ZeRO 3) a rank holds at a time.
  *
  * Gradients (ZeRO 2 and 3) lie in a ring, from which they travel to their owners (gpu/exchange.cuh). The embedding's bucket and
- * the head's bucket take turns in one part; block l lies in one of two parts. If embedding and head are tied, the embedding's
+ * the head's bucket take turns in one part; block l lies in one of two parts. With --offload gradients the owner is the host:
+ * blocks take turns in three parts, since they also return (gpu/gradients.cuh), and the other buckets stay. If embedding and head are tied, the embedding's
  * bucket holds both gradients for the whole backward pass. The bucket of the final norm, which is only a gap, then has its own
  * part.
  *
@@ -27,24 +28,26 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // the ring of gradients
 
-enum { GRADIENT_BLOCKS = 2 };  // blocks whose gradients have room: one computes while another travels
+// blocks whose gradients have room: one computes while another travels; with the host, while one leaves and one arrives
+enum { GRADIENT_BLOCKS = 2, HOST_BLOCKS = 3 };
 
-/* Parts of the ring; block l has part PART_BLOCK + l % GRADIENT_BLOCKS. */
-typedef enum { PART_ENDS, PART_LAST_NORM, PART_BLOCK, GRADIENT_PARTS = PART_BLOCK + GRADIENT_BLOCKS } GradientPart;
+/* Parts of the ring; block l has part PART_BLOCK + l % turns. */
+typedef enum { PART_ENDS, PART_LAST_NORM, PART_BLOCK, GRADIENT_PARTS = PART_BLOCK + HOST_BLOCKS } GradientPart;
 
 /* The parts of the arena that take turns: the embedding's bucket, blocks of `block` elements each, the bucket of final norm
  * and head. */
 typedef struct {
     size_t first_block, block, end, elements;
     bool tied;
+    int turns;  // blocks that have room
 } GradientRing;
 
 /* Cuts the arena of a table of all parameters. */
 static inline GradientRing gradient_ring_of(const ParamTable* t, int blocks, bool tied) {
     int last = t->count - 1;
     while (t->items[last - 1].layer < 0) { last--; }
-    const GradientRing r = {t->items[1].offset, (t->items[last].offset - t->items[1].offset) / (size_t)blocks,
-                            t->items[last].offset, t->elements, tied};
+    const size_t first = t->items[1].offset, end = t->items[last].offset;
+    const GradientRing r = {first, (end - first) / (size_t)blocks, end, t->elements, tied, GRADIENT_BLOCKS};
     return r;
 }
 
@@ -66,7 +69,7 @@ static inline int gradient_part(const GradientRing* r, size_t at, size_t* first)
     }
     const size_t l = (at - r->first_block) / r->block;
     *first = r->first_block + l * r->block;
-    return PART_BLOCK + (int)(l % GRADIENT_BLOCKS);
+    return PART_BLOCK + (int)(l % (size_t)r->turns);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

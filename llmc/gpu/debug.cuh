@@ -10,7 +10,7 @@
 #include "llmc/config.h"              // defines: ParamTable
 #include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, load_stream
 #include "llmc/gpu/exchange.cuh"      // defines: Exchange
-#include "llmc/gpu/gradients.cuh"     // defines: Gradient, Gradients, gradient_of, gradients_bytes
+#include "llmc/gpu/gradients.cuh"     // defines: Gradient, Gradients, gradient_of, gradients_bytes, gradients_home
 #include "llmc/gpu/layers.cuh"        // defines: Queue
 #include "llmc/gpu/weights.cuh"       // defines: WeightArena, weight_at
 #include "llmc/train/not_finite.h"    // defines: FiniteSearch, NamedTensor, search_param
@@ -90,7 +90,10 @@ static inline void search_gradients(FiniteSearch* s, const Gradients* g, const E
     for (int i = 0; i < g->trained.count; i++) {
         const Param* p = &g->trained.items[i];
         if (!g->in_ring || !param_specs[p->kind].matrix) {
-            const Gradient grad = gradient_of(g, p->kind, p->layer);
+            Gradient grad = gradient_of(g, p->kind, p->layer);
+            if (param_specs[p->kind].matrix && gradient_on_host(g, p->offset)) {
+                grad.data = gradients_home(g, p->offset).data;
+            }
             search_param(s, of, p, 0, param_size(p), grad.data, gradients_bytes(grad.fp32));
             continue;
         }

@@ -157,6 +157,7 @@ static inline void device_close(Device* d) {
     X(WEIGHTS, "weights", true)                                       \
     X(ADAPTERS, "adapters", true)                                     \
     X(GRADIENTS, "gradients", true)                                   \
+    X(HOME, "gradients of blocks", false) /* on the host */           \
     X(MASTER, "master", true)                                         \
     X(M, "m", true)                                                   \
     X(V, "v", true)                                                   \

@@ -259,7 +259,7 @@ static inline void exchange_send(Exchange* x, int bucket, Gradient grads, bool a
  * In a ring each micro-step sends its own gradients: in the first one they overwrite the owners' sums, in later ones they are
  * added. */
 static inline void exchange_send_layer(Exchange* x, const Gradients* g, int layer, MicroKind kind) {
-    if (!g->in_ring && !(kind & MICRO_LAST)) { return; }
+    if (x->ranks <= 1 || (!g->in_ring && !(kind & MICRO_LAST))) { return; }
     for (int i = 0; i < x->buckets.count; i++) {
         const Bucket* b = &x->buckets.items[i];
         const bool add = g->in_ring && !(kind & MICRO_FIRST);

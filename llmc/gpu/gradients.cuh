@@ -5,6 +5,18 @@
  * tensors. In ZeRO 2 and 3 the gradients of matrices lie in a ring (dist/zero.h), which every micro-step overwrites. Before
  * that, each rank has sent them to their owners, who add them up.
  *
+ * --offload gradients (one GPU): gradients of the blocks' matrices lie in the host's memory. Blocks take turns in a ring of
+ * three. The backward pass of block l adds to the sums of earlier micro-steps, which have arrived, with the kernels of sums on
+ * the card, and so with the same bits. Then the sums leave. The last micro-step of a step squares them before that. In the first
+ * one nothing arrives.
+ *
+ *   in         | sums of l - 2 arrive            | sums of l - 3 arrive      | ...
+ *   compute    | block l                         | block l - 1               | block l - 2 ...       (backward)
+ *   out                                          | sums of l leave           | sums of l - 1 leave   ...
+ *
+ * The streams wait as for the state (host_stream.cuh), with a window for each part of the ring: the sums of l - 3 go into the
+ * part of block l, and so arrive once that block has left. The next step's sums leave once the update has read these.
+ *
  * One GPU with one micro-step a step lends this memory to activations. The backward pass goes from the last block to the first:
  * when it writes the gradients of block l, it has read the activations of all later blocks. So activations of block l may lie
  * anywhere below its own gradients. With more micro-steps, the gradients of earlier ones need this memory. With several GPUs,
@@ -21,8 +33,11 @@
 #define LLMC_GRADIENTS_CUH
 
 #include "llmc/config.h"              // defines: ModelConfig, ParamTable, param_at, param_offset
+#include "llmc/dist/buckets.h"        // defines: Bucket, Buckets
 #include "llmc/dist/zero.h"           // defines: GradientRing, gradient_part
 #include "llmc/cuda/cuda_common.cuh"  // defines: floatX, CUDA_CHECK
+#include "llmc/gpu/host_stream.cuh"   // defines: HostStream, HostArray, host_window_arrive, host_window_leave
+#include "llmc/optim/step_state.cuh"  // defines: norm_partial_cuda
 
 /* A micro-step by its place in its step. The first overwrites the gradients of matrices, the others add to them; in a ring all
  * overwrite. With several ranks the last one of a step sends, in a ring each one. */
@@ -41,7 +56,8 @@ typedef struct {
     bool fp32;           // gradients of all matrices are fp32; otherwise floatX
     bool fp32_head;      // of the head alone
     bool in_ring;
-    bool lends;  // activations lie here until the backward pass writes
+    bool lends;        // activations lie here until the backward pass writes
+    HostStream* host;  // the blocks' gradients lie in the host's memory; NULL: on the card
 
     void* all;  // without a ring: of the matrices, elements [first, end) of the trained tensors
     size_t first, end;
@@ -49,7 +65,14 @@ typedef struct {
     size_t extra_size;
     GradientRing ring;
     void* parts[GRADIENT_PARTS];
+
+    char* home;  // (blocks) with `host`: elements [ring.first_block, ring.end) there; the ring then holds blocks alone
+
+    Buckets buckets;  // of the trained tensors, for the norm
+    double* squares;  // (buckets, NORM_BUCKET) at most: sums of squares of each bucket's gradients, one after the other
 } Gradients;
+
+enum { NORM_BUCKET = 264 };  // sums of squares of a bucket: two for each multiprocessor of an H100
 
 enum { MOST_16BIT_SUMS = 64 };  // in bfloat16, 256 additions lose more than 1 %
 
@@ -84,10 +107,21 @@ static inline Gradient gradient_in_ring(const Gradients* g, size_t at) {
     return {(char*)g->parts[part] + (at - first) * gradients_bytes(fp32), fp32};
 }
 
-/* Finds the gradient of an element of the trained tensors that belongs to no norm. */
+/* Returns whether the gradient of an element lies in the host's memory. */
+static inline bool gradient_on_host(const Gradients* g, size_t at) {
+    return g->host && at >= g->ring.first_block && at < g->ring.end;
+}
+
+/* Returns the elements of the blocks, if their gradients lie in the host's memory. */
+static inline size_t gradients_away(const Gradients* g) { return g->host ? g->ring.end - g->ring.first_block : 0; }
+
+/* Finds the gradient of an element of the trained tensors that belongs to no norm; on the card, in its part of a ring. */
 static inline Gradient gradient_of_element(const Gradients* g, size_t at) {
-    if (g->in_ring) { return gradient_in_ring(g, at); }
-    if (at >= g->first && at < g->end) { return {(char*)g->all + (at - g->first) * gradients_bytes(g->fp32), g->fp32}; }
+    if (g->in_ring || gradient_on_host(g, at)) { return gradient_in_ring(g, at); }
+    if (at >= g->first && at < g->end) {
+        const size_t away = at < g->ring.end ? 0 : gradients_away(g);
+        return {(char*)g->all + (at - g->first - away) * gradients_bytes(g->fp32), g->fp32};
+    }
     return {g->extra + norms_size(g) + (at - head_bucket(g).first), true};
 }
 
@@ -107,9 +141,22 @@ static inline void gradients_lay_out_ring(Gradients* g, Arena* a) {
     for (int i = 0; i < GRADIENT_BLOCKS; i++) { g->parts[PART_BLOCK + i] = take<char>(a, g->ring.block * own); }
 }
 
+/* Lays out the ring of blocks whose gradients lie in the host's memory, and their place there. */
+static inline void gradients_lay_out_host(Gradients* g, Arena* a, Arena* host) {
+    const size_t own = gradients_bytes(g->fp32);
+    if (!g->host) { return; }
+    g->ring = gradient_ring_of(&g->trained, g->config.num_layers, g->config.tied);
+    g->ring.turns = HOST_BLOCKS;
+    g->host->beside = own;
+    g->home = take<char>(host, gradients_away(g) * own);
+    for (int i = 0; i < HOST_BLOCKS; i++) {
+        g->parts[PART_BLOCK + i] = g->host->turns[i].data = take<char>(a, g->ring.block * own);
+    }
+}
+
 /* Lays out the gradients. Without a ring, fp32_head moves the head's bucket from `all` to `extra`; it is the first bucket
- * (tied) or the last. */
-static inline void gradients_lay_out(Gradients* g, Arena* a) {
+ * (tied) or the last. host: takes what lies there */
+static inline void gradients_lay_out(Gradients* g, Arena* a, Arena* host) {
     const bool moves = !g->in_ring && g->fp32_head && g->config.lora.rank == 0;
     const ArenaRange head = moves ? head_bucket(g) : ArenaRange{g->trained.elements, 0};
     g->first = moves && head.first == 0 ? head.count : 0;
@@ -118,9 +165,11 @@ static inline void gradients_lay_out(Gradients* g, Arena* a) {
     if (g->in_ring) {
         gradients_lay_out_ring(g, a);
     } else {
-        g->all = take<char>(a, (g->end - g->first) * gradients_bytes(g->fp32));
+        gradients_lay_out_host(g, a, host);
+        g->all = take<char>(a, (g->end - g->first - gradients_away(g)) * gradients_bytes(g->fp32));
     }
     g->extra = take<float>(a, g->extra_size);
+    g->squares = take<double>(a, (size_t)g->buckets.count * NORM_BUCKET);
 }
 
 /* Finds memory for `bytes` of block l's activations, below its gradients and below *top, where the activations of later blocks
@@ -179,6 +228,66 @@ static inline void gradients_zero_embedding(const Gradients* g, MicroKind kind, 
 static inline void gradients_zero(const Gradients* g, int layer, MicroKind kind, cudaStream_t stream) {
     if (layer == g->config.num_layers) { gradients_zero_ends(g, kind, stream); }
     if (layer < 0) { gradients_zero_embedding(g, kind, stream); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// norm
+
+/* Queues the sums of squares of the matrices' gradients: of block `layer`, or (-1) of all layers whose gradients are not on the
+ * host. Returns the number of sums of all layers. */
+static inline int gradients_square(const Gradients* g, int layer, cudaStream_t stream) {
+    int count = 0;
+    for (int i = 0; i < g->buckets.count; i++) {
+        const Bucket* b = &g->buckets.items[i];
+        const Gradient at = gradient_of_element(g, b->first);
+        const void* data = (layer < 0 ? !gradient_on_host(g, b->first) : b->layer == layer) ? at.data : NULL;
+        double* to = g->squares + count;
+        count += at.fp32 ? norm_partial_cuda(to, (const float*)data, b->count, NORM_BUCKET, stream)
+                         : norm_partial_cuda(to, (const floatX*)data, b->count, NORM_BUCKET, stream);
+    }
+    return count;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// gradients in the host's memory
+
+/* Returns where gradients lie in the host's memory, from element `at` of a block on; {NULL}: on the card. */
+static inline HostArray gradients_home(const Gradients* g, size_t at) {
+    const size_t own = gradients_bytes(g->fp32);
+    if (!gradient_on_host(g, at)) { return {NULL, 0, false}; }
+    return {g->home + (at - g->ring.first_block) * own, own, true};
+}
+
+/* Prints what passes in a micro-step, if anything does. */
+static inline void gradients_print_price(const Gradients* g) {
+    if (!g->host) { return; }
+    printf("offload %.2f GB of gradients leave the card in each micro-step, and come back in the next\n",
+           1e-9 * (double)(gradients_away(g) * gradients_bytes(g->fp32)));
+}
+
+/* Call before the gradients of block l are written: they are the sums of earlier micro-steps then. Queues the arrival of the next
+ * ones. */
+static inline void gradients_expect(Gradients* g, int l, MicroKind kind, cudaStream_t stream) {
+    const int last = g->config.num_layers - 1, ahead = HOST_BLOCKS - 1;
+    if (!g->host) { return; }
+    for (int next = l == last ? l : l - ahead; next >= 0 && next >= l - ahead; next--) {
+        HostArray arrays[HOST_ARRAYS] = {};
+        void* parts[HOST_ARRAYS];
+        if (!(kind & MICRO_FIRST)) { arrays[0] = gradients_home(g, g->ring.first_block + (size_t)next * g->ring.block); }
+        host_window_arrive(g->host, &g->host->turns[next % g->ring.turns], arrays, 0, g->ring.block, parts,
+                           "gradients from the host");
+    }
+    host_window_wait(g->host, &g->host->turns[l % g->ring.turns], stream, "wait: gradients");
+}
+
+/* Call after the backward pass of block l. */
+static inline void gradients_leave(Gradients* g, int l, MicroKind kind, cudaStream_t stream) {
+    HostArray arrays[HOST_ARRAYS] = {};
+    if (!g->host) { return; }
+    if (kind & MICRO_LAST) { gradients_square(g, l, stream); }
+    arrays[0] = gradients_home(g, g->ring.first_block + (size_t)l * g->ring.block);
+    arrays[0].read = false;
+    host_window_leave(g->host, &g->host->turns[l % g->ring.turns], arrays, 0, g->ring.block, stream, "gradients to the host");
 }
 
 #endif

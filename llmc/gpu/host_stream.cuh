@@ -18,6 +18,7 @@
  *
  * The first pieces arrive before the kernels need them: `in` waits for no kernel but those that used its windows before. AdamW's
  * kernels run on the exchange stream (exchange.cuh), beside the next forward pass; those of whole matrices on the compute stream.
+ * Gradients of blocks pass in the same way, through windows of a block each (gradients.cuh).
  */
 #ifndef LLMC_HOST_STREAM_CUH
 #define LLMC_HOST_STREAM_CUH
@@ -30,12 +31,13 @@
 #ifndef HOST_PIECE
 #define HOST_PIECE (8 << 20)
 #endif
-enum { HOST_WINDOWS = 3, HOST_ARRAYS = 3 };  // with two windows, a copy would wait for each update
+enum { HOST_WINDOWS = 3, HOST_ARRAYS = 4 };  // with two windows, a copy would wait for each update
 
 /* An array in the host's memory. */
 typedef struct {
     char* data;    // NULL: there is none
     size_t width;  // bytes of an element
+    bool read;     // the kernels only read it: it does not go back
 } HostArray;
 
 typedef struct {
@@ -44,18 +46,20 @@ typedef struct {
 } HostWindow;
 
 typedef struct {
-    size_t piece;  // elements
+    size_t piece;   // elements
+    size_t beside;  // bytes of an element of gradients, which pass with the state; 0: they lie on the card
     HostWindow windows[HOST_WINDOWS];
-    uint64_t pieces;  // so far
+    HostWindow turns[HOST_WINDOWS];  // of the gradients of a block each (gradients.cuh)
+    uint64_t pieces;                 // so far
     cudaStream_t in, out;
     cudaEvent_t left;
     Profiler* profiler;  // NULL: none
 } HostStream;
 
-/* Lays out windows for arrays of `elements` at most, with `bytes` an element together. */
+/* Lays out windows for a state of `elements` at most, with `bytes` an element together. */
 static inline void host_stream_lay_out(HostStream* s, size_t elements, size_t bytes, Arena* a) {
     s->piece = size_min(HOST_PIECE, round_up(elements, 256));
-    for (HostWindow& w : s->windows) { w.data = take<char>(a, s->piece * bytes); }
+    for (HostWindow& w : s->windows) { w.data = take<char>(a, s->piece * (bytes + s->beside)); }
 }
 
 /* Makes the streams and the events. These two, and host_stream_finish(), take NULL where nothing lies on the host. */
@@ -64,7 +68,11 @@ static inline void host_stream_open(HostStream* s) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&s->in, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&s->out, cudaStreamNonBlocking));
     s->left = event_new();
-    for (HostWindow& w : s->windows) { w.there = event_new(), w.used = event_new(), w.free = event_new(); }
+    for (HostWindow* list : {s->windows, s->turns}) {
+        for (HostWindow* w = list; w < list + HOST_WINDOWS; w++) {
+            w->there = event_new(), w->used = event_new(), w->free = event_new();
+        }
+    }
 }
 
 static inline void host_stream_close(HostStream* s) {
@@ -72,8 +80,10 @@ static inline void host_stream_close(HostStream* s) {
     CUDA_CHECK(cudaStreamDestroy(s->in));
     CUDA_CHECK(cudaStreamDestroy(s->out));
     CUDA_CHECK(cudaEventDestroy(s->left));
-    for (HostWindow& w : s->windows) {
-        for (cudaEvent_t event : {w.there, w.used, w.free}) { CUDA_CHECK(cudaEventDestroy(event)); }
+    for (const HostWindow* list : {s->windows, s->turns}) {
+        for (const HostWindow* w = list; w < list + HOST_WINDOWS; w++) {
+            for (cudaEvent_t event : {w->there, w->used, w->free}) { CUDA_CHECK(cudaEventDestroy(event)); }
+        }
     }
 }
 
@@ -88,6 +98,13 @@ static inline void host_stream_begin(HostStream* s) { stream_wait(s->in, s->out,
 /* Lets the next piece pass through the first window, so that the caller knows the windows of the following pieces. */
 static inline void host_stream_align(HostStream* s) { s->pieces = round_up(s->pieces, HOST_WINDOWS); }
 
+/* Returns the bytes of an element of all arrays, or of those that go back. */
+static inline double host_width(const HostArray arrays[HOST_ARRAYS], bool back) {
+    size_t width = 0;
+    for (int i = 0; i < HOST_ARRAYS; i++) { width += arrays[i].data && !(back && arrays[i].read) ? arrays[i].width : 0; }
+    return (double)width;
+}
+
 /* Copies n elements from `first` on of each array into a window, or back. Writes where each array then lies on the card. */
 static inline void host_window_copy(const HostWindow* w, const HostArray arrays[HOST_ARRAYS], size_t first, size_t n, bool back,
                                     void* parts[HOST_ARRAYS], cudaStream_t stream) {
@@ -96,11 +113,37 @@ static inline void host_window_copy(const HostWindow* w, const HostArray arrays[
         const size_t bytes = n * arrays[i].width;
         parts[i] = arrays[i].data ? part : NULL;
         if (!arrays[i].data) { continue; }
-        char* host = arrays[i].data + first * arrays[i].width;
-        CUDA_CHECK(back ? cudaMemcpyAsync(host, part, bytes, cudaMemcpyDeviceToHost, stream)
-                        : cudaMemcpyAsync(part, host, bytes, cudaMemcpyHostToDevice, stream));
         part += round_up(bytes, 256);
+        if (back && arrays[i].read) { continue; }
+        char* host = arrays[i].data + first * arrays[i].width;
+        CUDA_CHECK(back ? cudaMemcpyAsync(host, parts[i], bytes, cudaMemcpyDeviceToHost, stream)
+                        : cudaMemcpyAsync(parts[i], host, bytes, cudaMemcpyHostToDevice, stream));
     }
+}
+
+/* Queues the arrival of n elements of the arrays in a window, once it is free. */
+static inline void host_window_arrive(const HostStream* s, const HostWindow* w, const HostArray arrays[HOST_ARRAYS],
+                                      size_t first, size_t n, void* parts[HOST_ARRAYS], const char* name) {
+    CUDA_CHECK(cudaStreamWaitEvent(s->in, w->free));
+    Op op(s->profiler, s->in, name, 0, (double)n * host_width(arrays, false));
+    host_window_copy(w, arrays, first, n, false, parts, s->in);
+    CUDA_CHECK(cudaEventRecord(w->there, s->in));
+}
+
+/* Lets a stream wait for what arrives in a window. */
+static inline void host_window_wait(const HostStream* s, const HostWindow* w, cudaStream_t stream, const char* name) {
+    Op op(s->profiler, stream, name, 0, 0);
+    CUDA_CHECK(cudaStreamWaitEvent(stream, w->there));
+}
+
+/* Queues the way back, behind all that `stream` has queued. The window is free afterwards. */
+static inline void host_window_leave(const HostStream* s, const HostWindow* w, const HostArray arrays[HOST_ARRAYS],
+                                     size_t first, size_t n, cudaStream_t stream, const char* name) {
+    void* parts[HOST_ARRAYS];
+    stream_wait(s->out, stream, w->used);
+    Op op(s->profiler, s->out, name, 0, (double)n * host_width(arrays, true));
+    host_window_copy(w, arrays, first, n, true, parts, s->out);
+    CUDA_CHECK(cudaEventRecord(w->free, s->out));
 }
 
 /* Passes `count` elements of the arrays through the card: calls use(first, n, parts) for each piece, which queues on `stream`
@@ -108,26 +151,14 @@ static inline void host_window_copy(const HostWindow* w, const HostArray arrays[
 template <typename Use>
 static void host_stream_pass(HostStream* s, const HostArray arrays[HOST_ARRAYS], size_t count, cudaStream_t stream,
                              const Use& use) {
-    size_t width = 0;
-    for (int i = 0; i < HOST_ARRAYS; i++) { width += arrays[i].data ? arrays[i].width : 0; }
     for (size_t first = 0, n; first < count; first += n) {
-        HostWindow* w = &s->windows[s->pieces++ % HOST_WINDOWS];
+        const HostWindow* w = &s->windows[s->pieces++ % HOST_WINDOWS];
         void* parts[HOST_ARRAYS];
         n = size_min(s->piece, count - first);
-        CUDA_CHECK(cudaStreamWaitEvent(s->in, w->free));
-        {
-            Op op(s->profiler, s->in, "state from the host", 0, (double)(n * width));
-            host_window_copy(w, arrays, first, n, false, parts, s->in);
-        }
-        {
-            Op op(s->profiler, stream, "wait: state", 0, 0);
-            stream_wait(stream, s->in, w->there);
-        }
+        host_window_arrive(s, w, arrays, first, n, parts, "state from the host");
+        host_window_wait(s, w, stream, "wait: state");
         use(first, n, parts);
-        stream_wait(s->out, stream, w->used);
-        Op op(s->profiler, s->out, "state to the host", 0, (double)(n * width));
-        host_window_copy(w, arrays, first, n, true, parts, s->out);
-        CUDA_CHECK(cudaEventRecord(w->free, s->out));
+        host_window_leave(s, w, arrays, first, n, stream, "state to the host");
     }
 }
 

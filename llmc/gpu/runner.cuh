@@ -10,16 +10,16 @@
 #include "llmc/optim/step_state.cuh"  // defines: StepState, step_begin_cuda
 #include "llmc/train/step.h"          // defines: Recipe, Metrics
 
-/* Returns the kind of a step's micro-step k. A single process has no MICRO_LAST. */
-static inline MicroKind micro_kind(const Recipe* recipe, int k) {
-    return (k == 0 ? MICRO_FIRST : 0u) | (recipe->team && k == recipe->accumulate - 1 ? MICRO_LAST : 0u);
+/* Returns the kind of a step's micro-step k. A single process has MICRO_LAST only if it asks for it. */
+static inline MicroKind micro_kind(const Recipe* recipe, int k, bool with_last) {
+    return (k == 0 ? MICRO_FIRST : 0u) | ((recipe->team || with_last) && k == recipe->accumulate - 1 ? MICRO_LAST : 0u);
 }
 
 /* Lists the kinds of micro-steps that a step has, in their order. Returns their number. */
 static inline int micro_kinds(const Recipe* recipe, MicroKind list[MICRO_KINDS]) {
     int count = 0;
     for (int k = 0; k < recipe->accumulate; k++) {
-        const MicroKind kind = micro_kind(recipe, k);
+        const MicroKind kind = micro_kind(recipe, k, false);
         if (count == 0 || list[count - 1] != kind) { list[count++] = kind; }
     }
     return count;

@@ -39,6 +39,7 @@ typedef struct {
     const void* grads;    // of the elements `of_grads`
     ArenaRange of_grads;  // the other elements have separate gradients
     bool fp32;            // the gradients are fp32; otherwise floatX
+    HostArray home;       // gradients on the host, of the first element on; {NULL}: they lie at `grads`
 } UpdateRange;
 
 /* Lays out its buffers. A matrix has one part more for each bucket that ends in it, and for each piece (0: there are none) of
@@ -69,7 +70,10 @@ static void optimizer_update_as(const Optimizer* o, const Queue* q, const Weight
         const OptimizerRule* rule = a->held.items[i].rule;
         const size_t first = size_max(range.first, r.elements.first), stop = size_min(range.first + range.count, end);
         if (rule->prepare) { continue; }
-        state_pieces(a, rule->slots, first, stop - first, q->stream, [&](StatePiece s) {
+        HostArray home = r.home;
+        if (home.data) { home.data += (first - r.elements.first) * home.width; }
+        state_pieces(a, rule->slots, home, {first, stop - first}, q->stream, [&](StatePiece s) {
+            if (s.grads) { t.grads = (const Grad*)s.grads, t.grads_first = s.first, t.grads_end = s.first + s.count; }
             Op op(q, "adamw", 0, (double)s.count * moved);
             t.state_first = s.first;
             t.master = s.master;
@@ -90,7 +94,13 @@ static inline void optimizer_update(const Optimizer* o, const Queue* q, const We
 
 /* Returns the elements [first, first + count) of the only rank, with their gradients. */
 static inline UpdateRange update_range(const WeightArena* a, const Gradients* g, size_t first, size_t count) {
-    return {{first, count}, trained_at(a, first), g->all, {g->first, g->end - g->first}, g->fp32};
+    UpdateRange r = {{first, count}, trained_at(a, first), g->all, {g->first, g->end - g->first}, g->fp32, {NULL, 0, false}};
+    if (g->host) {
+        r.grads = gradient_of_element(g, first).data;
+        r.of_grads = r.elements;
+        r.home = gradients_home(g, first);
+    }
+    return r;
 }
 
 /* Queues the norm of the gradients and the decision. With several ranks the exchange has added up the norm. */
@@ -98,14 +108,11 @@ static inline void optimizer_decide(const Queue* q, const Gradients* g, const Ex
                                     const Recipe* recipe) {
     NormSums norm = norm_sums(q->scratch);
     if (x->ranks <= 1) {
-        const size_t count = g->end - g->first;
+        const size_t count = g->trained.elements - gradients_away(g);
         Op op(q, "gradient norm", 0, (double)count * gradients_bytes(g->fp32));
-        if (g->fp32) {
-            norm_square_cuda(&norm, (const float*)g->all, count, q->stream);
-        } else {
-            norm_square_cuda(&norm, (const floatX*)g->all, count, q->stream);
-        }
-        norm_square_cuda(&norm, g->extra, g->extra_size, q->stream);
+        norm_square_cuda(&norm, g->extra, norms_size(g), q->stream);
+        norm.partial[norm.lists] = g->squares;
+        norm.count[norm.lists++] = gradients_square(g, -1, q->stream);
     }
     step_decide_cuda(state, &norm, &recipe->hyper, q->stream);
 }
@@ -162,6 +169,7 @@ static inline void matrices_open(Optimizer* o, const Queue* q, const WeightArena
             part->master = window ? window : state_at(a, SLOT_MASTER, at);
             part->m = window ? window : state_at(a, SLOT_M, at);
             const char* grads = (const char*)gradient_of(g, p->kind, p->layer).data + before * gradients_bytes(g->fp32);
+            if (g->host) { grads = window + round_up(run * state_width(a, SLOT_M), 256); }  // they arrive beside m
             part->grads = alone ? grads : (const char*)(x->sums + local);
             part->u = alone ? (float*)q->scratch + place + before : x->sums + local;
             part->x =
@@ -222,7 +230,8 @@ static void matrices_update(const Optimizer* o, const Queue* q, const WeightAren
             parts.items = o->parts.items + k;
             parts.count = 1;
             parts.most = part->count;
-            state_pieces(a, 1u << slot, at, part->count, q->stream, [&](StatePiece) {
+            const HostArray grads = slot == SLOT_M ? gradients_home(g, at) : HostArray{NULL, 0, false};
+            state_pieces(a, 1u << slot, grads, {at, part->count}, q->stream, [&](StatePiece) {
                 Op op(q, name, 0, 0);
                 stage(&parts, state, &recipe->hyper, q->stream);
             });

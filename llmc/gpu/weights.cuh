@@ -115,26 +115,28 @@ static inline char* state_at(const WeightArena* a, SlotKind kind, size_t at) {
 typedef struct {
     size_t first, count;
     void *master, *m, *v;
+    const void* grads;  // NULL: they are not on the host
 } StatePiece;
 
 /* Calls use(piece), which queues kernels on `stream`, for the elements [first, first + count) of one held range: once, or for
- * each piece that passes through the card.   slots: bits of the SlotKinds that the kernels use */
+ * each piece that passes through the card.   slots: bits of the SlotKinds that the kernels use   grads: on the host, or {NULL} */
 template <typename Use>
-static void state_pieces(const WeightArena* a, unsigned slots, size_t first, size_t count, cudaStream_t stream,
+static void state_pieces(const WeightArena* a, unsigned slots, HostArray grads, ArenaRange elements, cudaStream_t stream,
                          const Use& use) {
-    HostArray arrays[HOST_ARRAYS];
-    bool any = false;
-    for (int i = 0; i < HOST_ARRAYS; i++) {
-        const SlotKind kind = (SlotKind)(SLOT_MASTER + i);
-        arrays[i] = {slots >> kind & 1 ? state_at(a, kind, first) : NULL, state_width(a, kind)};
-        any = any || arrays[i].data;
+    const size_t first = elements.first;
+    HostArray arrays[HOST_ARRAYS] = {{NULL, 0, false}, {NULL, 0, false}, {NULL, 0, false}, grads};
+    bool any = grads.data;
+    for (const SlotKind kind : {SLOT_MASTER, SLOT_M, SLOT_V}) {
+        char* data = slots >> kind & 1 ? state_at(a, kind, first) : NULL;
+        arrays[kind - SLOT_MASTER] = {data, state_width(a, kind), false};
+        any = any || data;
     }
     if (!a->host || !any) {
-        use(StatePiece{first, count, arrays[0].data, arrays[1].data, arrays[2].data});
+        use(StatePiece{first, elements.count, arrays[0].data, arrays[1].data, arrays[2].data, NULL});
         return;
     }
-    host_stream_pass(a->host, arrays, count, stream, [&](size_t at, size_t n, void* const* parts) {
-        use(StatePiece{first + at, n, parts[0], parts[1], parts[2]});
+    host_stream_pass(a->host, arrays, elements.count, stream, [&](size_t at, size_t n, void* const* parts) {
+        use(StatePiece{first + at, n, parts[0], parts[1], parts[2], parts[3]});
     });
 }
 
@@ -168,7 +170,7 @@ static inline void weights_print_price(const WeightArena* a) {
     }
     const double begin = now_seconds();
     host_stream_begin(a->host);
-    state_pieces(a, slots, first.first, n, a->stream, [](StatePiece) {});
+    state_pieces(a, slots, {NULL, 0, false}, {first.first, n}, a->stream, [](StatePiece) {});
     host_stream_finish(a->host);
     const double rate = passed / (now_seconds() - begin);
     printf("offload %.2f GB pass through the card in each step, and back: about %.0f ms at %.1f GB/s each way\n", 1e-9 * bytes,

@@ -125,18 +125,18 @@ enum {
 
 /* The partial sums of squares of a step's gradients, a list for each array. */
 typedef struct {
-    double* partial;        // (NORM_LISTS, NORM_BLOCKS) on the device
-    int count[NORM_LISTS];  // of each list
+    double* partial[NORM_LISTS];  // on the device
+    int count[NORM_LISTS];        // of each list
     int lists;
 } NormSums;
 
-/* Returns the bytes of scratch that NormSums.partial needs. */
+/* Returns the bytes of scratch that norm_sums() needs. */
 static inline size_t norm_square_scratch_cuda(void) { return NORM_LISTS * NORM_BLOCKS * sizeof(double); }
 
 static inline NormSums norm_sums(void* scratch) {
     NormSums s;
     memset(&s, 0, sizeof s);
-    s.partial = (double*)scratch;
+    for (int i = 0; i < NORM_LISTS; i++) { s.partial[i] = (double*)scratch + (size_t)i * NORM_BLOCKS; }
     return s;
 }
 
@@ -171,16 +171,25 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_partial_kernel(double* part
     if (threadIdx.x == 0) { partial[blockIdx.x] = sum; }
 }
 
+/* Queues the sums of squares of g (n), a multiple of 16 bytes, in `most` parts at most. Returns their number; with g NULL that
+ * is all. */
+template <typename Grad>
+static int norm_partial_cuda(double* partial, const Grad* g, size_t n, int most, cudaStream_t stream) {
+    assert(n % VECTOR<Grad> == 0 && is_aligned16(g));
+    const size_t round = (size_t)NORM_THREADS * NORM_UNROLL * VECTOR<Grad>;
+    const int blocks = (int)size_min((size_t)most, ceil_div(n, round));
+    if (g && blocks > 0) { norm_partial_kernel<<<blocks, NORM_THREADS, 0, stream>>>(partial, g, n); }
+    CUDA_CHECK_LAUNCH("norm_partial_kernel");
+    return blocks;
+}
+
 /* Queues the sums of squares of g (n), a multiple of 16 bytes, as the next list of `sums`. */
 template <typename Grad>
 static void norm_square_cuda(NormSums* sums, const Grad* g, size_t n, cudaStream_t stream) {
     if (n == 0) { return; }
-    assert(n % VECTOR<Grad> == 0 && is_aligned16(g) && sums->lists < NORM_LISTS);
-    const size_t round = (size_t)NORM_THREADS * NORM_UNROLL * VECTOR<Grad>;
-    const int blocks = (int)size_min(NORM_BLOCKS, ceil_div(n, round));
-    norm_partial_kernel<<<blocks, NORM_THREADS, 0, stream>>>(sums->partial + (size_t)sums->lists * NORM_BLOCKS, g, n);
-    CUDA_CHECK_LAUNCH("norm_partial_kernel");
-    sums->count[sums->lists++] = blocks;
+    assert(sums->lists < NORM_LISTS);
+    sums->count[sums->lists] = norm_partial_cuda(sums->partial[sums->lists], g, n, NORM_BLOCKS, stream);
+    sums->lists++;
 }
 
 enum { SUM_BLOCKS = 264, SUM_THREADS = 256 };
@@ -282,9 +291,7 @@ __global__ void __launch_bounds__(NORM_SUM_THREADS) step_decide_kernel(StepState
     copy_window(&norm_window, &s->norm_window);
     double norm_square = s->norm_square;
 #pragma unroll
-    for (int i = 0; i < NORM_LISTS; i++) {
-        norm_square += norm_list_sum(sums.partial + (size_t)i * NORM_BLOCKS, sums.count[i], shared[i]);
-    }
+    for (int i = 0; i < NORM_LISTS; i++) { norm_square += norm_list_sum(sums.partial[i], sums.count[i], shared[i]); }
     const double scale = (double)s->loss_scale, factor = trained_factor(&h, s->trained);
     if (threadIdx.x == 0) {
         loss = s->loss_sum * h.loss_weight * factor;

@@ -187,27 +187,33 @@ goes_on_elsewhere() { # two cards, then one, then four: as one card alone
         cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved" $steps
 }
 
-# moves NAME FLAGS...: state on the host has the bits of state on the card, also where a resumed run finds it elsewhere
+# moves NAME MOST FLAGS...: what lies on the host, up to MOST, has the bits of a run on the card, also where a resumed run finds it
+# elsewhere
 moves() {
-    m=$1
-    shift
-    cu BF16 "$m" "$@" && cu BF16 "${m}_host" "$@" --offload optimizer && same_bits "$m" "${m}_host" &&
-        cu BF16 "${m}_parts" "$@" --offload optimizer --stop-after $half &&
+    m=$1 most=$2
+    shift 2
+    cu BF16 "$m" "$@" && cu BF16 "${m}_host" "$@" --offload $most && same_bits "$m" "${m}_host" &&
+        cu BF16 "${m}_parts" "$@" --offload $most --stop-after $half &&
         cu BF16 "${m}_parts" --resume "$@" --offload off --stop-after $((half + quarter)) &&
         cu BF16 "${m}_parts" --resume "$@" --offload optimizer && same_bits "$m" "${m}_parts"
 }
 
 # Adapters have fewer pieces than there are windows. There a step's first copies would overtake the last ones of the step before.
 moves_once() {
-    for flags_of in "--lora 1 --lora-on qkvo --moments bf16" "--master none --moments bf16 --fp8" "$muon --master split --moments bf16" "--gpus 3 $muon"; do
-        cu BF16 stays $flags_of && cu BF16 moved_out $flags_of --offload optimizer && same_bits stays moved_out &&
+    while read -r moved flags_of; do
+        cu BF16 stays $flags_of </dev/null && cu BF16 moved_out $flags_of --offload $moved </dev/null && same_bits stays moved_out &&
             rm -r "$tmp/stays" "$tmp/moved_out" || return 1
-    done
+    done <<END
+optimizer --lora 1 --lora-on qkvo --moments bf16
+optimizer --gpus 3 $muon
+gradients --master none --moments bf16 --fp8 --total-batch 384 --recompute block
+gradients $muon --master split --moments bf16 --grad-clip 0.1
+END
 }
 
 killed_on_the_host() { # at any moment behind the first checkpoint; the run then goes on with the state on the card
     EMULATOR_SEED=1 LD_LIBRARY_PATH=$emulated "$emulated/BF16_90/train_llama3cu" $flags --total-batch 128 --master split --moments bf16 \
-        --checkpoint-every 1 --offload optimizer --out "$tmp/killed" &
+        --checkpoint-every 1 --offload gradients --out "$tmp/killed" &
     until [ -d "$tmp/killed/$(step 1)" ] || ! kill -0 $!; do sleep 0.05; done
     kill -9 $!
     wait $!
@@ -318,9 +324,9 @@ one_card() {
     check "Muon: the same bits in any order, without a graph, recomputed, resumed" repeats muon16 $muon --total-batch 128
     check "Muon, no master weights, --fp8: the same bits in any order ..." repeats muon_none $muon $none --fp8
     check "Muon: master weights in fp32 and split have the same bits" masters_are_alike
-    check "state on the host, moved at resumes, two micro-batches: the same bits" moves host --total-batch 128 --master split --moments bf16
-    check "state on the host, killed, then on the card: the same bits" killed_on_the_host
-    check "state on the host: adapters, 8 bits without masters, Muon: the same bits" moves_once
+    check "state and gradients on the host, moved at resumes, two micro-batches: the same bits" moves host gradients --total-batch 128 --master split --moments bf16
+    check "state and gradients on the host, killed, then on the card: the same bits" killed_on_the_host
+    check "on the host: adapters, Muon, 8 bits without masters, six micro-batches: the same bits" moves_once
     check "as many blocks recompute as --recompute says" blocks_are_counted
     check "what is not finite is named in its block, whatever recomputes" ruined_block_is_named
     check "some blocks recompute, and others after a resume: the same bits, two micro-batches" by_blocks blocks --total-batch 128
@@ -342,7 +348,7 @@ two_cards() {
     in_full "two cards, ZeRO 1, 2 and 3, no master weights: the same bits" zeros_repeat zeros_none "1 2 3" $none
     check "two cards, ZeRO 1, 2 and 3, no master weights, --fp8 with the head: the same bits" zeros_repeat zeros_none_fp8 "1 2 3" $none --fp8 --fp8-head
     check "two cards, ZeRO 3, some blocks recompute, and others after a resume: the same bits" by_blocks blocks_zero --gpus 2 --zero 3
-    check "two cards, ZeRO 3, state on the host: the same bits" moves host_zero --gpus 2 --zero 3 --moments bf16
+    check "two cards, ZeRO 3, state on the host: the same bits" moves host_zero optimizer --gpus 2 --zero 3 --moments bf16
     check "two cards, of which one has less room, agree on --recompute auto: the same bits" cards_agree
     in_full "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
     check "a run goes on on one, four and two cards" goes_on_elsewhere

@@ -674,7 +674,7 @@ TEST(a_hint_is_measured_with_all_its_flags) {
 static void offload_measure(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* m) {
     (void)c, (void)use;
     memory_add(m, "weights", (uint64_t)40 << 20);
-    memory_add_row(m, "state", (uint64_t)(o->moments == MOMENTS_BF16 ? 30 : 60) << 20, o->offload == OFFLOAD_OPTIMIZER);
+    memory_add_row(m, "state", (uint64_t)(o->moments == MOMENTS_BF16 ? 30 : 60) << 20, o->offload >= OFFLOAD_OPTIMIZER);
     memory_add_row(m, "copies", 1, true);
     m->host = *(const uint64_t*)t->device;
 }

@@ -11,7 +11,7 @@
 #include "llmc/dist/agree.h"          // defines: agree_first, agree_most
 #include "llmc/run/cli/options.h"     // defines: Options, options_copy, options_merge, options_read_text, option_own_text
 #include "llmc/run/session/dial.h"    // defines: Dial, dial_tokens, dial_batch, dial_rate
-#include "llmc/run/session/memory.h"  // defines: MemoryRoom, memory_fits, memory_find_recompute
+#include "llmc/run/session/memory.h"  // defines: MemoryRoom, memory_fits, memory_find_recompute, memory_offload_most
 #include "llmc/run/session/session.h"
 #include "llmc/text/text_rules.h"  // defines: Sampling
 
@@ -192,16 +192,19 @@ static inline int halve_batch(Options* o, const MemoryRoom* room) {
 }
 
 /* Halves the micro-batch of dial.h until every rank has room for it. The tokens of a step stay. Room is made in the order of
- * memory_find_fit(): --recompute auto gives what it can, then the rows are halved, and --offload auto moves the state to the
+ * memory_find_fit(): --recompute auto gives what it can, then the rows are halved, and --offload auto moves more to the
  * host where one row is too much. */
 static inline void choose_batch(Options* chosen, const Dial* d, const MemoryRoom* room, Team* team) {
     if (!d->on || chosen->given[OPT_batch]) { return; }
-    Options o = *chosen;
-    int halvings = room->have > 0 ? halve_batch(&o, room) : 0;
-    if (o.offload == OFFLOAD_AUTO && room->have > 0 && !memory_fits(room, &o)) {  // as choose_offload() will find
-        o = *chosen;
-        o.offload = OFFLOAD_OPTIMIZER;
+    const bool automatic = chosen->offload == OFFLOAD_AUTO;
+    const int most = automatic ? memory_offload_most(room) : chosen->offload;
+    bool fits = room->have == 0;
+    int halvings = 0;
+    for (int offload = automatic ? OFFLOAD_OFF : most; !fits && offload <= most; offload++) {  // as choose_offload() will find
+        Options o = *chosen;
+        o.offload = offload;
         halvings = halve_batch(&o, room);
+        fits = memory_fits(room, &o);
     }
     agree_most(team, &halvings, 1);
     chosen->batch >>= halvings;
@@ -238,10 +241,14 @@ static inline void choose_dtype(Options* chosen, SafeDtype build, bool adapters)
 static inline void choose_offload(Options* chosen, const MemoryRoom* room, Team* team) {
     char text[OPTION_TEXT];
     if (chosen->offload != OFFLOAD_AUTO) { return; }
-    chosen->offload = OFFLOAD_OFF;
     Options o = *chosen;
-    if (o.recompute.automatic) { o.recompute = memory_find_recompute(room, &o); }
-    if (!memory_fits(room, &o)) { chosen->offload = OFFLOAD_OPTIMIZER; }
+    bool fits = false;
+    for (o.offload = OFFLOAD_OFF; !fits && o.offload <= memory_offload_most(room); o.offload++) {
+        o.recompute = chosen->recompute;
+        if (o.recompute.automatic) { o.recompute = memory_find_recompute(room, &o); }
+        fits = memory_fits(room, &o);
+        chosen->offload = o.offload;
+    }
     agree_most(team, &chosen->offload, 1);
     printf("memory  --offload auto takes %s\n", option_text(chosen, OPT_offload, text));
 }

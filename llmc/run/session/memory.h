@@ -106,22 +106,29 @@ static inline Recompute memory_find_recompute(const MemoryRoom* room, const Opti
     return o.recompute;
 }
 
+/* Returns the last value of --offload that a run may take: several GPUs share gradients with --zero. */
+static inline int memory_offload_most(const MemoryRoom* room) {
+    return room->use.ranks > 1 ? OFFLOAD_OPTIMIZER : OFFLOAD_GRADIENTS;
+}
+
 /* Writes to `hint` the first change of flags that fits. Returns false if nothing fits. Tries, in this order:
  *   1. several GPUs share more (--zero)
  *   2. on a GPU, recomputation in as few blocks as possible: the results stay the same
  *   3. a smaller micro-batch, with the same tokens per step
- *   4. on a GPU, optimizer state on the host: the results stay the same; or not there, if the host lacks the memory
+ *   4. on a GPU, more on the host: the results stay the same; or less, if the host lacks the memory
  *   5. on a GPU, smaller optimizer state; no master weights last, because weights are then rounded otherwise
  *   6. shorter rows */
 static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, const MemoryRoom* room) {
     const bool gpu = options->trainer == ON_GPU;
     const int ranks = sequence_share(room->use.rank, room->use.ranks, options->seq_parallel).groups;
     const int64_t total = options->total_batch ? options->total_batch : (int64_t)options->batch * options->seq * ranks;
+    const bool stays = options->given[OPT_offload] && options->offload == OFFLOAD_OFF;
+    const int offloads = stays ? 1 : memory_offload_most(room) - OFFLOAD_OFF + 1;
     for (int seq = options->seq; seq >= 1; seq /= 2) {
-        for (int variant = 0; variant < (gpu ? 12 : 1); variant++) {  // bit 0: the other --offload; above it: the state
-            const int state = variant / 2;                            // bit 0: bf16 moments; above it: a MasterKind
-            const bool stays = options->given[OPT_offload] && options->offload == OFFLOAD_OFF;
-            if (variant % 2 && stays) { continue; }
+        for (int variant = 0; variant < (gpu ? 6 * offloads : 1); variant++) {  // each state with each --offload
+            const int state = variant / offloads;                               // bit 0: bf16 moments; above it: a MasterKind
+            int offload = variant % offloads ? OFFLOAD_OFF + variant % offloads - 1 : options->offload;
+            if (variant % offloads && offload >= options->offload) { offload++; }  // first the value as it is, then the others
             for (int batch = options->batch; batch >= 1; batch--) {
                 if (total % ((int64_t)batch * seq * ranks) != 0) { continue; }
                 if (options->seq_parallel > 1 && seq % options->seq_parallel != 0) { continue; }
@@ -135,7 +142,7 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
                     o.zero = options->zero + k % zeros;
                     o.seq = seq;
                     o.batch = batch;
-                    if (variant % 2) { o.offload = !o.offload; }
+                    o.offload = offload;
                     if (batch != options->batch || seq != options->seq) { o.total_batch = total; }  // as the hint will say
                     if (state & 1) { o.moments = MOMENTS_BF16; }
                     if (state / 2 > o.master) { o.master = state / 2; }  // each is smaller than the one before

@@ -52,6 +52,15 @@ static inline void warn_of_threads(int threads) {
     warn("--threads: %d on %ld core%s: threads that wait for a core hold up the others", threads, cores, text_plural(cores));
 }
 
+/* Refuses an --offload of one GPU for several. */
+static inline void check_offload(const Options* o, const Process* p) {
+    if (o->offload <= OFFLOAD_OPTIMIZER || p->ranks == 1) { return; }
+    die("--offload: is gradients, wanted off or optimizer for %d processes\n  hint: --offload optimizer --zero 2 lets them "
+        "share "
+        "gradients",
+        p->ranks);
+}
+
 /* Refuses a --seq-parallel that does not divide rows, heads or ranks, as far as these are known yet. */
 static inline void check_share(const Options* o, const Process* p, const ModelConfig* c) {
     const int parts = o->seq_parallel;
@@ -657,6 +666,7 @@ static inline void program_open(Program* p, int argc, char** argv, OptionScope t
     data_open(data, process, chosen, row_rule(data, (Documents)chosen->documents, !p->start.dir[0], config->bos_id));
     if (!p->start.dir[0]) { config_of_preset(config, data, chosen); }
     check_share(chosen, process, config);
+    check_offload(chosen, process);
     check_recompute(chosen, config->num_layers);
     check_tokenizer(data, &p->start, config, chosen, process);
     data_read_rules(data, &p->start, config, process);

@@ -22,10 +22,10 @@ static void gradients_of_a_third_norm_have_a_place() {
     param_table_add(&g.trained, &c, P_LM_HEAD, -1);
     param_table_close(&g.trained);
     Arena a = {};
-    gradients_lay_out(&g, &a);
+    gradients_lay_out(&g, &a, NULL);
     std::vector<char> room(a.used);
     a = {room.data(), 0};
-    gradients_lay_out(&g, &a);
+    gradients_lay_out(&g, &a, NULL);
     size_t norms = 0;
     for (int i = 0; i < g.trained.count; i++) {
         const Param* p = &g.trained.items[i];

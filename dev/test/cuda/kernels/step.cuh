@@ -93,14 +93,12 @@ static void norm_and_loss_sums_agree() {
         CHECK(found[0] == found[1], "two runs differ: %.17g %.17g", found[0], found[1]);
         // as with several GPUs: each list on its own, then a decision without a list
         NormSums sums = norm_sums(device_alloc<char>(norm_square_scratch_cuda()));
-        const NormSums none = norm_sums(sums.partial);
+        const NormSums none = norm_sums(sums.partial[0]);
         const Hyperparameters hyper = test_hyper();
         step_begin_cuda(state, 8, 0.5, 0);
         norm_square_cuda(&sums, d_g, n, 0);
         norm_square_cuda(&sums, d_apart, 1024, 0);
-        for (int i = 0; i < sums.lists; i++) {
-            norm_finish_cuda(state, sums.partial + (size_t)i * NORM_BLOCKS, sums.count[i], 0);
-        }
+        for (int i = 0; i < sums.lists; i++) { norm_finish_cuda(state, sums.partial[i], sums.count[i], 0); }
         CHECK(read_state(state).norm_square == found[0], "list by list it is %.17g, at once %.17g",
               read_state(state).norm_square, found[0]);
         loss_sum_cuda(state, d_apart, d_targets, NULL, 0, 10, 100, true, 0);
