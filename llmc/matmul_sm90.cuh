@@ -228,11 +228,8 @@ __device__ __forceinline__ void matmul_write_sums(MatmulBoxes<Tiles>& boxes, con
         MatmulBox box;
         box.round(d, q);
         const int block = column * (Tiles::BN / 64) + q;
-        if constexpr (Tiles::BOXED) {
-            boxes.write(box, &s.out, row, block);
-        } else {
-            box.write(s.sums + (size_t)row * s.columns * Tiles::BN + block * 64, (size_t)s.columns * Tiles::BN);
-        }
+        if (Tiles::BOXED) { boxes.write(box, &s.out, row, block); }
+        if (!Tiles::BOXED) { box.write(s.sums + row * (size_t)(s.columns * Tiles::BN) + block * 64, s.columns * Tiles::BN); }
     }
 }
 
