@@ -553,22 +553,6 @@ static inline void tokenizer_encode(const Tokenizer* t, const char* text, size_t
     encoder_free(&enc);
 }
 
-/* Returns whether a text may be cut in front of s[i], 0 < i < length: both parts then encode to the ids of the whole. True
- * between a newline and a printable ASCII character: a newline ends every piece of white space or symbols that contains one,
- * and no piece starts with a newline and continues with such a character. Ask tokenizer_may_cut() first. */
-static inline bool text_border(const char* s, size_t i) { return s[i - 1] == '\n' && s[i] > ' ' && s[i] < 0x7F; }
-
-/* Returns whether texts may be cut at text_border(). Not if there is no splitting before merging, nor if an added token's name
- * has a newline before its last byte. */
-static inline bool tokenizer_may_cut(const Tokenizer* t) {
-    if (t->split == SPLIT_NONE && t->num_merges > 0) { return false; }
-    for (int id = 0; id < t->vocab_size; id++) {
-        const uint32_t len = t->at[id + 1] - t->at[id];
-        if ((t->flags[id] & TOKEN_ADDED) && len > 1 && memchr(t->bytes + t->at[id], '\n', len - 1)) { return false; }
-    }
-    return true;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // decoding
 

@@ -5,6 +5,7 @@
 #define LLMC_FUZZ_TEXT_H
 
 #include "fuzz.h"
+#include "dev/data/encode_units.h"  // defines: text_border, tokenizer_may_cut
 #include "llmc/text/tokenizer.h"
 
 /* Returns whether every byte has its own token, so that any text comes back whole. */
