@@ -27,11 +27,11 @@ def main():
     for path in files:
         text = open(path).read()
         code = re.sub(r"//.*|/\*.*?\*/", "", text)
-        included = re.findall(r'^#include "(llmc/[^"]+h)"', text, re.M)
+        included = re.findall(r'^#include "((?:llmc|dev)/[^"]+h)"', text, re.M)
         for header in {h for h in included if included.count(h) > 1}:
             print(f"{path}: includes {header} twice")
             wrong += 1
-        for header, listed in re.findall(r'^#include "(llmc/[^"]+)"\s*// defines: (.*)$', text, re.M):
+        for header, listed in re.findall(r'^#include "((?:llmc|dev)/[^"]+)"\s*// defines: (.*)$', text, re.M):
             known.setdefault(header, definitions(header))
             for name in re.findall(r"\b[A-Za-z_]\w+\b", re.sub(r"\.\.\.|\band\b.*", "", listed)):
                 problem = "defines no" if name not in known[header] else "is included for, but nothing uses,"
