@@ -248,7 +248,7 @@ __global__ void decode1_kernel(floatX* out, const floatX* q, const floatX* cache
     for (size_t u = warp; u < (size_t)positions; u += WARPS) {
         take_key3(o, m, l, q + h * s.HD, k + u * pitch, k + u * pitch + s.NKV * s.HD, s.HD);
     }
-    maxima[warp] = m, sums[warp] = l;
+    if (lane == 0) { maxima[warp] = m, sums[warp] = l; }
 #pragma unroll
     for (int i = 0; i < MOST_LANES3; i++) { parts[warp][lane + 32 * i] = o[i]; }
     __syncthreads();
