@@ -7,7 +7,7 @@
  *   lr  DIAL_RATE * N^DIAL_RATE_N * D^DIAL_RATE_D, times sqrt(b / B) for a step of b tokens; Muon's times DIAL_RATE_MUON
  *
  * The forms and constants of B and lr are those of Li et al., "Predictable Scale: Part I" (arXiv 2503.04715), for AdamW, but
- * DIAL_RATE is 0.6 of their 1.79 by sweeps from d3 to d12 (dev/results/nvidia-h200-muon.md, which has Muon's factor, too).
+ * DIAL_RATE is half of their 1.79 by sweeps from d3 to d12 (dev/results/nvidia-h200-muon.md, which has Muon's factor, too).
  * The root is that of Malladi et al. (arXiv 2205.10287). 12 tokens a weight is what nanochat found to be best for a given
  * amount of computation, and up to four epochs are worth nearly as much as new text (Muennighoff et al., arXiv 2305.16264).
  *
@@ -27,7 +27,7 @@
 #define DIAL_ROWS 4  // of a step, at least: fewer are slower, and no better
 #define DIAL_BATCH 0.58
 #define DIAL_BATCH_D 0.571
-#define DIAL_RATE 1.1
+#define DIAL_RATE 0.9
 #define DIAL_RATE_N (-0.713)
 #define DIAL_RATE_D 0.307
 #define DIAL_RATE_MUON 2
