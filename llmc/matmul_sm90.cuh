@@ -58,8 +58,8 @@ enum MatmulSplit { SPLIT_ROWS, SPLIT_TILES };
 
 enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE };  // the first: bench_product's
 
-/* The steps that led to this kernel, for dev/cuda/matmul.cu: a buffer is filled, then multiplied; a ring of them; a list of tiles
- * for a block, by groups; clusters; stores through boxes. Each has those before it. */
+/* The steps that led to this kernel, for dev/cuda/matmul.cu: a buffer is filled, then multiplied; a ring of them; a list of
+ * tiles for a block, by groups; clusters; stores through boxes. Each has those before it. */
 enum MatmulStep { STEP_LOAD, STEP_RING, STEP_LIST, STEP_CLUSTER, STEP_BOXES };
 
 /* B_COLUMNS: whether sums go over the rows of B in memory (backward input), otherwise along them (forward) HD: columns of a
