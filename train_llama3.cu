@@ -26,7 +26,7 @@
 #include "llmc/gpu/weights.cuh"        // defines: WeightArena, weights_slot, master_check
 #include "llmc/gpu/host_stream.cuh"    // defines: HostStream, host_stream_begin, host_stream_finish
 #include "llmc/gpu/feed.cuh"           // defines: Feed, feed_next, feed_clear, IN_FLIGHT
-#include "llmc/gpu/runner.cuh"         // defines: Runner, runner_begin, runner_end, runner_wait, runner_capture, runner_restore
+#include "llmc/gpu/runner.cuh"         // defines: Runner, runner_begin, runner_end, runner_wait, runner_time, runner_capture
 #include "llmc/gpu/plans.cuh"          // defines: device_load_plans, matmul_save_plans, device_check_plans, device_share_plans
 #include "llmc/gpu/profile.cuh"        // defines: LayerRange, profiler_new, print_profile
 #include "llmc/gpu/debug.cuh"          // defines: search_on_gpu, search_weights, search_gradients
@@ -386,7 +386,7 @@ static void llama_create(Llama* m, int fill) {
         const MemoryPlace place = place_of(m, i);
         const bool zeroed = memory_kinds[i].begins_zero;
         m->mapped[i] = memory_take(place, m->exchange.links.all, bytes, memory_kinds[i].name);
-        if (zeroed || (fill != NO_FILL && place != ON_HOST)) {
+        if (place != ON_HOST && (zeroed || fill != NO_FILL)) {
             memory_fill(place, m->mapped[i], zeroed ? 0 : fill, bytes, m->queue.stream);
         }
         mem[i].base = (char*)m->mapped[i];
@@ -416,7 +416,9 @@ static void llama_free(Llama* m) {
     sharded_close(m->sharded);
     sequence_close(&m->sequence);
     exchange_close(&m->exchange);
-    for (int i = 0; i < NUM_MEM; i++) { memory_give_back(place_of(m, i), m->exchange.links.all, m->mapped[i]); }
+    for (int i = 0; i < NUM_MEM; i++) {
+        memory_give_back(place_of(m, i), m->exchange.links.all, m->mapped[i], m->mapped_bytes[i]);
+    }
     exchange_unlink(&m->exchange);
     CUDA_CHECK(cudaStreamDestroy(m->queue.stream));
     free(m->queue.profiler);
@@ -539,11 +541,7 @@ static void update_bucket(Llama* m, const Queue* q, const StepState* state, cons
     const Bucket* b = &x->buckets.items[i];
     const ArenaRange mine = shard_of(b, x->rank, x->ranks);
     UpdateRange range = update_range(&m->weights, &m->grads, mine.first, mine.count);
-    if (x->ranks > 1) {
-        range.grads = x->sums + b->first / (size_t)x->ranks;
-        range.of_grads = mine;
-        range.fp32 = true;
-    }
+    if (x->ranks > 1) { range = {mine, range.weights, x->sums + b->first / (size_t)x->ranks, mine, true}; }
     optimizer_update(&m->optimizer, q, &m->weights, state, recipe, range);
     if (m->sharded && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers) { return; }
     exchange_gather(x, i, range.weights - (mine.first - b->first));
@@ -552,10 +550,8 @@ static void update_bucket(Llama* m, const Queue* q, const StepState* state, cons
 }
 
 /* Queues norm, decision and update. Call it when gradients, or with several GPUs sums and norm, are complete. Buckets are
- * updated in the order in which the forward pass needs them; with state on the host, beside that pass. It waits for each layer,
- * and for all of them before the loss: so gradients, which the loss and the backward pass overwrite, stay until then. A
- * block's activations may lie in gradients (gradients.cuh), but only in those of earlier layers. The host reads the outcome
- * from the StepState later. */
+ * updated in the order in which the forward pass needs them; with state on the host, beside that pass (host_stream.cuh). The
+ * host reads the outcome from the StepState later. */
 static void llama_update(Llama* m, const Recipe* recipe) {
     Exchange* x = &m->exchange;
     HostStream* host = m->weights.host;
@@ -762,7 +758,13 @@ static void trainer_prepare(void* model, const Recipe* recipe, const Options* o,
     CUDA_CHECK(cudaStreamSynchronize(m->queue.stream));
     if (planned && first) { device_check_plans(m->queue.matmul, plans); }
     device_share_plans(m->queue.matmul, recipe->team);
-    if (m->weights.host && first) { weights_print_price(&m->weights), gradients_print_price(&m->grads); }
+    if (m->weights.host) {
+        const double forward = runner_time(&m->runner, [&] { llama_forward(m); });
+        const double micro = runner_time(&m->runner, [&] { micro_step(m, recipe, kinds[count - 1]); });
+        const bool waits = m->sharded || m->parts > 1 || m->optimizer.deal.count > 0;  // for all pieces
+        weights_print_price(&m->weights, waits ? 0 : forward, micro * recipe->accumulate, first);
+        if (first) { gradients_print_price(&m->grads); }
+    }
     if (!o->graph || o->profile > 0 || m->grads.host) { return; }  // a graph would end with a wait for the copies
     for (int k = 0; k < count; k++) { runner_capture(&m->runner, micro_step, m, recipe, kinds[k]); }
 }

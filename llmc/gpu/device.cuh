@@ -10,7 +10,9 @@
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH
 
-#include "llmc/base/os.h"  // defines: host_memory_available
+#include "llmc/base/os.h"        // defines: host_memory_available, read_number
+#include "llmc/base/progress.h"  // defines: Progress, progress_begin, progress_add, progress_end
+#include "llmc/base/text.h"      // defines: text_bytes
 #include "llmc/base/utils.h"
 #include "llmc/cuda/cuda_common.cuh"  // defines: IS_BF16, CUDA_CHECK
 #include "llmc/matmul.cuh"            // defines: MatmulContext, matmul_create
@@ -19,6 +21,7 @@
 #include "llmc/train/mfu.h"           // defines: gpu_peak_flops
 
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 typedef struct {
     char name[256];
@@ -180,30 +183,68 @@ static const struct {
 
 typedef enum { ON_CARD, ON_CARD_EXCHANGED, ON_HOST } MemoryPlace;
 
+/* Maps zeroed memory of the host, in huge pages and near the card where the system does that. NULL: there is none. */
+static inline char* memory_map(size_t bytes) {
+    enum { PREFERRED = 1 };  // MPOL_PREFERRED of numaif.h
+    char device[32] = "", dir[64];
+    int card = 0;
+    CUDA_CHECK(cudaGetDevice(&card));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(device, sizeof device, card));
+    for (char* c = device; *c; c++) { *c = (char)tolower(*c); }
+    snprintf(dir, sizeof dir, "/sys/bus/pci/devices/%s", device);
+    const uint64_t node = read_number(dir, "numa_node", 0);
+    const unsigned long nodes = node < 64 ? 1ul << node : 0;
+    void* p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) { return NULL; }
+    madvise(p, bytes, MADV_HUGEPAGE);
+    if (nodes) { syscall(SYS_mbind, p, bytes, PREFERRED, &nodes, 64ul, 0ul); }
+    return (char*)p;
+}
+
+/* Takes pinned and zeroed memory of the host. Threads touch it first, which takes most of the time, and a line shows how far
+ * they are. Ends the program if the memory is not there. */
+static inline void* memory_pin(size_t bytes, const char* name) {
+    enum { TOUCHED = 256 << 20 };  // bytes, then the line may be written again
+    char need[32], most[32], left[32];
+    char* p = memory_map(bytes);
+    Progress progress = progress_begin(stdout, "pin", bytes, "B");
+    for (size_t at = 0, n; p && at < bytes; at += n) {
+        n = size_min(TOUCHED, bytes - at);
+#pragma omp parallel for
+        for (int64_t k = 0; k < (int64_t)n; k += 4096) { ((volatile char*)p)[at + (size_t)k] = 0; }
+        progress_add(&progress, n);
+    }
+    progress_end(&progress);
+    const cudaError_t status = p ? cudaHostRegister(p, bytes, cudaHostRegisterDefault) : cudaErrorMemoryAllocation;
+    if (status == cudaSuccess) { return p; }
+    struct rlimit limit;
+    const bool limited = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    die("out of main memory: could not pin %s for %s: %s; ulimit -l is %s, free for this process are %s\n"
+        "  hint: --master split and --moments bf16 need less; docker run --ulimit memlock=-1, or .wslconfig, allow more",
+        text_bytes(bytes, need, sizeof need), name, cudaGetErrorString(status),
+        limited ? text_bytes(limit.rlim_cur, most, sizeof most) : "unlimited",
+        text_bytes(host_memory_available(), left, sizeof left));
+}
+
 /* Takes `bytes` for what `name` says; ends the program if they are not there. `all`: the group of all ranks, for memory that
  * they exchange. */
 static inline void* memory_take(MemoryPlace place, NcclGroup* all, size_t bytes, const char* name) {
     void* p = NULL;
-    const cudaError_t status = place == ON_HOST             ? cudaMallocHost(&p, bytes)
-                               : place == ON_CARD_EXCHANGED ? nccl_alloc(all, &p, bytes)
-                                                            : cudaMalloc(&p, bytes);
+    if (place == ON_HOST) { return memory_pin(bytes, name); }
+    const cudaError_t status = place == ON_CARD_EXCHANGED ? nccl_alloc(all, &p, bytes) : cudaMalloc(&p, bytes);
     if (status != cudaSuccess) {
-        die("out of %s memory: could not allocate %.2f GiB for %s: %s\n  hint: %s", place == ON_HOST ? "main" : "GPU",
-            (double)bytes / (1 << 30), name, cudaGetErrorString(status),
-            place == ON_HOST
-                ? "containers and WSL limit pinned memory (ulimit -l, .wslconfig); with --offload, --master split and "
-                  "--moments bf16 need less"
-                : "does another process use the card?");
+        die("out of GPU memory: could not allocate %.2f GiB for %s: %s\n  hint: does another process use the card?",
+            (double)bytes / (1 << 30), name, cudaGetErrorString(status));
     }
     return p;
 }
 
-static inline void memory_give_back(MemoryPlace place, NcclGroup* all, void* p) {
-    if (place == ON_CARD_EXCHANGED) {
-        if (p) { nccl_free(all, p); }
-    } else {
-        CUDA_CHECK(place == ON_HOST ? cudaFreeHost(p) : cudaFree(p));
-    }
+static inline void memory_give_back(MemoryPlace place, NcclGroup* all, void* p, size_t bytes) {
+    if (!p) { return; }
+    if (place == ON_CARD_EXCHANGED) { nccl_free(all, p); }
+    if (place == ON_CARD) { CUDA_CHECK(cudaFree(p)); }
+    if (place == ON_HOST) { CUDA_CHECK(cudaHostUnregister(p)); }
+    if (place == ON_HOST) { munmap(p, bytes); }
 }
 
 /* Fills memory with a byte: of the card in the order of the stream, of the host at once. */

@@ -18,18 +18,25 @@
  *
  * The first pieces arrive before the kernels need them: `in` waits for no kernel but those that used its windows before. AdamW's
  * kernels run on the exchange stream (exchange.cuh), beside the next forward pass; those of whole matrices on the compute stream.
+ * The pass waits for each layer, and for all of them before the loss: so gradients, which the loss and the backward pass
+ * overwrite, stay until then. A block's activations may lie in gradients (gradients.cuh), but only in those of earlier layers.
  * Gradients of blocks pass in the same way, through windows of a block each (gradients.cuh).
  */
 #ifndef LLMC_HOST_STREAM_CUH
 #define LLMC_HOST_STREAM_CUH
 
 #include "llmc/cuda/cuda_common.cuh"  // defines: Arena, take, event_new, stream_wait
+#include "llmc/cuda/ptx.cuh"          // defines: card_clock
 #include "llmc/gpu/profile.cuh"       // defines: Profiler, Op
 
 // Most elements of a piece. An H100 copied 43 to 45 GB/s each way, both ways at once, in copies of 64 MiB, 34 GB/s in copies of
 // 4 MiB, and 23 GB/s in copies of 1 MiB. A piece has a copy for each array: of 16 MiB, or 32 in fp32.
 #ifndef HOST_PIECE
 #define HOST_PIECE (8 << 20)
+#endif
+// GB/s of each direction, at most. Only tests set it: a card then takes the time of a slower link. 0: no limit
+#ifndef HOST_RATE
+#define HOST_RATE 0
 #endif
 enum { HOST_WINDOWS = 3, HOST_ARRAYS = 4 };  // with two windows, a copy would wait for each update
 
@@ -53,6 +60,7 @@ typedef struct {
     uint64_t pieces;                 // so far
     cudaStream_t in, out;
     cudaEvent_t left;
+    uint64_t* begun;     // (2) on the card: nanoseconds at which the last copy in, and out, began
     Profiler* profiler;  // NULL: none
 } HostStream;
 
@@ -60,6 +68,7 @@ typedef struct {
 static inline void host_stream_lay_out(HostStream* s, size_t elements, size_t bytes, Arena* a) {
     s->piece = size_min(HOST_PIECE, round_up(elements, 256));
     for (HostWindow& w : s->windows) { w.data = take<char>(a, s->piece * (bytes + s->beside)); }
+    s->begun = take<uint64_t>(a, 2);
 }
 
 /* Makes the streams and the events. These two, and host_stream_finish(), take NULL where nothing lies on the host. */
@@ -98,6 +107,18 @@ static inline void host_stream_begin(HostStream* s) { stream_wait(s->in, s->out,
 /* Lets the next piece pass through the first window, so that the caller knows the windows of the following pieces. */
 static inline void host_stream_align(HostStream* s) { s->pieces = round_up(s->pieces, HOST_WINDOWS); }
 
+/* Holds a stream back until `bytes` could have passed since *begun. */
+__global__ void host_pace_kernel(uint64_t* begun, double bytes) {
+    while (bytes > 0 && (double)(card_clock() - *begun) * HOST_RATE < bytes) {}
+    *begun = card_clock();
+}
+
+/* Call it with 0 before a copy, and with its bytes after it. */
+static inline void host_pace(const HostStream* s, cudaStream_t stream, double bytes) {
+    if (HOST_RATE > 0) { host_pace_kernel<<<1, 1, 0, stream>>>(s->begun + (stream == s->out), bytes); }
+    CUDA_CHECK_LAUNCH("host_pace_kernel");
+}
+
 /* Returns the bytes of an element of all arrays, or of those that go back. */
 static inline double host_width(const HostArray arrays[HOST_ARRAYS], bool back) {
     size_t width = 0;
@@ -126,7 +147,9 @@ static inline void host_window_arrive(const HostStream* s, const HostWindow* w, 
                                       size_t first, size_t n, void* parts[HOST_ARRAYS], const char* name) {
     CUDA_CHECK(cudaStreamWaitEvent(s->in, w->free));
     Op op(s->profiler, s->in, name, 0, (double)n * host_width(arrays, false));
+    host_pace(s, s->in, 0);
     host_window_copy(w, arrays, first, n, false, parts, s->in);
+    host_pace(s, s->in, (double)n * host_width(arrays, false));
     CUDA_CHECK(cudaEventRecord(w->there, s->in));
 }
 
@@ -142,7 +165,9 @@ static inline void host_window_leave(const HostStream* s, const HostWindow* w, c
     void* parts[HOST_ARRAYS];
     stream_wait(s->out, stream, w->used);
     Op op(s->profiler, s->out, name, 0, (double)n * host_width(arrays, true));
+    host_pace(s, s->out, 0);
     host_window_copy(w, arrays, first, n, true, parts, s->out);
+    host_pace(s, s->out, (double)n * host_width(arrays, true));
     CUDA_CHECK(cudaEventRecord(w->free, s->out));
 }
 

@@ -90,6 +90,16 @@ static inline void runner_restore(Runner* t, const TrainerState* run) {
     t->queued = t->reported = (int64_t)run->step;
 }
 
+/* Waits for all that is queued, and returns the seconds of what `queue` then queues. */
+template <typename Work>
+static double runner_time(const Runner* t, const Work& queue) {
+    CUDA_CHECK(cudaStreamSynchronize(t->stream));
+    const double begin = now_seconds();
+    queue();
+    CUDA_CHECK(cudaStreamSynchronize(t->stream));
+    return now_seconds() - begin;
+}
+
 /* Captures into the graph t->micro[kind] what `micro_step` queues. */
 static inline void runner_capture(Runner* t, void (*micro_step)(void* model, const Recipe* recipe, MicroKind kind), void* model,
                                   const Recipe* recipe, MicroKind kind) {

@@ -158,10 +158,11 @@ static inline floatX* trained_at(const WeightArena* a, size_t at) {
     return a->trained == a->params ? weight_at(a, at, &run) : a->trained + at;
 }
 
-/* Measures how long the state takes from the host through the card and back, by its first pieces, and prints it. */
-static inline void weights_print_price(const WeightArena* a) {
-    const ArenaRange first = a->held.ranges.items[0];
-    const size_t n = size_min(first.count, 32 * a->host->piece), *all = a->held.elements;
+/* Measures the link to the host by the first pieces of the state, and prints what it adds to a step of `step` seconds. A forward
+ * pass of `forward` seconds hides as much; 0: it waits for all pieces. All ranks measure, the `first` one prints. */
+static inline void weights_print_price(const WeightArena* a, double forward, double step, bool first) {
+    const ArenaRange range = a->held.ranges.items[0];
+    const size_t n = size_min(range.count, 32 * a->host->piece), *all = a->held.elements;
     const unsigned slots = a->held.items[0].rule->slots;
     double passed = 0, bytes = 0;
     for (const SlotKind kind : {SLOT_MASTER, SLOT_M, SLOT_V}) {
@@ -170,11 +171,14 @@ static inline void weights_print_price(const WeightArena* a) {
     }
     const double begin = now_seconds();
     host_stream_begin(a->host);
-    state_pieces(a, slots, {NULL, 0, false}, {first.first, n}, a->stream, [](StatePiece) {});
+    state_pieces(a, slots, {NULL, 0, false}, {range.first, n}, a->stream, [](StatePiece) {});
     host_stream_finish(a->host);
-    const double rate = passed / (now_seconds() - begin);
-    printf("offload %.2f GB pass through the card in each step, and back: about %.0f ms at %.1f GB/s each way\n", 1e-9 * bytes,
-           1e3 * bytes / rate, 1e-9 * rate);
+    const double rate = passed / (now_seconds() - begin), pass = bytes / rate, hidden = fmin(pass, forward);
+    char of_it[32] = "";
+    if (hidden > 0) { snprintf(of_it, sizeof of_it, ", hidden %.2g", hidden); }
+    if (!first) { return; }
+    printf("offload moves %.2f GB a step, each way at %.1f GB/s: about %.3g s of %.3g s%s\n", 1e-9 * bytes, 1e-9 * rate, pass,
+           step + pass - hidden, of_it);
 }
 
 /* Sets n weights from element `at` of `weights`, and their master weights if these are trained. Returns when `src` is free

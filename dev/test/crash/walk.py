@@ -29,7 +29,8 @@ VALUES = {
     "major-every": "0 2 3", "patience": "0 1 2", "temperature": "0 0.8 2", "top-k": "0 1 5", "top-p": "0.5 0.95 1",
     "system": "kind", "tokens": "9"}
 # of the CUDA trainer: LD_LIBRARY_PATH=build/emulated walk.py --trainer build/emulated/BF16_90/train_llama3cu
-GPU_VALUES = {"recompute": "auto norm+swiglu ffn:1 ffn norm+swiglu:2,block:1 block ffn:3", "moments": "fp32 bf16"}
+GPU_VALUES = {"recompute": "auto norm+swiglu ffn:1 ffn norm+swiglu:2,block:1 block ffn:3", "moments": "fp32 bf16",
+              "offload": "off optimizer auto"}
 PLAN = "matmul_plan.json"  # of the CUDA trainer
 SWITCHES = ("checkpoint-best",)
 GIVEN = ("model", "tokenizer", "train", "val", "tasks", "steps", "batch", "seq", "total-batch", "lora", "prompt")
@@ -118,7 +119,8 @@ class Case:
     """One combination of flags: its runs, what they count as, and what is wrong."""
 
     def __init__(self, trainer, work, r):
-        self.trainer, self.r, self.flags = trainer, r, combination(r, work, trainer.endswith("cu"))
+        self.trainer, self.r, self.gpu = trainer, r, trainer.endswith("cu")
+        self.flags = combination(r, work, self.gpu)
         self.folder = os.path.join(work, "%016x" % r.getrandbits(64))
         self.whole, self.parts = os.path.join(self.folder, "whole"), os.path.join(self.folder, "parts")
         self.found, self.wrong, self.story = ["runs"], [], []
@@ -151,6 +153,11 @@ class Case:
             self.bad("signals", "status %s %s" % (result.status, result.err))
         return result
 
+    def moved(self):
+        """Returns flags that move the state of a GPU's run to the host, or back; at times none."""
+        moves = self.gpu and self.r.random() < 0.7
+        return ["--offload", self.r.choice(GPU_VALUES["offload"].split())] if moves else []
+
     def resume(self):
         """Returns the flags to resume with: all of them, or --resume alone if a checkpoint holds the others. --resume at times
         names the newest checkpoint. Without a name a run goes back before steps that are not finite, with one it does not."""
@@ -159,7 +166,7 @@ class Case:
         finite = steps and b'"not_finite": false' in lab.read(os.path.join(newest, "trainer_state.json"))
         flags = ["--resume"] if steps and r.random() < 0.6 else [*self.flags, "--resume"]
         flags += [newest] if finite and r.random() < 0.2 else []
-        return flags + (["--strict-resume"] if r.random() < 0.3 else [])
+        return flags + (["--strict-resume"] if r.random() < 0.3 else self.moved())
 
     def piece(self, span):
         """Runs a piece that ends early, if the run has not ended before."""
@@ -222,7 +229,8 @@ class Killed(Case):
         span = time.monotonic() - begin
         for _ in range(self.kills):
             self.found += ["pieces", "killed"]
-            result = self.start([*self.flags, "--resume"], self.parts, [(self.r.uniform(0.005, span), signal.SIGKILL)])
+            result = self.start([*self.flags, "--resume", *self.moved()], self.parts,
+                                [(self.r.uniform(0.005, span), signal.SIGKILL)])
             now = max(steps_in(self.parts), default=0)
             if result.status != -signal.SIGKILL:
                 self.bad("stuck", "status %s before the kill: %s" % (result.status, result.err))
@@ -244,14 +252,17 @@ def steps_in(out):
 
 
 def settled(files, added):
-    """Takes out of a checkpoint what follows from the moment at which it was written: whether --checkpoint-minutes wrote it,
-    and what its step still owed. With `added` also its last validation, which --stop-after added."""
+    """Takes out of a checkpoint what follows from the piece that wrote it: whether --checkpoint-minutes did, what its step
+    still owed, and --offload. With `added` also its last validation, which --stop-after added."""
     state, validation = (json.loads(files[name]) for name in ("trainer_state.json", "validation"))
     for drawn in ("kind", "owed"):
         state.pop(drawn, None)
+    state.get("options", {}).pop("offload", None)
+    flags = re.sub(rb"--offload \w+\n", b"", files.get("run.flags", b""))
     if validation and added:
         del validation["step"], validation["loss"]
-    return files | {"trainer_state.json": json.dumps(state).encode(), "validation": json.dumps(validation).encode()}
+    return files | {"trainer_state.json": json.dumps(state).encode(), "validation": json.dumps(validation).encode(),
+                    "run.flags": flags}
 
 
 def same_plans(a, b):

@@ -5,6 +5,9 @@
  * when the program waits for something, or has queued nothing for a while. So work without an order, and host memory that is
  * used again too early, show. A graph is a list of such works; a launch copies them.
  *
+ * With EMULATOR_LATE=1 copies to pinned memory of the host run when nothing else can, and not soon, unless the program waits for
+ * them: so a wait that it lacks shows. With EMULATOR_PINNED_MIB no more can be pinned at once.
+ *
  * Memory of the card is memory of the host, full of NaN. The program sees EMULATOR_GPUS (8) cards of EMULATOR_MIB (8192) each.
  * With EMULATOR_CAPABILITY=120 they are newer than the code: cards of compute capability 12.0, with their shared memory.
  */
@@ -37,6 +40,7 @@ struct Work {
     const Event* external;  // in a graph: each launch also waits for the work recorded there last
     Graph* graph;           // the graph that captured it, or NULL
     const Stream* stream;   // on which it was queued, or from which it was captured
+    bool late;              // it copies to the host, with EMULATOR_LATE=1
     bool done;
 };
 typedef std::shared_ptr<Work> WorkPtr;
@@ -77,6 +81,11 @@ static const unsigned STATIC_SHARED = EMULATED_ARCH == 900 ? 4096 : 0;
 static int setting(const char* name, int otherwise) {
     const char* text = getenv(name);
     return text ? atoi(text) : otherwise;
+}
+
+static bool late_copies(void) {
+    static const int late = setting("EMULATOR_LATE", 0);
+    return late;
 }
 
 /* Returns the card's compute capability as 75 or 120. A card runs the code of older ones, except sm_90a's. */
@@ -123,7 +132,10 @@ static size_t choose(const std::vector<size_t>& ready) {
     std::vector<size_t> others;
     if (emulator_choose(HOLD_WORKS) == HOLD_WORKS - 1) { held_back = streams[emulator_choose((unsigned)streams.size())]; }
     for (const size_t i : ready) {
-        if (queued[i]->stream != held_back) { others.push_back(i); }
+        if (queued[i]->stream != held_back && !queued[i]->late) { others.push_back(i); }
+    }
+    for (const size_t i : ready) {
+        if (others.empty() && !queued[i]->late) { return i; }
     }
     const std::vector<size_t>& from = others.empty() ? ready : others;
     return from[emulator_choose((unsigned)from.size())];
@@ -132,6 +144,7 @@ static size_t choose(const std::vector<size_t>& ready) {
 /* The card's thread: runs queued works until it is stopped. */
 static void run_queued(void) {
     std::unique_lock<std::mutex> lock(mutex);
+    bool rested = false;  // before a late work
     while (!stopped) {
         while (queued.empty() || waiting == 0) {
             const size_t before = queued.size();
@@ -146,6 +159,12 @@ static void run_queued(void) {
         if (ready.empty()) { emulator_die("of %zu works none can run", queued.size()); }
         const size_t i = choose(ready);
         const WorkPtr w = queued[i];
+        if (w->late && !rested) {
+            rested = true;
+            wake_card.wait_for(lock, std::chrono::milliseconds(2));
+            continue;
+        }
+        rested = false;
         queued.erase(queued.begin() + (long)i);
         running = true;
         lock.unlock();
@@ -175,11 +194,24 @@ static void start_card(void) {
     std::thread(run_queued).detach();
 }
 
-template <typename Done>
-static void wait_until(std::unique_lock<std::mutex>& lock, const Done& done) {
+/* Lists a work and all that it waits for. */
+static void collect(const WorkPtr& w, std::set<WorkPtr>& all) {
+    if (all.insert(w).second) {
+        for (const WorkPtr& before : w->after) { collect(before, all); }
+    }
+}
+
+/* Lets the program wait for some works, some of them NULL. So these are not late. */
+static void wait_for(std::unique_lock<std::mutex>& lock, const std::vector<WorkPtr>& works) {
+    std::set<WorkPtr> all;
+    for (const WorkPtr& w : works) {
+        if (w && late_copies()) { collect(w, all); }
+    }
+    for (const WorkPtr& w : all) { w->late = false; }
     waiting++;
     wake_card.notify_all();
-    wake_host.wait(lock, done);
+    wake_host.wait(lock,
+                   [&] { return std::all_of(works.begin(), works.end(), [](const WorkPtr& w) { return !w || w->done; }); });
     waiting--;
 }
 
@@ -241,11 +273,9 @@ static void capture(Stream* s, Graph* g) {
 static cudaError_t synchronize(Stream* s) {
     std::unique_lock<std::mutex> lock(mutex);
     if (s->graph) { return result(cudaErrorStreamCaptureUnsupported); }
-    const WorkPtr last = s->last;
-    const std::vector<WorkPtr> joined = s->joined;
-    wait_until(lock, [&] {
-        return (!last || last->done) && std::all_of(joined.begin(), joined.end(), [](const WorkPtr& w) { return w->done; });
-    });
+    std::vector<WorkPtr> works = s->joined;
+    works.push_back(s->last);
+    wait_for(lock, works);
     return cudaSuccess;
 }
 
@@ -319,7 +349,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     std::unique_lock<std::mutex> lock(mutex);
     const WorkPtr w = ((Event*)event)->work;
     if (w && w->graph) { return result(cudaErrorCapturedEvent); }
-    wait_until(lock, [&] { return !w || w->done; });
+    wait_for(lock, {w});
     return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
@@ -342,12 +372,6 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* status) {
     *status = stream_of(s)->graph ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
-}
-
-static void collect(const WorkPtr& w, std::set<WorkPtr>& all) {
-    if (all.insert(w).second) {
-        for (const WorkPtr& before : w->after) { collect(before, all); }
-    }
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
@@ -448,6 +472,17 @@ static bool is_pinned(const void* p) {
 cudaError_t cudaMalloc(void** p, size_t bytes) { return take(device_memory, p, bytes); }
 cudaError_t cudaFree(void* p) { return give_back(device_memory, p); }
 cudaError_t cudaMallocHost(void** p, size_t bytes) { return take(pinned_memory, p, bytes); }
+cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
+    if (bytes > (size_t)setting("EMULATOR_PINNED_MIB", 1 << 20) << 20) { return result(cudaErrorMemoryAllocation); }
+    std::lock_guard<std::mutex> lock(mutex);
+    pinned_memory[p] = bytes;
+    return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* p) {
+    const cudaError_t status = cudaDeviceSynchronize();
+    std::lock_guard<std::mutex> lock(mutex);
+    return pinned_memory.erase(p) ? status : result(cudaErrorInvalidValue);
+}
 cudaError_t cudaFreeHost(void* p) { return give_back(pinned_memory, p); }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
     *total = (size_t)setting("EMULATOR_MIB", 8192) << 20;
@@ -467,8 +502,12 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
         emulator_queue(stream, [=] { copy_now(to, copy.data(), bytes); });
         return cudaSuccess;
     }
-    emulator_queue(stream, [=] { copy_now(to, from, bytes); });
-    return kind == cudaMemcpyDeviceToHost && !is_pinned(to) ? cudaStreamSynchronize(stream) : cudaSuccess;
+    const bool out = kind == cudaMemcpyDeviceToHost, pinned = is_pinned(to);
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        append(stream_of(stream), [=] { copy_now(to, from, bytes); })->late = out && pinned && late_copies();
+    }
+    return out && !pinned ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     cudaMemcpyAsync(to, from, bytes, kind, NULL);

@@ -31,7 +31,7 @@ cu() {
     cu_program=$emulated/$1_90/train_llama3cu cu_out=$tmp/$2 run=$((run + 1))
     shift 2
     case " $* " in *" --resume "*) set -- --sample-tokens 0 "$@" ;; *) set -- $flags "$@" ;; esac
-    EMULATOR_SEED=$run LD_LIBRARY_PATH=$emulated timeout "${LIMIT:-300}" "$cu_program" "$@" --out "$cu_out"
+    EMULATOR_LATE=${late:-0} EMULATOR_SEED=$run LD_LIBRARY_PATH=$emulated timeout "${LIMIT:-300}" "$cu_program" "$@" --out "$cu_out"
 }
 
 step() { printf 'step_%08d' "$1"; } # the name of the checkpoint after a step
@@ -188,11 +188,11 @@ goes_on_elsewhere() { # two cards, then one, then four: as one card alone
 }
 
 # moves NAME MOST FLAGS...: what lies on the host, up to MOST, has the bits of a run on the card, also where a resumed run finds it
-# elsewhere
+# elsewhere, and where copies to the host are late, so that a checkpoint has to wait for them
 moves() {
     m=$1 most=$2
     shift 2
-    cu BF16 "$m" "$@" && cu BF16 "${m}_host" "$@" --offload $most && same_bits "$m" "${m}_host" &&
+    cu BF16 "$m" "$@" && late=1 && cu BF16 "${m}_host" "$@" --offload $most && late=0 && same_bits "$m" "${m}_host" &&
         cu BF16 "${m}_parts" "$@" --offload $most --stop-after $half &&
         cu BF16 "${m}_parts" --resume "$@" --offload off --stop-after $((half + quarter)) &&
         cu BF16 "${m}_parts" --resume "$@" --offload optimizer && same_bits "$m" "${m}_parts"
@@ -211,13 +211,16 @@ gradients $muon --master split --moments bf16 --grad-clip 0.1
 END
 }
 
-killed_on_the_host() { # at any moment behind the first checkpoint; the run then goes on with the state on the card
-    EMULATOR_SEED=1 LD_LIBRARY_PATH=$emulated "$emulated/BF16_90/train_llama3cu" $flags --total-batch 128 --master split --moments bf16 \
-        --checkpoint-every 1 --offload gradients --out "$tmp/killed" &
-    until [ -d "$tmp/killed/$(step 1)" ] || ! kill -0 $!; do sleep 0.05; done
-    kill -9 $!
-    wait $!
-    cu BF16 killed --resume --offload off && same_bits host killed
+pinned_in_vain() { # one line names the limits and the flags that help
+    ! EMULATOR_PINNED_MIB=1 cu BF16 unpinned --offload optimizer 2>"$tmp/errors" && cat "$tmp/errors" &&
+        grep "^error: out of main memory: could not pin 2.0 MiB for master: .*; ulimit -l is .*, free for this process are " "$tmp/errors" &&
+        grep "^  hint: --master split and --moments bf16 need less" "$tmp/errors"
+}
+
+# killed at any moment, each time resumed with the state in a place that is drawn: as a run that never stopped
+killed_and_moved() {
+    EMULATOR_SEED=1 LD_LIBRARY_PATH=$emulated BIN=$bin python3 dev/test/crash/walk.py --kills 5 --jobs 1 \
+        --trainer "$emulated/BF16_90/train_llama3cu"
 }
 
 # branches NAME "MORE": a run that decays from a checkpoint in another folder, with flags MORE, and is resumed without them, has
@@ -325,7 +328,8 @@ one_card() {
     check "Muon, no master weights, --fp8: the same bits in any order ..." repeats muon_none $muon $none --fp8
     check "Muon: master weights in fp32 and split have the same bits" masters_are_alike
     check "state and gradients on the host, moved at resumes, two micro-batches: the same bits" moves host gradients --total-batch 128 --master split --moments bf16
-    check "state and gradients on the host, killed, then on the card: the same bits" killed_on_the_host
+    check "state and gradients on the host or the card, killed and moved: the same bits" killed_and_moved
+    check "state on the host that cannot be pinned: one line says what limits it" pinned_in_vain
     check "on the host: adapters, Muon, 8 bits without masters, six micro-batches: the same bits" moves_once
     check "as many blocks recompute as --recompute says" blocks_are_counted
     check "what is not finite is named in its block, whatever recomputes" ruined_block_is_named
