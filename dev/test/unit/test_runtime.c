@@ -670,10 +670,11 @@ TEST(a_hint_is_measured_with_all_its_flags) {
     options_free(&o);
 }
 
-/* State of 60 MiB, 30 with bf16 moments, beside 40 MiB that stay on the card. The host's room is the trainer's data. */
+/* State of 60 MiB, 30 with bf16 moments, beside 40 MiB that stay on the card, 35 with small gradients. The host's room is the
+ * trainer's data. */
 static void offload_measure(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* m) {
     (void)c, (void)use;
-    memory_add(m, "weights", (uint64_t)40 << 20);
+    memory_add(m, "weights and gradients", (uint64_t)(o->grad_dtype == GRAD_DTYPE_PARAM ? 35 : 40) << 20);
     memory_add_row(m, "state", (uint64_t)(o->moments == MOMENTS_BF16 ? 30 : 60) << 20, o->offload >= OFFLOAD_OPTIMIZER);
     memory_add_row(m, "copies", 1, true);
     m->host = *(const uint64_t*)t->device;
@@ -691,7 +692,8 @@ TEST(a_hint_moves_state_to_a_host_that_has_room) {
                  {OFFLOAD_OFF, 50, 30, "too large"},
                  {OFFLOAD_OPTIMIZER, 50, 61, NULL},
                  {OFFLOAD_OPTIMIZER, 50, 60, "fit: --moments bf16"},
-                 {OFFLOAD_OPTIMIZER, 100, 60, "fit: --offload off"}};
+                 {OFFLOAD_OPTIMIZER, 100, 60, "fit: --offload off"},
+                 {OFFLOAD_OPTIMIZER, 36, 61, "fit: --grad-dtype param"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Options o;
         Error e = NO_ERROR;

@@ -117,7 +117,8 @@ static inline int memory_offload_most(const MemoryRoom* room) {
  *   3. a smaller micro-batch, with the same tokens per step
  *   4. on a GPU, more on the host: the results stay the same; or less, if the host lacks the memory
  *   5. on a GPU, smaller optimizer state; no master weights last, because weights are then rounded otherwise
- *   6. shorter rows */
+ *   6. on a GPU, gradients that add up in the weights' type
+ *   7. shorter rows */
 static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, const MemoryRoom* room) {
     const bool gpu = options->trainer == ON_GPU;
     const int ranks = sequence_share(room->use.rank, room->use.ranks, options->seq_parallel).groups;
@@ -125,8 +126,10 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
     const bool stays = options->given[OPT_offload] && options->offload == OFFLOAD_OFF;
     const int offloads = stays ? 1 : memory_offload_most(room) - OFFLOAD_OFF + 1;
     for (int seq = options->seq; seq >= 1; seq /= 2) {
-        for (int variant = 0; variant < (gpu ? 6 * offloads : 1); variant++) {  // each state with each --offload
-            const int state = variant / offloads;                               // bit 0: bf16 moments; above it: a MasterKind
+        for (int variant = 0; variant < (gpu ? 12 * offloads : 1); variant++) {  // each state with each --offload, twice
+            const int state = variant / offloads % 6;                            // bit 0: bf16 moments; above it: a MasterKind
+            const bool param = variant / offloads >= 6;
+            if (param && options->grad_dtype != GRAD_DTYPE_AUTO) { break; }
             int offload = variant % offloads ? OFFLOAD_OFF + variant % offloads - 1 : options->offload;
             if (variant % offloads && offload >= options->offload) { offload++; }  // first the value as it is, then the others
             for (int batch = options->batch; batch >= 1; batch--) {
@@ -144,13 +147,15 @@ static inline bool memory_find_fit(char* hint, size_t cap, const Options* option
                     o.batch = batch;
                     o.offload = offload;
                     if (batch != options->batch || seq != options->seq) { o.total_batch = total; }  // as the hint will say
+                    if (param) { o.grad_dtype = GRAD_DTYPE_PARAM; }
                     if (state & 1) { o.moments = MOMENTS_BF16; }
                     if (state / 2 > o.master) { o.master = state / 2; }  // each is smaller than the one before
                     if (!(level < 0 ? memory_fits(room, &o) : memory_fit_level(room, &o, level))) { continue; }
                     int n = snprintf(hint, cap, "these flags fit:");
                     char word[OPTION_TEXT];
-                    const int changed[] = {OPT_zero, OPT_recompute, OPT_batch, OPT_offload, OPT_moments, OPT_master, OPT_seq};
-                    for (int i = 0; i < 7; i++) {
+                    const int changed[] = {OPT_zero,    OPT_recompute, OPT_batch,      OPT_offload,
+                                           OPT_moments, OPT_master,    OPT_grad_dtype, OPT_seq};
+                    for (int i = 0; i < 8; i++) {
                         char before[OPTION_TEXT], after[OPTION_TEXT];
                         const char* now = option_text(&o, changed[i], after);
                         if (strcmp(now, option_text(options, changed[i], before)) == 0) { continue; }
