@@ -50,14 +50,14 @@ count() { # count NAME STATUS: adds the numbers of the summary line in $log to t
     echo "$p $f $s $1 $seconds" >>"$RESULTS/all"
 }
 
-limited() { # limited COMMAND...: runs it, and ends it and what it started after $limit seconds. $log.pid: whom Ctrl-C has to end
-    if [ -z "$limit" ]; then "$@"; else sh -c 'echo $$ >"$0" && exec timeout -k 10 "$@"' "$log.pid" "$limit" "$@"; fi
+limited() { # limited COMMAND...: runs it, and ends it and what it started after $limit seconds. $log.pid: whom a signal has to end
+    if [ -z "$limit" ]; then "$@"; else sh -c 'echo $PPID $$ >"$0" && exec timeout -k 10 "$@"' "$log.pid" "$limit" "$@"; fi
 }
 
 one() { # one LIMIT TEST: the turn of a lane. stderr holds provoked warnings, and is shown only if the test fails
     limit=$1 && shift
     [ "$limit" -gt 0 ] && command -v timeout >/dev/null || limit=
-    log=$RESULTS/$(echo "$1" | tr / _)
+    log=$RESULTS/_$(echo "$1" | tr / _) # no hidden name
     start=$(date +%s)
     case $1 in
         *.py) limited "$PYTHON" -m pytest -q -rfEs -p no:cacheprovider "$1" ;;
@@ -90,7 +90,8 @@ cores=$(nproc 2>/dev/null || echo 2)
 lanes=${LANES:-$((cores < 4 ? cores + 1 : 4))}
 RESULTS=$(mktemp -d "${TEST_TMP:-/tmp}/llama3_results_XXXXXX") || exit 1
 trap 'rm -rf "$RESULTS"' EXIT
-trap 'cat "$RESULTS"/*.pid 2>/dev/null | xargs kill 2>/dev/null; exit 130' INT TERM
+running=                                          # what starts the tests
+trap 'kill $running 2>/dev/null; cat "$RESULTS"/*.pid 2>/dev/null | xargs kill 2>/dev/null; exit 130' INT TERM
 touch "$RESULTS/queue" "$RESULTS/all"
 
 skipped=0
@@ -108,7 +109,15 @@ awk 'NR == FNR { seconds[$1] = $3; next }
        usual = seconds[name] == "" ? 60 : seconds[name]
        usual = 20 * (usual < 15 ? 15 : usual) * ("'"${BIN:-}"'" $1 ~ /sanitize/ ? 5 : 1)
        print (seconds[name] == "" ? 999 : seconds[name]), '"${LIMIT:-usual}"', $1 }' $counts "$RESULTS/queue" |
-    sort -rn | cut -d ' ' -f 2,3 | xargs -n 2 -P "$lanes" sh "$0" one
+    sort -rn | cut -d ' ' -f 2,3 >"$RESULTS/sorted"
+# a shell hears a signal only while it waits, but has what it starts beside itself ignore Ctrl-C, which some tests send
+if env --default-signal=INT,QUIT true 2>/dev/null; then
+    env --default-signal=INT,QUIT xargs -n 2 -P "$lanes" sh "$0" one <"$RESULTS/sorted" &
+    running=$!
+    wait $running
+else
+    xargs -n 2 -P "$lanes" sh "$0" one <"$RESULTS/sorted"
+fi
 
 if [ "${COUNTS:-}" = write ]; then
     awk 'NR == FNR { tests[$1] = $2; seconds[$1] = $3; next }
