@@ -44,10 +44,7 @@ static inline bool address_has(const Address* a, const char* host) {
     return found;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// the key that a request has to give: it is drawn, or the first line of a file, as a header can carry it
-
-enum { LEAST_KEY = 16 };  // characters
+enum { LEAST_KEY = 16 };  // characters of the key that a request has to give: as a header can carry them
 
 /* Draws a key of 128 bits. */
 static inline char* key_draw(void) {
@@ -83,9 +80,6 @@ static inline bool key_fits(const char* key, const char* given) {
     for (size_t i = 0; i < n; i++) { differs |= (unsigned)(key[i] ^ (i < m ? given[i] : 0)); }
     return differs == 0;
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// requests
 
 /* The head of a request. A header that is missing is "". */
 typedef struct {

@@ -53,8 +53,6 @@ struct Client {
     Buffer body;
     const char* run;      // that the request is about; "": the server's folder itself
     char checkpoint[40];  // that it asks; "": the newest
-    uint64_t turn;        // of its question that waits: the least is next; 0: none waits
-    unsigned status;      // of its response; 0: not known before the first line of the answer
     Buffer out;
     bool done;  // nothing follows `out`
 };
@@ -71,10 +69,10 @@ typedef struct {
     const char* trainer;
     Runs runs;
     Client clients[MOST_CLIENTS];
-    uint64_t turns;  // so far
-    bool busy;       // the last line of an answer is still to come
-    Client* asking;  // who gets it; NULL: its client is gone
-    double since;    // of this answer, or of its first line if the process had to load
+    Client* questions[MOST_QUESTIONS];  // in turn. NULL: the client of the running answer is gone
+    int count;
+    bool busy;     // the first one is asked, and the last line of its answer is still to come
+    double since;  // of this answer, or of its first line if the process had to load
     Process process;
 } Queue;
 
@@ -105,21 +103,20 @@ static inline void wake(Client* c) {
     c->since = now_seconds();
 }
 
-static inline void suspend(Client* c) {
-    MHD_suspend_connection(c->connection);
-    c->suspended = true;
-}
-
 /* Ends a question with an error. */
 static inline void question_fail(Client* c, const char* why) {
     buffer_error(&c->out, why);
-    if (c->status == 0) { c->status = MHD_HTTP_SERVICE_UNAVAILABLE; }
     c->done = true;
     wake(c);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the process
+
+static inline void queue_remove(Queue* q, int i) {
+    q->count--;
+    memmove(&q->questions[i], &q->questions[i + 1], (size_t)(q->count - i) * sizeof *q->questions);
+}
 
 /* Ends the process, and the question that it answers: with `late`, or with the last error that it wrote if that is NULL. */
 static inline void queue_end(Queue* q, const char* late) {
@@ -131,11 +128,11 @@ static inline void queue_end(Queue* q, const char* late) {
         snprintf(p->why, sizeof p->why, "the process that answers ended: exit status %d", WEXITSTATUS(status));
         if (WIFSIGNALED(status)) { strcpy(strrchr(p->why, 'e'), strsignal(WTERMSIG(status))); }
     }
-    if (q->asking) { question_fail(q->asking, late ? late : p->why); }
+    if (q->busy && q->questions[0]) { question_fail(q->questions[0], late ? late : p->why); }
+    if (q->busy) { queue_remove(q, 0); }
     close(p->lines.fd);
     free(p->lines.text);
     *p = (Process){0};
-    q->asking = NULL;
     q->busy = false;
 }
 
@@ -166,17 +163,6 @@ static inline bool queue_start(Queue* q, const char* checkpoint, Error* e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // its questions
 
-/* Counts the questions that wait; *first is the one that came first, or NULL. */
-static inline int queue_count(Queue* q, Client** first) {
-    int count = 0;
-    *first = NULL;
-    for (Client* c = q->clients; c < q->clients + MOST_CLIENTS; c++) {
-        count += c->turn > 0;
-        if (c->turn > 0 && (!*first || c->turn < (*first)->turn)) { *first = c; }
-    }
-    return count;
-}
-
 /* Gives a question to the process, or to a new one if it is for another checkpoint. */
 static inline bool queue_ask(Queue* q, Client* c, Error* e) {
     Process* p = &q->process;
@@ -199,7 +185,6 @@ static inline bool queue_ask(Queue* q, Client* c, Error* e) {
     if (p->pid == 0 && !queue_start(q, path, e)) { return false; }
     p->folder = now;
     q->busy = true;
-    q->asking = c;
     q->since = now_seconds();
     if (send(p->lines.fd, c->body.text, c->body.size, MSG_DONTWAIT) != (ssize_t)c->body.size) { queue_end(q, NULL); }
     return true;
@@ -208,26 +193,31 @@ static inline bool queue_ask(Queue* q, Client* c, Error* e) {
 /* Asks the questions that wait, as long as no answer is running, and ends an answer that takes too long. */
 static inline void queue_go_on(Queue* q) {
     const int most = q->process.loads ? LOAD_SECONDS : ANSWER_SECONDS;
-    Client* c = NULL;
     if (q->busy && now_seconds() - q->since > most) {
         char late[64];
         snprintf(late, sizeof late, "%s took more than %d seconds", q->process.loads ? "loading" : "the answer", most);
         queue_end(q, late);
     }
-    while (!q->busy && queue_count(q, &c) > 0) {
+    while (!q->busy && q->count > 0) {
+        Client* c = q->questions[0];
         Error e = NO_ERROR;
-        c->turn = 0;
-        if (!queue_ask(q, c, &e)) { question_fail(c, e.msg); }
+        if (queue_ask(q, c, &e)) { continue; }
+        queue_remove(q, 0);
+        question_fail(c, e.msg);
     }
 }
 
 /* Takes back the question of a client that leaves. A running answer is stopped; its last line is still to come. */
-static inline void queue_leave(Queue* q, Client* c) {
+static inline void queue_leave(Queue* q, const Client* c) {
     static const char stop[] = "{\"stop\": true}\n";
-    c->turn = 0;
-    if (q->asking != c) { return; }
-    q->asking = NULL;
-    send(q->process.lines.fd, stop, sizeof stop - 1, MSG_DONTWAIT);
+    int i = 0;
+    while (i < q->count && q->questions[i] != c) { i++; }
+    if (i == 0 && q->busy) {
+        q->questions[0] = NULL;
+        send(q->process.lines.fd, stop, sizeof stop - 1, MSG_DONTWAIT);
+    } else if (i < q->count) {
+        queue_remove(q, i);
+    }
 }
 
 /* Passes on what the process has written: its answers to their client, its messages to our terminal. */
@@ -237,7 +227,6 @@ static inline void queue_read(Queue* q) {
     size_t n = 0;
     lines_read(l, false);
     for (const char* line; (line = lines_next(l, &n)); l->at += n) {
-        Client* c = q->asking;
         if (*line != '{') {
             fwrite(line, 1, n, stderr);
             if (text_starts(line, "error: ")) { snprintf(p->why, sizeof p->why, "%.*s", (int)n - 8, line + 7); }
@@ -245,11 +234,13 @@ static inline void queue_read(Queue* q) {
         }
         if (p->loads) { q->since = now_seconds(); }
         p->loads = false;
-        if (!text_starts(line, "{\"text\": ")) { q->busy = false, q->asking = NULL; }
+        Client* c = q->busy ? q->questions[0] : NULL;
+        const bool last = !text_starts(line, "{\"text\": ");
+        if (last && q->busy) { queue_remove(q, 0); }
+        if (last) { q->busy = false; }
         if (!c) { continue; }
-        if (c->status == 0) { c->status = text_starts(line, "{\"error\": ") ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_OK; }
         buffer_add(&c->out, line, n);
-        c->done = !q->busy;
+        c->done = last;
         wake(c);
     }
     if (l->ended) { queue_end(q, NULL); }

@@ -15,8 +15,7 @@
 
 #include <ftw.h>
 
-enum { LOG_END = 128 << 10 };  // bytes of a log that are looked through
-enum { FRESH_SECONDS = 60, MOST_RUNS = 200 };
+enum { LOG_END = 128 << 10, FRESH_SECONDS = 60, MOST_RUNS = 200 };  // LOG_END: bytes of a log that are looked through
 
 /* The folder that the server shows: a run's, or of runs. */
 typedef struct {

@@ -5,7 +5,7 @@
  *   GET /log           a part of a run's log.jsonl: ?from=0&to=99 names its bytes; at most 8 MiB come
  *   GET /health        {"answers": false, "waiting": 0}, without a key, too
  *   POST /generation   a question (llmc/text/question.h), perhaps with "checkpoint": "step_00000100". The response has the
- *                      lines of --answer (llmc/run/jobs/answer.h) as they come. An error before the first has its own status
+ *                      lines of --answer (llmc/run/jobs/answer.h) as they come
  *
  * In a folder of runs, ?run=NAME says which. The server listens on 127.0.0.1 or the --host given, and wants its key: a port is
  * open to all users of a machine. Host, Origin and Sec-Fetch-Site must name it, so no page of another site reaches it; its page
@@ -15,12 +15,10 @@
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
 #include "dev/serve/address.h"  // defines: Address, address_read, key_draw, key_read, Request, request_judge
-#include "dev/serve/queue.h"    // defines: Client, Queue, queue_count, queue_go_on, queue_leave, queue_read, question_fail
+#include "dev/serve/queue.h"    // defines: Client, Queue, queue_go_on, queue_leave, queue_read, question_fail
 #include "dev/serve/runs.h"     // defines: runs_write, run_enter
 
 #include "build/serve_page.h"  // defines: serve_page, SERVE_STYLE, SERVE_SCRIPT
-
-#include <sys/resource.h>
 
 enum {
     MOST_LOG = 8 << 20,    // bytes of a response
@@ -65,8 +63,8 @@ static enum MHD_Result respond(const Client* c, unsigned status, const char* typ
 
 /* Responds with the JSON in c->out. */
 static enum MHD_Result respond_json(const Client* c, unsigned status) {
-    const Buffer* b = &c->out;
-    return respond(c, status, "application/json", MHD_create_response_from_buffer(b->size, b->text, MHD_RESPMEM_MUST_COPY));
+    struct MHD_Response* r = MHD_create_response_from_buffer(c->out.size, c->out.text, MHD_RESPMEM_MUST_COPY);
+    return respond(c, status, "application/json", r);
 }
 
 static enum MHD_Result refuse(Client* c, unsigned status, const char* why) {
@@ -80,20 +78,11 @@ static ssize_t give(void* client, uint64_t at, char* out, size_t most) {
     const size_t n = size_min(most, buffer_waits(&c->out));
     (void)at;
     if (n == 0 && c->done) { return MHD_CONTENT_READER_END_OF_STREAM; }
-    if (n == 0) { suspend(c); }
+    if (n == 0) { MHD_suspend_connection(c->connection); }
     if (n > 0) { memcpy(out, c->out.text + c->out.at, n); }
+    c->suspended = n == 0;
     c->out.at += n;
     return (ssize_t)n;
-}
-
-/* Begins the response to a question once its status is known. */
-static enum MHD_Result respond_lines(Client* c) {
-    if (c->status == 0) {
-        suspend(c);
-        return MHD_YES;
-    }
-    return respond(c, c->status, "application/x-ndjson",
-                   MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1 << 14, give, c, NULL));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -138,18 +127,16 @@ static enum MHD_Result respond_runs(Client* c) {
 }
 
 static enum MHD_Result respond_health(Client* c) {
-    Queue* q = &c->server->queue;
-    Client* first = NULL;
+    const Queue* q = &c->server->queue;
     FILE* f = xopen_memory(&c->out.text, &c->out.size);
-    fprintf(f, "{\"answers\": %s, \"waiting\": %d}\n", q->busy ? "true" : "false", queue_count(q, &first));
+    fprintf(f, "{\"answers\": %s, \"waiting\": %d}\n", q->busy ? "true" : "false", q->count - q->busy);
     xclose_memory(f, &c->out.text);
     return respond_json(c, MHD_HTTP_OK);
 }
 
-/* Takes a question as one line, and suspends its client until the first line of the answer comes. */
+/* Takes a question as one line. */
 static enum MHD_Result respond_answer(Client* c) {
     Queue* q = &c->server->queue;
-    Client* first = NULL;
     Json j;
     Error e = NO_ERROR;
     buffer_add(&c->body, "\n", 1);
@@ -164,12 +151,11 @@ static enum MHD_Result respond_answer(Client* c) {
     json_free(&j);
     if (stop) { return refuse(c, MHD_HTTP_BAD_REQUEST, "question: wanted no member stop: leaving stops an answer"); }
     if (!there) { return refuse(c, MHD_HTTP_NOT_FOUND, "question: checkpoint is not one of the run's"); }
-    if (queue_count(q, &first) + q->busy == MOST_QUESTIONS) {
-        return refuse(c, MHD_HTTP_TOO_MANY_REQUESTS, "too many questions wait");
-    }
+    if (q->count == MOST_QUESTIONS) { return refuse(c, MHD_HTTP_TOO_MANY_REQUESTS, "too many questions wait"); }
     for (char* p = c->body.text; p + 1 < c->body.text + c->body.size; p++) { *p = strchr("\r\n", *p) ? ' ' : *p; }
-    c->turn = ++q->turns;
-    return respond_lines(c);
+    q->questions[q->count++] = c;
+    return respond(c, MHD_HTTP_OK, "application/x-ndjson",
+                   MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1 << 14, give, c, NULL));
 }
 
 static const Route routes[] = {
@@ -190,8 +176,7 @@ static unsigned judge(const Server* s, Client* c, const char* url, const char* m
     return request_judge(&s->address, s->key, &r, c->route ? c->route->methods : NULL, why);
 }
 
-/* libmicrohttpd calls this when the head of a request has come, for each part of its body, and at its end. It calls this again
- * for a client that was suspended before its response, once the client is woken. */
+/* libmicrohttpd calls this when the head of a request has come, for each part of its body, and at its end. */
 static enum MHD_Result handle(void* server, struct MHD_Connection* connection, const char* url, const char* method,
                               const char* version, const char* part, size_t* size, void** request) {
     Server* s = (Server*)server;
@@ -207,12 +192,9 @@ static enum MHD_Result handle(void* server, struct MHD_Connection* connection, c
         *size = 0;
         return MHD_YES;
     }
-    if (c->whole) { return respond_lines(c); }  // the client was woken
     c->whole = true;
     if (c->body.size > MOST_BODY) { return refuse(c, MHD_HTTP_CONTENT_TOO_LARGE, "the question has more than 256 KiB"); }
-    if (c->route->of_run && !run_enter(&s->queue.runs, c->run)) {
-        return refuse(c, MHD_HTTP_NOT_FOUND, "there is no such run");
-    }
+    if (c->route->of_run && !run_enter(&s->queue.runs, c->run)) { return refuse(c, MHD_HTTP_NOT_FOUND, "no such run"); }
     return c->route->respond(c);
 }
 
@@ -246,7 +228,8 @@ static void look_after(Queue* q, Client* c, bool full) {
     const bool left = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
     const double seconds = now_seconds() - c->since;
     const bool late = !c->suspended && ((full && seconds > 1) || (!c->whole && seconds > REQUEST_SECONDS));
-    if (!late && (!left || (c->whole && !c->suspended))) { return; }
+    const bool sends = c->whole && !c->suspended;  // libmicrohttpd sees by itself that its client has left
+    if (!late && (!left || sends)) { return; }
     shutdown(c->fd, SHUT_RDWR);  // libmicrohttpd may overlook the end of a request that is cut off, but not this
     queue_leave(q, c);
     if (c->suspended) { question_fail(c, "the client has left"); }  // nobody reads this, but it ends the response
