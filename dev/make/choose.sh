@@ -101,8 +101,12 @@ case $topic in
         done
         echo "-lcublas -lcublasLt"
         ;;
-    headers) # the toolkit's headers for another compiler, where nvcc itself has them
-        eval "$NVCC --dryrun -x cu /dev/null" 2>&1 | sed -n 's/^#\$ INCLUDES=//p' | tr -d '"' | sed 's/-I/-isystem /g'
+    headers) # the toolkit's headers for another compiler: where nvcc itself has them, or those of packages without nvcc
+        eval "$NVCC --dryrun -x cu /dev/null" 2>&1 | sed -n 's/^#\$ INCLUDES=//p' | tr -d '"' | sed 's/-I/-isystem /g' | grep . && exit
+        [ -n "${1:-}" ] || set -- /usr/local/cuda /usr build/cuda/lib/python3*/site-packages/nvidia/cu* "${VIRTUAL_ENV:-.venv}"/lib/python3*/site-packages/nvidia/cu*
+        for at; do
+            [ ! -f "$at/include/nvtx3/nvToolsExt.h" ] || [ ! -f "$at/include/cublasLt.h" ] || { echo "-isystem $(echo "$at" | word)/include" && exit; }
+        done
         ;;
     check) # check LIBRARIES: compiles and links a program with cuBLAS. A toolkit that cannot do so is told in one line
         version=$(cuda_version)

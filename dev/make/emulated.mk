@@ -1,20 +1,24 @@
 # emulated.mk -- the GPU's programs for a card that the CPU emulates, for tests.
 #
 # EMULATED_ARCH (75, 80 or 90) and PRECISION say for which card, see dev/test/emulator/device.h. make emulated puts them into
-# build/emulated/PRECISION_ARCH; it needs g++, x86-64 or 64-bit ARM, the CUDA toolkit's headers and nccl.h. Without nvcc, name the
-# headers: CUDA_INCLUDE="-isystem FOLDER".
+# build/emulated/PRECISION_ARCH; it needs g++, x86-64 or 64-bit ARM, the CUDA toolkit's headers (choose.sh finds them, or set
+# CUDA_INCLUDE="-isystem FOLDER") and nccl.h, which the zoo does without.
 
 EMULATOR = dev/test/emulator
-HEADERS_BY_NVCC := $(if $(filter command environment,$(firstword $(origin CUDA_INCLUDE))),,require-nvcc)
+.PHONY: require-headers
+require-headers:
+	@$(if $(EMULATED_HEADERS),true,echo "error: no headers of the CUDA toolkit were found: install it, or these alone, 450 MB, without nvcc:"; \
+	    echo "  python3 -m venv build/cuda && build/cuda/bin/pip install --no-deps nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-nvtx nvidia-cublas"; exit 1)
+EMULATED_HEADERS = $(or $(CUDA_INCLUDE),$(call choose,CUDA_INCLUDE,headers $(call q,$(CUDA_HOME))))
 EMULATED_ARCH ?= 90
 # HOST_PIECE: state on the host passes in many pieces, though the models are small
 # -O2 takes longer than it saves, except in trainers_cu, which runs most, and in the card's own code
 EMULATED_OPT ?= -O1
 # SANITIZE=1: programs say which fault a kernel has, and where (shadow.cpp)
 EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)$(if $(filter 1,$(SANITIZE)),_sanitized)
-SANITIZED_FLAGS = $(if $(filter 1,$(SANITIZE)),-DEMULATED_SANITIZE $(if $(filter %.o,$@),,-g -fsanitize=thread -fsanitize=bounds -fno-tree-sra -fdata-sections))
+SANITIZED_FLAGS = $(if $(filter 1,$(SANITIZE)),-DEMULATED_SANITIZE $(if $(filter %.o,$@),,-g -fsanitize=thread -fsanitize=bounds,object-size -fno-tree-sra -fdata-sections -ftrivial-auto-var-init=pattern))
 EMULATED_SOURCES = $(filter-out build/%,$(CUDA_HEADERS)) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
-EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(call choose,CUDA_INCLUDE,headers)
+EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(EMULATED_HEADERS)
 EMULATED_FLAGS = -std=c++17 $(if $(filter %/trainers_cu %.o,$@),-O2,$(EMULATED_OPT)) $(MARCH) $(OPENMP_FLAGS) -fno-strict-aliasing -ffp-contract=fast \
                  -fno-math-errno -Wno-psabi -fno-pie -DEMULATED_ARCH=$(EMULATED_ARCH)0 -DPRECISION_$(PRECISION) -DHOST_PIECE=4096 $(SANITIZED_FLAGS) $(EMULATED_INCLUDES)
 EMULATED_CARD = $(addprefix $(EMULATED)/,block.o runtime.o cublaslt.o $(if $(filter 1,$(SANITIZE)),shadow.o))
@@ -25,16 +29,16 @@ emulated: $(EMULATED_CARD) $(addprefix $(EMULATED)/,$(EMULATED_PROGRAMS)) build/
 
 # launches and PTX are rewritten in copies of the sources
 REWRITE = sed -z -E -f $(EMULATOR)/launches.sed -e '1s|^|\#line 1 "'"$$f"'"\n|'
-build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)/ptx.h | $(EMULATED) $(HEADERS_BY_NVCC)
+build/emulated/sources: $(EMULATED_SOURCES) $(EMULATOR)/launches.sed $(EMULATOR)/ptx.h | $(EMULATED) require-headers
 	@for f in $(EMULATED_SOURCES); do mkdir -p $@.tmp/$$(dirname $$f) && $(REWRITE) $$f > $@.tmp/$$f || exit 1; done
 	@f=$(EMULATOR)/ptx.h && $(REWRITE) $$f > $@.tmp/llmc/cuda/ptx.cuh && rm -rf $@ && mv $@.tmp $@
 
-$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh build/cpu_flags | $(EMULATED) $(HEADERS_BY_NVCC)
+$(EMULATED)/%.o: $(EMULATOR)/%.cpp $(wildcard $(EMULATOR)/*.h) llmc/cuda/occupancy.cuh build/cpu_flags | $(EMULATED) require-headers
 	$(CXX) $(EMULATED_FLAGS) -I. -Wall -Wextra -c $< -o $@
-build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED) $(HEADERS_BY_NVCC)
+build/emulated/libnccl.so.2: $(EMULATOR)/nccl.cpp $(EMULATOR)/runtime.h | $(EMULATED) require-headers
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared $(EMULATED_INCLUDES) $< -o $@
 # device.h and the toolkit's headers are compiled once for the programs of a variant; g++ fails if another -O reads them
-$(EMULATED)/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h build/cpu_flags | $(EMULATED) $(HEADERS_BY_NVCC)
+$(EMULATED)/device.h.gch: $(EMULATOR)/device.h $(EMULATOR)/runtime.h build/cpu_flags | $(EMULATED) require-headers
 	$(CXX) $(EMULATED_FLAGS) -x c++-header $< -o $@
 DEVICE = $(if $(filter %/trainers_cu,$@),device.h,$(EMULATED)/device.h)
 # shadow.o stands for the library of -fsanitize=thread

@@ -6,7 +6,7 @@
 zig="${PYTHON:-python3} -m ziglang cc"
 arm=aarch64-linux-gnu
 for tool in zig:"$zig --version" qemu-aarch64:"qemu-aarch64 --version" $arm-gcc:"$arm-gcc --version" clang:"clang --version"; do
-    ${tool#*:} >/dev/null 2>&1 || { skip "${tool%%:*}" "it is not installed" 16 && summary && exit; }
+    ${tool#*:} >/dev/null 2>&1 || { skip "${tool%%:*}" "it is not installed" 18 && summary && exit; }
 done
 
 # build NAME TARGETS FLAG...: makes them in $tmp/NAME; its output is in $tmp/NAME.log
@@ -44,6 +44,15 @@ wait $started 2>/dev/null
 check "ARM: killed after a checkpoint" test -d "$tmp/cut/step_00000004" -a ! -d "$tmp/cut/step_00000012"
 check "ARM: resumes" run "$tmp/linux-arm64/train_llama3" $flags --stop-after 12 --resume --out "$tmp/cut"
 check "ARM: as if never killed" cmp "$tmp/whole/step_00000012/model.safetensors" "$tmp/cut/step_00000012/model.safetensors"
+
+headers=$(NVCC='' dev/make/choose.sh headers) card=build/emulated/FP32_90/zoo/rmsnorm
+if [ -n "$headers" ] && command -v $arm-g++ >/dev/null; then
+    check "ARM: the emulated card builds" make -s -C "$tmp/linux-arm64" $card PRECISION=FP32 EMULATED_ARCH=90 \
+        CC=$arm-gcc CXX=$arm-g++ NVCC= MARCH= CUDA_INCLUDE="$headers"
+    check "ARM: its kernels pass" run "$tmp/linux-arm64/$card"
+else
+    skip "the emulated card on ARM" "$arm-g++ or the headers of the CUDA toolkit are not installed" 2
+fi
 
 check "builds with clang" build clang "test_llama3" CC=clang OPT=-O1
 check "clang: test_llama3 passes" "$tmp/clang/test_llama3"

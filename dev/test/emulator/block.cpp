@@ -156,6 +156,7 @@ static void begin(Thread* t) {
     static char* const stacks = (char*)mmap(NULL, (size_t)MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) { emulator_die("no memory for the stacks of threads"); }
+    shadow_stacks(stacks, (size_t)MOST_THREADS * STACK);
     t->begun = true;
     t->stack = free_stacks[--num_free];
     void** top = (void**)(stacks + (size_t)(t->stack + 1) * STACK);
@@ -231,6 +232,7 @@ static void arrive(Barrier* b, unsigned wanted) {
 }
 
 int emulator_barrier(int x) {
+    shadow_wait(SHADOW_HERE);
     block_barrier.sum += x;
     arrive(&block_barrier, alive);
     return block_barrier.sum_of_turn;

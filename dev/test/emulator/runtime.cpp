@@ -461,7 +461,7 @@ static cudaError_t give_back(std::map<void*, size_t>& to, void* p) {
     to.erase(found);
     return cudaSuccess;
 }
-static bool is_pinned(const void* p) {
+bool emulator_is_pinned(const void* p) {
     std::lock_guard<std::mutex> lock(mutex);
     const auto next = pinned_memory.upper_bound((void*)p);
     if (next == pinned_memory.begin()) { return false; }
@@ -497,12 +497,12 @@ static void copy_now(void* to, const void* from, size_t bytes) {
 
 /* Host memory that is not pinned is read, or written, before the call returns. */
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-    if (kind == cudaMemcpyHostToDevice && !is_pinned(from)) {
+    if (kind == cudaMemcpyHostToDevice && !emulator_is_pinned(from)) {
         const std::vector<char> copy((const char*)from, (const char*)from + bytes);
         emulator_queue(stream, [=] { copy_now(to, copy.data(), bytes); });
         return cudaSuccess;
     }
-    const bool out = kind == cudaMemcpyDeviceToHost, pinned = is_pinned(to);
+    const bool out = kind == cudaMemcpyDeviceToHost, pinned = emulator_is_pinned(to);
     {
         std::lock_guard<std::mutex> lock(mutex);
         append(stream_of(stream), [=] { copy_now(to, from, bytes); })->late = out && pinned && late_copies();
@@ -596,7 +596,11 @@ cudaError_t cudaGetLastError(void) {
 const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
 const char* cudaGetErrorString(cudaError_t e) {
     static thread_local char text[64];
-    snprintf(text, sizeof text, "error %d of the emulated card", (int)e);
+    snprintf(text, sizeof text, "%serror %d of the emulated card",
+             e == cudaErrorInvalidConfiguration ? "invalid configuration argument, "
+             : e == cudaErrorMemoryAllocation   ? "out of memory, "
+                                                : "",
+             (int)e);
     return text;
 }
 

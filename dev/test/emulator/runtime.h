@@ -23,6 +23,9 @@ int emulator_resident(int threads, size_t shared);
 /* Runs all blocks of a grid, one after the other; body() is run by each thread. */
 void emulator_run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()>& body);
 
+/* Returns whether the host's memory is pinned there, so that kernels reach it. */
+extern "C" bool emulator_is_pinned(const void* p);
+
 /* Draws a number below n from EMULATOR_SEED; without a seed always 0. */
 unsigned emulator_choose(unsigned n);
 
@@ -49,6 +52,9 @@ SHADOW(void shadow_fence(void))
 /* What a thread did before it releases an object comes before what another does after it acquires the object. */
 SHADOW(void shadow_release(const void*))
 SHADOW(void shadow_acquire(const void*))
+/* The running thread comes to the block's barrier; the stacks of all threads */
+SHADOW(void shadow_wait(const void*))
+SHADOW(void shadow_stacks(const void*, size_t))
 /* All threads of a block, or some lanes of some warps, have come to the same place. */
 SHADOW(void shadow_barrier(void))
 SHADOW(void shadow_meet(const unsigned*, unsigned, unsigned))

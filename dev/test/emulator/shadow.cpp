@@ -355,14 +355,57 @@ static void judge(Region& r, uintptr_t at, size_t size, ShadowAccess how, uint32
     }
 }
 
+static uintptr_t stacks, stacks_end;  // of threads
+void shadow_stacks(const void* begin, size_t bytes) { stacks = (uintptr_t)begin, stacks_end = stacks + bytes; }
+
+/* An address that is no card's: of a stack, of the program, or of the host, which a card does not reach. The code that hands a
+ * kernel its arguments reads them there. */
+static void outside(uintptr_t at, ShadowAccess how, uint32_t line) {
+    extern char __executable_start, _end;
+    static std::map<uint32_t, bool> of_kernel;  // whether this code is a kernel's
+    if ((at >= stacks && at < stacks_end) || (at >= (uintptr_t)&__executable_start && at < (uintptr_t)&_end)) { return; }
+    if (at < 4096 || emulator_is_pinned((const void*)at)) { return; }
+    if (!of_kernel.count(line)) {
+        const std::string where = place(line, NULL);
+        of_kernel[line] = where[0] != ',' && where.find(", in _Function_handler") == std::string::npos;
+    }
+    if (!of_kernel[line]) { return; }
+    fault("an address of the host's memory", line, text("%s %p", how == SHADOW_READ ? "reads" : "writes", (void*)at));
+}
+
+/* Returns whether a byte of a tensor lies behind the width of its row, where no kernel may write. */
+static bool is_padding(uintptr_t at) {
+    const Allocation* a = slots[(at - card.begin) >> SLOT_BITS];
+    return a->each > 0 && (at - a->begin) / a->each % a->pitch >= a->width;
+}
+
 void shadow_access(const void* p, size_t size, ShadowAccess how, const void* line) {
     if (!on_card || size == 0) { return; }
     bool inside = true;
-    Region* const r = region_of((uintptr_t)p, size, &inside);
-    if (!r) { return; }
-    if (inside) { return judge(*r, (uintptr_t)p, size, how, (uint32_t)(uintptr_t)line); }
-    fault(kind_of(*r), (uint32_t)(uintptr_t)line,
-          (how == SHADOW_READ ? "reads " : "writes ") + address(*r, (uintptr_t)p, size));
+    const uintptr_t at = (uintptr_t)p;
+    Region* const r = region_of(at, size, &inside);
+    if (!r) { return outside(at, how, (uint32_t)(uintptr_t)line); }
+    const bool padding = inside && r == &card && how != SHADOW_READ && is_padding(at + size - 1);
+    if (inside && !padding) { return judge(*r, at, size, how, (uint32_t)(uintptr_t)line); }
+    fault(padding ? "out of bounds of a row" : kind_of(*r), (uint32_t)(uintptr_t)line,
+          (how == SHADOW_READ ? "reads " : "writes ") + address(*r, at, size));
+}
+
+static struct Wait {
+    uint64_t when;
+    uint32_t line;
+    uint16_t thread;
+} waits[MOST_THREADS / 32];  // of the first lane of a warp that came to the barrier
+
+void shadow_wait(const void* line) {
+    Wait& w = waits[emulator_thread / 32];
+    const Wait here = {phases, (uint32_t)(uintptr_t)line, (uint16_t)emulator_thread};
+    if (w.when != phases) { w = here; }
+    static std::set<std::pair<uint32_t, uint32_t>> seen;  // the compiler may have copied one barrier
+    if (w.line == here.line || !seen.insert({w.line, here.line}).second) { return; }
+    if (place(w.line, NULL) == place(here.line, NULL)) { return; }
+    const Stamp other = {w.line, block_number, 0, 0, w.thread, 0, 0};
+    fault("threads of a warp at two barriers", here.line, "waits", &other, "for those that wait");
 }
 
 void shadow_atomic(const void* p, size_t size, const void* line) {
@@ -434,6 +477,19 @@ void __tsan_func_entry(void* caller) {
     const auto next = functions.upper_bound((uintptr_t)HERE);
     const auto found = next == functions.begin() ? allowed.end() : allowed.find(std::prev(next)->first);
     watched = found == allowed.end() || found->second < dynamic_bytes;
+}
+
+/* What -fsanitize=object-size calls if an object does not have all of what is read or written, among others. */
+struct ObjectData {
+    const char* file;
+    uint32_t line, column;
+    const void* type;
+    uint8_t align, what;
+};
+void __ubsan_handle_type_mismatch_v1(const ObjectData* d, uintptr_t at) {
+    if (!on_card) { return; }
+    fault("out of bounds of an array", (uint32_t)(uintptr_t)HERE,
+          text("%s %p, behind its end", d->what ? "writes" : "reads", (void*)at));
 }
 
 /* What -fsanitize=bounds calls if an index lies outside of an array's type. */

@@ -28,6 +28,9 @@ __device__ float root_of(float square, RowShape rows, float eps) { return 1.0f /
     }                                                                                       \
     LAUNCHED(name)
 #define A_BLOCK_A_ROW(name) VERSION_OF(name, rows.N, 256, 0)
+#define SOUND                  \
+    __shared__ float sums[32]; \
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums))
 #define FINISH(square) write_row(out, rstd, x, weight, rows, root_of(square, rows, eps))
 
 __global__ void first_barrier_missing(PARAMETERS) {
@@ -122,15 +125,13 @@ __global__ void all_threads_add_in_shared(PARAMETERS) {
 A_BLOCK_A_ROW(all_threads_add_in_shared)
 
 __global__ void blocks_add_to_one_address(PARAMETERS) {
-    __shared__ float sums[32];
-    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+    SOUND;
     if (threadIdx.x == 0 && blockIdx.x > 0) { rstd[0] += 0; }  // FAULT race between blocks
 }
 A_BLOCK_A_ROW(blocks_add_to_one_address)
 
 __global__ void blocks_overlap(PARAMETERS) {
-    __shared__ float sums[32];
-    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+    SOUND;
     if (blockIdx.x + 1 < rows.N) { out[(blockIdx.x + 1) * rows.pitch + threadIdx.x % 8] = weight[0]; }  // FAULT race between
 }
 A_BLOCK_A_ROW(blocks_overlap)
@@ -248,15 +249,20 @@ __global__ void a_block_too_many(PARAMETERS) {
 VERSION_OF(a_block_too_many, rows.N + 1, 256, 0)
 
 __global__ void in_front(PARAMETERS) {
-    __shared__ float sums[32];
-    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+    SOUND;
     if (blockIdx.x == 0 && threadIdx.x == 3) { out[-1] = weight[0]; }  // FAULT out of bounds of device memory
 }
 A_BLOCK_A_ROW(in_front)
 
+__global__ void behind_its_row(PARAMETERS) {  // where rows have padding
+    SOUND;
+    if (rows.pitch == (size_t)rows.C) { return; }
+    out[blockIdx.x * rows.pitch + rows.C] = 0;  // FAULT out of bounds of a row
+}
+VERSION_OF(behind_its_row, rows.N, 32, 0)
+
 __global__ void far_away(PARAMETERS) {
-    __shared__ float sums[32];
-    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+    SOUND;
     if (threadIdx.x == 3) { rstd[(size_t)1 << 48] = 0; }  // FAULT an address where no memory is
 }
 A_BLOCK_A_ROW(far_away)
@@ -295,6 +301,16 @@ __global__ void tail_not_filled(PARAMETERS) {
 }
 A_BLOCK_A_ROW(tail_not_filled)
 
+__global__ void of_the_host(PARAMETERS) {
+    SOUND;  // FAULT an address of the host's memory
+}
+static void of_the_host_launch(PARAMETERS, cudaStream_t stream) {
+    const std::vector<floatX> ones((size_t)rows.C, from_float<floatX>(1.0f));
+    of_the_host<<<(unsigned)rows.N, 256, 0, stream>>>(out, rstd, x, ones.data(), rows, eps);
+    CUDA_CHECK(cudaDeviceSynchronize());
+}
+LAUNCHED(of_the_host)
+
 __global__ void output_read_first(PARAMETERS) {
     __shared__ float sums[32];
     const float before = to_float(out[blockIdx.x * rows.pitch]);  // FAULT device memory is read that nobody has written
@@ -306,8 +322,7 @@ A_BLOCK_A_ROW(output_read_first)
 __global__ void past_dynamic(PARAMETERS) {
     extern __shared__ float row[];
     for (int c = threadIdx.x; c < rows.C; c += 256) { row[c + 1] = 0; }  // FAULT out of bounds of dynamic shared memory
-    __shared__ float sums[32];
-    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
+    SOUND;
 }
 VERSION_OF(past_dynamic, rows.N, 256, rows.C * sizeof(float))
 
@@ -318,6 +333,30 @@ __global__ void small_array(PARAMETERS) {
     FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
 }
 VERSION_OF(small_array, rows.N, 128, 0)
+
+struct Square {
+    float of, root;
+};
+__global__ void behind_registers(PARAMETERS) {
+    Square last[2];
+    for (int k = 0; k < 2; k++) { last[k + 1] = Square{(float)rows.C, eps}; }  // FAULT out of bounds of an array
+    SOUND;
+    rstd[blockIdx.x] += 0 * last[0].of;
+}
+VERSION_OF(behind_registers, rows.N, 1, 0)
+
+__global__ void barrier_in_a_branch(PARAMETERS) {
+    __shared__ float copies[32];
+    copies[threadIdx.x] = eps;
+    if (threadIdx.x % 2 == 0) {
+        __syncthreads();
+        copies[threadIdx.x] += 1;
+    } else {
+        __syncthreads();  // FAULT threads of a warp at two barriers
+    }
+    SOUND;
+}
+VERSION_OF(barrier_in_a_branch, rows.N, 32, 0)
 
 __global__ void small_array_by_pointer(PARAMETERS) {
     __shared__ float small[8];
@@ -335,10 +374,7 @@ __global__ void odd_address(PARAMETERS) {
 }
 A_BLOCK_A_ROW(odd_address)
 
-__global__ void much_shared(PARAMETERS) {
-    __shared__ float sums[32];
-    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums));
-}
+__global__ void much_shared(PARAMETERS) { SOUND; }
 VERSION_OF(much_shared, rows.N, 256, 100 << 10)  // FAULT too much dynamic shared memory
 
 __global__ void many_threads(PARAMETERS) { FINISH(square_of(x, rows.C)); }

@@ -190,7 +190,7 @@ check "make help has the targets, without marks" sh -c 'grep -q "^make quickstar
 # --- nvcc itself -------------------------------------------------------------------------------------------------------------------
 
 make -s -C "$root" emulated NVCC= CUDA_HOME=/none PRECISION=FP32 EMULATED_ARCH=80 >made.txt 2>&1
-check "make emulated names what is missing" grep -q '^error: nvcc was not found' made.txt
+check "make emulated names what is missing" grep -q '^error: no headers of the CUDA toolkit were found' made.txt
 (cd "$root" && make -s require-nvcc NVCC=/nowhere/nvcc) >made.txt 2>&1
 check "so does an nvcc that is not there" grep -q '^error: /nowhere/nvcc was not found: install' made.txt
 check "before it compiles" sh -c '! grep -q "fatal error" made.txt'
