@@ -205,6 +205,13 @@ inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline void __sincosf(float x, float* s, float* c) { *s = sinf(x), *c = cosf(x); }
+/* The C library stores where the sanitizer does not see it. */
+inline void emulated_sincosf(float x, float* s, float* c) {
+    float sine, cosine;
+    sincosf(x, &sine, &cosine);
+    *s = sine, *c = cosine;
+}
+#define sincosf emulated_sincosf
 inline unsigned __float_as_uint(float x) {
     unsigned u;
     memcpy(&u, &x, sizeof u);

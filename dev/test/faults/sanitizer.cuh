@@ -250,7 +250,7 @@ VERSION_OF(a_block_too_many, rows.N + 1, 256, 0)
 
 __global__ void in_front(PARAMETERS) {
     SOUND;
-    if (blockIdx.x == 0 && threadIdx.x == 3) { out[-1] = weight[0]; }  // FAULT out of bounds of device memory
+    if (blockIdx.x == 0 && threadIdx.x == 3) { sincosf(eps, rstd - 1, rstd + 1); }  // FAULT out of bounds of device memory
 }
 A_BLOCK_A_ROW(in_front)
 
