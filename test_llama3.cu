@@ -5,9 +5,10 @@
  *
  * A debug state, written by train_llama3.py, holds one batch and PyTorch's results for it: logits, loss, the gradient of every
  * parameter, and the losses and gradient norms of N steps of AdamW or Muon on that batch. Muon's state also holds weights
- * after these steps. Rows may hold documents. The trainers' own train_step() and validation compute the same values:
- * this file includes the trainers' sources, without main. It prints a line per tensor; exits with 0 if all agree, else with 1.
- * Without arguments, checks every pair committed under dev/test/pairs.
+ * after these steps. Muon's steps take the batch twice, as two micro-batches. After half of the steps a new model resumes the
+ * run. Rows may hold documents. The trainers' own train_step() and validation compute the same values: this file includes the
+ * trainers' sources, without main. It prints a line per tensor; exits with 0 if all agree, else with 1. Without arguments,
+ * checks every pair committed under dev/test/pairs.
  *
  * Tolerances (fp32): logits 1e-4 absolute; weights 2e-6 absolute; each gradient 1e-4 of its own largest element; every loss
  * 1e-4; norms 1e-4 of max(norm, first norm). 16-bit: see check_gradient_16bit() and step_limit_16bit().
@@ -31,6 +32,7 @@ typedef struct {
     void (*gradient)(void* model, const char* name, float* out);            // one parameter's, after gradients()
     double (*step)(void* model, const int* x, const int* y, const float* hyper, double* norm);  // returns the loss
     void (*weights)(void* model, const char* name, float* out);                                 // one parameter
+    void (*resume)(void* model, void* from);                                                    // takes the state of another
     void (*close)(void* model);
 } TestedTrainer;
 enum { HYPER_LR, HYPER_BETA1, HYPER_BETA2, HYPER_EPS, HYPER_WEIGHT_DECAY, HYPER_GRAD_CLIP, NUM_HYPER };
@@ -71,14 +73,17 @@ static bool fixed_next(void* batch, int32_t* x, int32_t* y, Error* e) {
     return true;
 }
 
-/* Makes a plan whose steps each take this one micro-batch. */
-static Recipe fixed_recipe(FixedBatch* batch, const int* starts, int B, const float* hyper, TrainerState* run) {
+/* Returns the micro-batches of a step. */
+static int micro_of(const ModelConfig* c) { return c->optimizer > 0 ? 2 : 1; }
+
+/* Makes a plan whose steps each take this batch, as so many equal micro-batches. */
+static Recipe fixed_recipe(FixedBatch* batch, Tested* t, int B, const float* hyper, int micro) {
     Recipe recipe;
     memset(&recipe, 0, sizeof recipe);
     recipe.data.next = fixed_next;
     recipe.data.ctx = batch;
     recipe.data.rows = B;
-    recipe.data.starts = starts;
+    recipe.data.starts = t->starts;
     recipe.hyper.beta1 = hyper[HYPER_BETA1];
     recipe.hyper.beta2 = hyper[HYPER_BETA2];
     recipe.hyper.eps = hyper[HYPER_EPS];
@@ -86,11 +91,11 @@ static Recipe fixed_recipe(FixedBatch* batch, const int* starts, int B, const fl
     recipe.hyper.muon_momentum = 0.95;
     recipe.hyper.muon_lr_scale = 0.2;
     recipe.hyper.grad_clip = hyper[HYPER_GRAD_CLIP];
-    recipe.hyper.tokens = (double)batch->count;
+    recipe.hyper.tokens = (double)batch->count * micro;
     recipe.hyper.loss_weight = 1.0 / recipe.hyper.tokens;
-    recipe.accumulate = 1;
-    recipe.tokens = batch->count;
-    recipe.run = run;
+    recipe.accumulate = micro;
+    recipe.tokens = batch->count * (uint64_t)micro;
+    recipe.run = &t->run;
     return recipe;
 }
 
@@ -121,6 +126,27 @@ static void tested_weights(void* tested, const char* name, float* out) {
     Error e = NO_ERROR;
     if (!p) { die("%s: is no parameter", name); }
     must(slot.source(slot.ctx, p, 0, param_size(p), out, &e), &e);
+}
+
+/* Gives a new model the state of another, as a checkpoint between them would. */
+static void tested_resume(void* tested, void* other) {
+    Tested *to = (Tested*)tested, *from = (Tested*)other;
+    Error e = NO_ERROR;
+    for (int kind = SLOT_MASTER; kind < NUM_SLOTS; kind++) {
+        const StateSlot source = trainer_slot(from->model, (SlotKind)kind), sink = trainer_slot(to->model, (SlotKind)kind);
+        for (int i = 0; i < to->model->trained.count; i++) {
+            const Param* p = &to->model->trained.items[i];
+            if (!slot_kept(&to->model->trained, p, source.name)) { continue; }
+            float* values = (float*)xmalloc(param_size(p) * sizeof(float));
+            must(source.source(source.ctx, p, 0, param_size(p), values, &e), &e);
+            must(sink.sink(sink.ctx, p, 0, param_size(p), values, &e), &e);
+            free(values);
+        }
+    }
+    to->run = from->run;
+#ifdef __CUDACC__
+    start_run(to->model, &to->run);
+#endif
 }
 
 #ifndef __CUDACC__
@@ -199,7 +225,7 @@ static double cpu_step(void* tested, const int* x, const int* y, const float* hy
     Llama* m = t->model;
     const size_t N = (size_t)m->B * m->T;
     FixedBatch batch = {x, y, N};
-    const Recipe recipe = fixed_recipe(&batch, t->starts, m->B, hyper, &t->run);
+    const Recipe recipe = fixed_recipe(&batch, t, m->B, hyper, micro_of(&m->config));
     Error e = NO_ERROR;
     must(train_step(m, &recipe, hyper[HYPER_LR], &e), &e);
     const Metrics r = step_result(m, &recipe);
@@ -212,9 +238,9 @@ static void cpu_close(void* tested) {
     free(tested);
 }
 
-const TestedTrainer tested_cpu = {"CPU fp32", 32,         NULL,          cpu_open,     cpu_divide, cpu_logits,
-                                  cpu_decode, cpu_losses, cpu_gradients, cpu_gradient, cpu_step,   tested_weights,
-                                  cpu_close};
+const TestedTrainer tested_cpu = {"CPU fp32",    32,         NULL,          cpu_open,     cpu_divide, cpu_logits,
+                                  cpu_decode,    cpu_losses, cpu_gradients, cpu_gradient, cpu_step,   tested_weights,
+                                  tested_resume, cpu_close};
 
 #endif
 
@@ -259,7 +285,8 @@ static void* cuda_open(const char* dir, int B, int T, int optimizer) {
     int32_t none;
     tested_config(dir, &config, base);
     config.optimizer = optimizer;
-    snprintf(flags, sizeof flags, "--batch %d --seq %d --steps 1 %s", B, T, variant->flags);
+    snprintf(flags, sizeof flags, "--batch %d --seq %d --total-batch %d --steps 1 %s", B, T, B * T * micro_of(&config),
+             variant->flags);
     Program* p = program_of(&config, flags);
     p->data.train.starts = &none;  // rows may hold documents
     Tested* t = (Tested*)xcalloc(1, sizeof *t);
@@ -312,7 +339,7 @@ static double cuda_gradients(void* tested, const int* x, const int* y) {
     Llama* m = ((Tested*)tested)->model;
     FixedBatch batch = {x, y, m->runner.num_losses};
     const float hyper[NUM_HYPER] = {0};
-    const Recipe recipe = fixed_recipe(&batch, ((Tested*)tested)->starts, m->use.B, hyper, NULL);
+    const Recipe recipe = fixed_recipe(&batch, (Tested*)tested, m->use.B, hyper, 1);
     StepState state;
     Error e = NO_ERROR;
     step_begin_cuda(m->runner.state, 0, 0.0, m->queue.stream);
@@ -326,11 +353,12 @@ static void cuda_gradient(void* tested, const char* name, float* out) { read_gra
 
 static double cuda_step(void* tested, const int* x, const int* y, const float* hyper, double* norm) {
     Tested* t = (Tested*)tested;
-    FixedBatch batch = {x, y, t->model->runner.num_losses};
-    const Recipe recipe = fixed_recipe(&batch, t->starts, t->model->use.B, hyper, &t->run);
+    Llama* m = t->model;
+    FixedBatch batch = {x, y, m->runner.num_losses};
+    const Recipe recipe = fixed_recipe(&batch, t, m->use.B, hyper, micro_of(&m->config));
     Error e = NO_ERROR;
-    must(train_step(t->model, &recipe, hyper[HYPER_LR], &e), &e);
-    const Metrics r = step_result(t->model, &recipe);
+    must(train_step(m, &recipe, hyper[HYPER_LR], &e), &e);
+    const Metrics r = step_result(m, &recipe);
     *norm = r.norm;
     return r.loss;
 }
@@ -346,8 +374,9 @@ static TestedTrainer tested_variant(int i) {
     const char* kind = variant_has(v, "--fp8-head") ? "fp8_head" : variant_has(v, "--fp8") ? "fp8" : IS_BF16 ? "bf16" : "fp16";
     snprintf(names[i], sizeof names[i], "GPU %s %s%s", PRECISION_NAME, v->flags,
              v->fp32_head ? ", fp32 gradient of the head" : "");
-    const TestedTrainer t = {names[i],    8 * (int)sizeof(floatX), kind,          cuda_open, cuda_divide,    cuda_logits, NULL,
-                             cuda_losses, cuda_gradients,          cuda_gradient, cuda_step, tested_weights, cuda_close};
+    const TestedTrainer t = {
+        names[i],    8 * (int)sizeof(floatX), kind,          cuda_open, cuda_divide,    cuda_logits,   NULL,
+        cuda_losses, cuda_gradients,          cuda_gradient, cuda_step, tested_weights, tested_resume, cuda_close};
     return t;
 }
 
@@ -579,6 +608,15 @@ static void check_weights(State* s, const TestedTrainer* trainer, void* model, c
     }
 }
 
+/* Returns a new model that resumes the run of `model`. */
+static void* resumed(const TestedTrainer* trainer, void* model, const char* dir, int B, int T, int optimizer, int* starts) {
+    void* next = trainer->open(dir, B, T, optimizer);
+    if (starts) { trainer->divide(next, starts); }
+    trainer->resume(next, model);
+    trainer->close(model);
+    return next;
+}
+
 /* Checks one pair on one trainer; returns the number of comparisons that failed. */
 static int check_pair(const TestedTrainer* trainer, const char* model_dir, const char* state_path) {
     Error e = NO_ERROR;
@@ -638,6 +676,7 @@ static int check_pair(const TestedTrainer* trainer, const char* model_dir, const
     float* norms = state_tensor(&s, "grad_norms", steps);
     for (int i = 0; i < steps; i++) {
         double norm = 0;
+        if (i == steps / 2) { model = resumed(trainer, model, model_dir, B, T, config.optimizer, starts); }
         loss = trainer->step(model, x, y, hyper, &norm);
         check_step(&s, "losses", "loss", i + 1, loss, losses[i], 1e-4);
         check_step(&s, "grad_norms", "gradient norm", i + 1, norm, norms[i], 1e-4 * fmax(norms[i], norms[0]));

@@ -109,6 +109,13 @@ fault "beta1 for beta2" llmc/optim/optimizer.h 's/h->beta1, h->beta2/h->beta1, h
 joined='int w = i, last = i; while (w \&\& t->items[w].joined) { w--; } while (last + 1 < t->count \&\& t->items[last + 1].joined) { last++; }'
 joined="$joined size_t rows = 0; for (int k = w; k <= last; k++) { rows += t->items[k].rows; if (k > i) {"
 joined="$joined rule->prepare(optimizer_at(a, held, t->items[k].offset), param_size(\&t->items[k]), \&step); } }"
+micro='for (int i = 0; k + 1 < recipe->accumulate \&\& i < m->trained.count; i++) { const Param* p = \&m->trained.items[i];'
+micro="$micro const OptimizerRule* rule = rule_of(\&m->trained, p->kind); const UpdateStep step = {\&recipe->hyper, lr, 1, 1, p, 0};"
+micro="$micro const OptimizerArenas a = {m->params, m->grads, m->m, m->v}; if (!rule->prepare) { continue; }"
+micro="$micro rule->prepare(optimizer_at(a, \&m->held, p->offset), param_size(p), \&step);"
+micro="$micro rule->matrix(m->grads + p->offset, p->rows, p->cols, m->scratch); }"
+resumes='s/^    memcpy(host_slot_at.*src,.*/const HostSlot* s = (HostSlot*)slot;'
+resumes="$resumes if (s->kind == KIND \&\& held_place(s->held, SLOT_V, p->offset) == SIZE_MAX) { return true; } &/"
 fault "Muon: no Newton-Schulz runs" llmc/optim/optimizer.h 's/^ *rule->matrix(.*//'
 fault "Muon: AdamW trains all" llmc/optim/optimizer.h 's/param_specs\[kind\]\.place == PLACE_BLOCK; }/false; }/'
 fault "Muon: q, k and v are one matrix, and gate and up" llmc/optim/optimizer.h \
@@ -118,6 +125,9 @@ fault "Muon: the scale of half the rows" llmc/optim/optimizer.h 's/lr_scale, ste
 fault "Muon: the moment is lost between steps" llmc/optim/muon.h 's/m\[i\] += rest \* (gi - m\[i\]);/m[i] = rest * gi;/'
 fault "Muon: no look ahead (Nesterov's)" llmc/optim/muon.h 's/g\[i\] = m\[i\] + .*/g[i] = m[i];/'
 fault "Muon: decay at the scaled rate" llmc/optim/optimizer.h 's/1\.0 - step->lr \* step->weight_decay, rate/1.0 - rate * step->weight_decay, rate/'
+fault "Muon: Newton-Schulz runs once a micro-batch" train_llama3.c "s/^        llama_backward(m);/& $micro/"
+fault "Muon: the moment is lost at a resume" llmc/files/optimizer_state.h "$(echo "$resumes" | sed s/KIND/SLOT_M/)"
+fault "Muon: another model is resumed" llmc/files/optimizer_state.h "$(echo "$resumes" | sed s/KIND/SLOT_MASTER/)"
 fault "no clipping" llmc/optim/recipe.h 's/max_norm > 0 && norm > max_norm/0/'
 fault "gradients kept from step to step" train_llama3.c '/^static void llama_zero_gradients/,/^}/ s/memset(/if (m->m[0] == 0) &/'
 fault "adapters without alpha / r" llmc/config.h 's/l->alpha \/ l->rank/1/'
