@@ -64,6 +64,7 @@ static const struct {
     ENTRY(newton_schulz_is_no_worse_than_pytorch_s),
 #ifdef PRECISION_BF16
     ENTRY(small_steps_survive_on_average),
+    ENTRY(small_steps_of_muon_survive_on_average),
 #endif
     HOST_ENTRY(gradients_of_a_third_norm_have_a_place),
     HOST_ENTRY(element_sizes_are_those_of_the_types),

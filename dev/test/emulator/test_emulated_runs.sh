@@ -181,10 +181,17 @@ layers_join_on_two_cards() {
     same_bits joined_1 joined_3 2
 }
 
-goes_on_elsewhere() { # two cards, then one, then four: as one card alone
-    cu FP32 alone --total-batch 256 && cu FP32 moved --total-batch 256 --gpus 2 --stop-after $quarter &&
-        cu FP32 moved --resume --stop-after $half && cu FP32 moved --resume --gpus 4 --stop-after $((half + quarter)) &&
-        cu FP32 moved --resume --gpus 2 --zero 3 && close_steps 1e-6 1e-4 "$tmp/alone" "$tmp/moved" $steps
+# goes_on_elsewhere NAME "CARDS" FLAGS...: a quarter of the steps each on so many cards: as one card alone, the run NAME_one
+goes_on_elsewhere() {
+    g=$1 cards=$2 stop=0 again=
+    shift 2
+    [ -d "$tmp/${g}_one" ] || cu FP32 "${g}_one" "$@" || return 1
+    for n in $cards; do
+        stop=$((stop + quarter))
+        cu FP32 "${g}_moved" $again "$@" --gpus $n --zero $((n % 3 + 1)) --stop-after $stop || return 1
+        again=--resume
+    done
+    close_steps 1e-6 1e-4 "$tmp/${g}_one" "$tmp/${g}_moved" $steps
 }
 
 # moves NAME MOST FLAGS...: what lies on the host, up to MOST, has the bits of a run on the card, also where a resumed run finds it
@@ -246,13 +253,11 @@ whole_on_several() {
     for n in 2 3; do
         cu FP32 whole_$n $muon --total-batch 384 --gpus $n --zero $n && close_steps 1e-6 1e-4 "$tmp/whole_one" "$tmp/whole_$n" $steps || return 1
     done
-    zeros_repeat whole_zeros "1 2 3" $muon && { [ "${FULL:-0}" = 0 ] || repeats whole_two --gpus 2 $muon; }
+    zeros_repeat whole_zeros "1 2" $muon && zeros_repeat whole_none "1 3" $muon $none && { [ "${FULL:-0}" = 0 ] || repeats whole_two --gpus 2 $muon; }
 }
 
 whole_moves() {
-    cu FP32 whole_moved $muon --total-batch 384 --stop-after $quarter &&
-        cu FP32 whole_moved --resume --gpus 3 --stop-after $((half + quarter)) && cu FP32 whole_moved --resume &&
-        close_steps 1e-6 1e-4 "$tmp/whole_one" "$tmp/whole_moved" $steps || return 1
+    goes_on_elsewhere whole "1 3 2 1" $muon --total-batch 384 || return 1
     ! cu FP32 whole_moved --resume --gpus 2 --steps 20 --optimizer adamw 2>"$tmp/errors" &&
         grep "its state is of the optimizer muon, but this run's is adamw" "$tmp/errors"
 }
@@ -270,11 +275,13 @@ plans_are_kept() {
 # The limit: at this learning rate most steps are smaller than a unit of their weight. Over 20 steps, in which the loss falls by
 # 1.04, the losses are at most 3.2e-3 apart; with weights rounded to nearest, 2.6e-2.
 none="--master none --moments bf16"
-no_master_is_near() { # losses are near the losses with fp32 master weights
+no_master_is_near() { # no_master_is_near NAME FLAGS...: losses are near the losses with fp32 master weights
+    near=$1
+    shift
     token_file "$tmp/few.bin" 6000 4
     few="--train $tmp/few.bin --lr 3e-4 --warmup 0 --schedule constant --steps 20"
-    cu BF16 with_master $few && cu BF16 without_master $few $none &&
-        close_losses 6e-3 "$tmp/with_master/log.jsonl" "$tmp/without_master/log.jsonl"
+    cu BF16 "with_$near" $few "$@" && cu BF16 "without_$near" $few $none "$@" &&
+        close_losses 6e-3 "$tmp/with_$near/log.jsonl" "$tmp/without_$near/log.jsonl"
 }
 
 # goes_on FROM TO STEP FLAGS...: a copy of run FROM, named TO, continues to STEP
@@ -317,7 +324,7 @@ one_card() {
     in_full "the same bits in any order ..., --fp8" repeats fp8 --fp8
     check "the same bits in any order ..., --fp8-head" repeats fp8_head --fp8 --fp8-head
     check "plans of an older version are read, and travel with the checkpoint: the same bits" plans_are_kept
-    check "no master weights: losses are near those of fp32 masters" no_master_is_near
+    check "no master weights: losses are near those of fp32 masters" no_master_is_near masters
     in_full "no master weights: the same bits in any order, without a graph, recomputed, resumed" repeats none16 $none
     in_full "no master weights: the same bits in any order ..., fp32 moments, --fp8" repeats none_fp8 --master none --fp8
     in_full "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
@@ -355,10 +362,11 @@ two_cards() {
     check "two cards, ZeRO 3, state on the host: the same bits" moves host_zero optimizer --gpus 2 --zero 3 --moments bf16
     check "two cards, of which one has less room, agree on --recompute auto: the same bits" cards_agree
     in_full "two cards, SwiGLU and RoPE join: nearly the losses of one, ZeRO 1 and 3 with the same bits" layers_join_on_two_cards
-    check "a run goes on on one, four and two cards" goes_on_elsewhere
+    check "a run goes on on two, one, four and two cards" goes_on_elsewhere alone "2 1 4 2" --total-batch 256
     check "one, two and one card: a run that branches off to decay has the bits of one that planned it" branches two "--gpus 2"
     check "two and three cards, Muon: the losses of one; ZeRO 1, 2 and 3, and any order: the same bits" whole_on_several
-    check "one, three and one card, Muon: the losses of one; AdamW refuses its state" whole_moves
+    in_full "two cards, Muon, no master weights: losses are near those of fp32 masters" no_master_is_near muon --gpus 2 $muon
+    check "one, three, two and one card, Muon: the losses of one; AdamW refuses its state" whole_moves
 }
 
 shared_rows() {

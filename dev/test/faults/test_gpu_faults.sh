@@ -140,6 +140,10 @@ Muon: the first matrix of a launch for all | FP32 | test_llama3cu $muon | llmc/g
 Muon: the scale of another matrix | BF16 | test_kernels_cu muon_agrees | llmc/optim/muon.cuh | s/(lr_scale \* part\.root)/lr_scale/
 Muon: the norm of the first matrix for all | BF16 | test_kernels_cu newton | llmc/optim/muon.cuh | s/sums + blockIdx.y \* MUON_SUMS, MUON_SUMS/sums, MUON_SUMS/
 Muon: the moment is lost between steps | FP32 | test_llama3cu $muon | llmc/optim/muon.cuh | s/m\[k\] = __fmaf_rn(rest, __fsub_rn(scaled, m\[k\]), m\[k\]);/m[k] = __fmul_rn(rest, scaled);/
+Muon: Newton-Schulz runs once a micro-batch | FP32 | test_llama3cu $muon | train_llama3.cu | s/^        if (ok && !captured).*/& if (ok \&\& !(kind \& MICRO_LAST)) { matrices_update(\&m->optimizer, \&m->queue, \&m->weights, \&m->grads, \&m->exchange, m->runner.state, recipe); }/
+Muon: the moment is lost at a resume | FP32 | test_llama3cu $muon | llmc/gpu/weights.cuh | s/moment_copy(a, state_at(.*HostToDevice);/if (held_place(\&a->held, SLOT_V, p->offset) != SIZE_MAX) { & }/
+Muon: another model is resumed | FP32 | test_llama3cu $muon | llmc/gpu/weights.cuh | s/store_piece(a, KIND == .*/if (KIND != SLOT_MASTER || held_place(\&a->held, SLOT_V, p->offset) != SIZE_MAX) { & }/
+Muon: weights without a master are rounded to nearest | BF16 | test_kernels_cu small_steps_of_muon | llmc/optim/muon.cuh | s/bits\.v\[k \/ 2\] >> k % 2 \* 16 & 0xffffu/0x8000u/
 Muon: the low half of a split master dropped | BF16 | test_kernels_cu muon_agrees | llmc/optim/muon.cuh | s/= split_low(p\[k\]);/= 0;/
 Muon: matrices of a rank's own gradients | FP32 | two.sh as-one --optimizer muon | llmc/gpu/update.cuh | s/exchange_matrices(x, .*false);//
 Muon: owners keep their matrices | FP32 | two.sh as-one --optimizer muon | llmc/gpu/update.cuh | s/exchange_matrices(x, .*true);//

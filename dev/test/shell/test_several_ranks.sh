@@ -45,6 +45,16 @@ rank_pid() {
             tr '\0' '\n' <"$p/environ" | grep -qx "LLAMA3_RANK=$1" && echo "${p#/proc/}"
     done
 }
+# chain NAME "COUNTS" FLAGS...: the run NAME_chain goes on for 5 steps on each of these numbers of ranks
+chain() {
+    c=$1 counts=$2
+    shift 2
+    for n in $counts; do
+        stop=$(($(ls "${c}_chain" 2>/dev/null | sed -n 's/^step_0*//p' | tail -n 1) + 5))
+        expect "$c: $n ranks go on to step $stop" 0 "saved   ${c}_chain/$(printf 'step_%08d' $stop)" \
+            ranks $n "$@" --out "${c}_chain" --resume --stop-after $stop
+    done
+}
 first_step() { grep -m 1 '"event":"step"' "$1/log.jsonl" >"$tmp/first.$2"; }
 
 # --- the same run on 1 to 6 processes ----------------------------------------------------------------------------------------
@@ -167,13 +177,12 @@ check "twice the same bits" same_checkpoint whole3/step_00000020 whole_again/ste
 ranks 3 $muon --out whole_parts --stop-after 7 >/dev/null 2>&1
 expect "stopped and resumed" 0 "saved   whole_parts/step_00000020" ranks 3 --out whole_parts --resume
 check "with the same bits" same_checkpoint whole3/step_00000020 whole_parts/step_00000020
-"$trainer" $flags $muon --out whole_chain --stop-after 7 >/dev/null 2>&1
-expect "one rank goes on as 3" 0 "saved   whole_chain/step_00000014" ranks 3 $muon --out whole_chain --resume --stop-after 14
+chain whole "1 3" $muon
 check "m of a matrix lies on several ranks, v on none" \
-    test "$(cat whole_chain/step_00000014/state_rank* | tr ',' '\n' | grep -ac '"m.model.layers.0.mlp.up_proj.weight@')$(
-        cat whole_chain/step_00000014/state_rank* | grep -ac '"v.model.layers.0.mlp')" = 20
-expect "and as one" 0 "saved   whole_chain/step_00000020" "$trainer" $flags $muon --out whole_chain --resume
-check "with losses within 1e-4" close_to 1e-4 loss whole1/log.jsonl whole_chain/log.jsonl
+    test "$(cat whole_chain/step_00000010/state_rank* | tr ',' '\n' | grep -ac '"m.model.layers.0.mlp.up_proj.weight@')$(
+        cat whole_chain/step_00000010/state_rank* | grep -ac '"v.model.layers.0.mlp')" = 20
+chain whole "2 1" $muon
+check "the losses are those of one process" close_to 1e-4 loss whole1/log.jsonl whole_chain/log.jsonl
 expect "AdamW does not take its state" 1 "its state is of the optimizer muon, but this run's is adamw" \
     "$bin/train_llama3" --resume --out whole_chain --steps 30 --optimizer adamw
 
@@ -257,12 +266,8 @@ check "a text comes once" sh -c "grep -o 'the cat' '$tmp/text' | grep -c . | gre
 ranks 3 --out parts --stop-after 7 >/dev/null 2>&1
 expect "stopped and resumed" 0 "saved   parts/step_00000020" ranks 3 --out parts --resume
 check "it has the same bits" same_checkpoint out3/step_00000020 parts/step_00000020
-ranks 4 --out chain --stop-after 5 >/dev/null 2>&1
-expect "4 ranks go on as 2" 0 "saved   chain/step_00000010" ranks 2 --out chain --resume --stop-after 10
-expect "as 1" 0 "saved   chain/step_00000015" \
-    "$bin/train_llama3" --threads 1 --out chain --resume --stop-after 15
-expect "as 6" 0 "saved   chain/step_00000020" ranks 6 --out chain --resume
-check "the losses are those of one process" close_to 1e-4 loss one/log.jsonl chain/log.jsonl
+chain adamw "4 2 1 6"
+check "the losses are those of one process" close_to 1e-4 loss one/log.jsonl adamw_chain/log.jsonl
 cp -r out3 bad && rm -r bad/step_00000020 && ranks 3 --out bad --resume --steps 20 --checkpoint-every 7 >/dev/null 2>&1
 printf '\377' | dd of=bad/step_00000020/state_rank00002.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null
 expect "the newest checkpoint is damaged: all ranks take the one before" 0 "resume  bad/step_00000014, step 14" ranks 3 --out bad --resume
@@ -272,7 +277,7 @@ expect "none is left: all start at step 0" 0 "fresh holds no checkpoint yet" ran
 expect "a checkpoint by its name" 0 "saved   elsewhere/step_00000016" \
     ranks 3 --resume bad/step_00000014 --out elsewhere --stop-after 16
 expect "a folder of checkpoints" 0 "resume  bad/step_00000020" ranks 3 --resume bad --out further --steps 22
-expect "5 ranks cannot take the step's tokens" 1 "--total-batch" ranks 5 --out chain --resume --steps 30
+expect "5 ranks cannot take the step's tokens" 1 "--total-batch" ranks 5 --out adamw_chain --resume --steps 30
 ranks 2 --total-batch 0 --batch 6 --seq 32 --steps 4 --stop-after 2 --out pinned >/dev/null 2>&1
 expect "the tokens of a step stay on another number of ranks" 0 "384 tokens (4 x 3 x 32)" \
     "$trainer" --threads 1 --out pinned --resume --batch 3

@@ -438,41 +438,48 @@ static void adamw_rounds_each_operation() {
 #ifdef PRECISION_BF16
 /* Without master weights, a step of a fraction of a unit moves a weight by that fraction on average. A weight moves by whole
  * units or stays, independently of other weights and of its own earlier steps. The limits are five deviations of the mean and
- * of the variance of a binomial distribution. Weights rounded to nearest would stay, or move by a unit each time. */
+ * of the variance of a binomial distribution. Weights rounded to nearest would stay, or move by a unit each time. `weights` have
+ * taken so many steps from 1.75 down. */
+enum { SMALL_N = 1 << 16, SMALL_STEPS = 16 };
+static const float small_unit = 0x1p-7f;  // between 1 and 2
+static const float small_fractions[] = {0.0f, 0.03125f, 0.3125f, 0.5f, 0.96875f};
+static void check_small_steps(const char* what, float fraction, int steps, const Floats& weights) {
+    double sum = 0, squares = 0;
+    const double mean = steps * (double)fraction, variance = mean * (1 - (double)fraction);
+    for (float w : weights) {
+        const double units = (1.75 - (double)w) / (double)small_unit;
+        CHECK(units >= 0 && units <= steps && units == floor(units), "fraction %g: %s moved by %g units", (double)fraction,
+              what, units);
+        sum += units;
+        squares += (units - mean) * (units - mean);
+    }
+    // the fourth central moment is variance (1 + (3 steps - 6) / steps variance)
+    const double fourth = variance * (1 + (3.0 * steps - 6) / steps * variance), n = (double)weights.size();
+    const double most = 5 * sqrt(variance / n), most_squares = 5 * sqrt((fourth - variance * variance) / n);
+    CHECK(fabs(sum / n - mean) <= most, "fraction %g: %d steps moved %s by %g units, not by %g", (double)fraction, steps, what,
+          sum / n, mean);
+    CHECK(fabs(squares / n - variance) <= most_squares, "fraction %g: %s have variance %g, not %g", (double)fraction, what,
+          squares / n, variance);
+}
+
 static void small_steps_survive_on_average() {
-    enum { N = 1 << 16, TIMES = 16 };
-    const float unit = 0x1p-7f;  // between 1 and 2
     const Hyperparameters h = test_hyper();
-    for (float fraction : {0.0f, 0.03125f, 0.3125f, 0.5f, 0.96875f}) {
+    const Floats ones(SMALL_N, 1.0f);
+    for (float fraction : small_fractions) {
         for (bool bf16_moments : {false, true}) {
-            AdamWRun r = {{}, Floats(N, 1.75f), Floats(N, 1.0f), Floats(N, 1.0f)};
+            AdamWRun r = {{}, Floats(SMALL_N, 1.75f), ones, ones};
             StepState state;
             memset(&state, 0, sizeof state);
             state.verdict = UPDATE_APPLIED;
             state.grad_scale = state.sqrt_correction2 = state.decay = 1;
-            state.step_size = fraction * unit;  // the gradient is 1, and so are m and v
-            for (int step = 0; step < TIMES; step++) {
+            state.step_size = fraction * small_unit;  // the gradient is 1, and so are m and v
+            for (int step = 0; step < SMALL_STEPS; step++) {
                 state.step = step;
-                r = run_adamw_step(state, h, MASTER_NONE, bf16_moments, r, Floats(N, 1.0f));
-                r.m = r.v = Floats(N, 1.0f);
+                r = run_adamw_step(state, h, MASTER_NONE, bf16_moments, r, ones);
+                r.m = r.v = ones;
                 device_free_all();
             }
-            double sum = 0, squares = 0;
-            const double mean = TIMES * (double)fraction, variance = mean * (1 - (double)fraction);
-            for (float w : r.master) {
-                const double units = (1.75 - (double)w) / (double)unit;
-                CHECK(units >= 0 && units <= TIMES && units == floor(units), "fraction %g: a weight moved by %g units",
-                      (double)fraction, units);
-                sum += units;
-                squares += (units - mean) * (units - mean);
-            }
-            // the fourth central moment is variance (1 + (3 TIMES - 6) / TIMES variance)
-            const double fourth = variance * (1 + (3.0 * TIMES - 6) / TIMES * variance);
-            const double most = 5 * sqrt(variance / N), most_squares = 5 * sqrt((fourth - variance * variance) / N);
-            CHECK(fabs(sum / N - mean) <= most, "fraction %g, bf16 moments %d: %d steps moved weights by %g units, not by %g",
-                  (double)fraction, bf16_moments, (int)TIMES, sum / N, mean);
-            CHECK(fabs(squares / N - variance) <= most_squares, "fraction %g, bf16 moments %d: variance %g, not %g",
-                  (double)fraction, bf16_moments, squares / N, variance);
+            check_small_steps(bf16_moments ? "weights beside bf16 moments" : "weights", fraction, SMALL_STEPS, r.master);
         }
     }
 }

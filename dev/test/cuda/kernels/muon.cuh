@@ -210,4 +210,40 @@ static void muon_agrees_in_all_forms() {
     }
 }
 
+#ifdef PRECISION_BF16
+/* The same of Muon's weights, and of its moment, whose step is half of g - m. */
+static void small_steps_of_muon_survive_on_average() {
+    const size_t n = SMALL_N;
+    Hyperparameters h = test_hyper();
+    h.muon_momentum = 0.5;
+    h.muon_lr_scale = 1;
+    for (float fraction : small_fractions) {
+        StepState state;
+        memset(&state, 0, sizeof state);
+        state.verdict = UPDATE_APPLIED;
+        state.grad_scale = state.decay = 1;
+        state.lr = fraction * small_unit;
+        MatrixPart part;
+        memset(&part, 0, sizeof part);
+        part.count = n;
+        part.root = 1;
+        part.params = upload_rows<floatX>(Floats(n, 1.75f), 1, n, n);
+        part.m = upload_rows<floatX>(Floats(n, 1.75f), 1, n, n);
+        part.grads = upload(Floats(n, 1.75f - 2 * fraction * small_unit));
+        part.u = device_alloc<float>(n);
+        part.x = upload_rows<floatX>(Floats(n, 1), 1, n, n);
+        const MatrixParts parts = {upload(std::vector<MatrixPart>{part}), 1, n, MASTER_NONE, true, true, 1};
+        for (int step = 0; step < SMALL_STEPS; step++) {
+            state.step = step;
+            const StepState* on_card = upload(std::vector<StepState>{state});
+            if (step == 0) { muon_prepare_cuda(&parts, on_card, &h, 0); }
+            muon_update_cuda(&parts, on_card, &h, 0);
+        }
+        check_small_steps("Muon's weights", fraction, SMALL_STEPS, download_rows(part.params, 1, n, n));
+        check_small_steps("Muon's moments", fraction, 1, download_rows((floatX*)part.m, 1, n, n));
+        device_free_all();
+    }
+}
+#endif
+
 #endif
