@@ -205,13 +205,13 @@ moves() {
         cu BF16 "${m}_parts" --resume "$@" --offload optimizer && same_bits "$m" "${m}_parts"
 }
 
-# Adapters have fewer pieces than there are windows. There a step's first copies would overtake the last ones of the step before.
+# The adapters of two blocks have fewer pieces than there are windows. There a step's first copies would overtake the last ones of the step before.
 moves_once() {
     while read -r moved flags_of; do
         cu BF16 stays $flags_of </dev/null && cu BF16 moved_out $flags_of --offload $moved </dev/null && same_bits stays moved_out &&
             rm -r "$tmp/stays" "$tmp/moved_out" || return 1
     done <<END
-optimizer --lora 1 --lora-on qkvo --moments bf16
+optimizer --model $tmp/wide --lora 1 --lora-on qkvo --moments bf16
 optimizer --gpus 3 $muon
 gradients --master none --moments bf16 --fp8 --total-batch 384 --recompute block
 gradients $muon --master split --moments bf16 --grad-clip 0.1
