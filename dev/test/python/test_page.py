@@ -557,7 +557,7 @@ def test_the_page_asks_for_the_key(run, browser, tmp_path):
     (tmp_path / "key").write_text("a-long-and-secret-key-0123456789\n")
     (tmp_path / "key").chmod(0o600)
     with served(browser, run.out, "--host", "127.0.0.1", "--key-file", tmp_path / "key"):
-        for key in ("wrong", "a-long-and-secret-key-0123456789"):
+        for key in ("wrong", "ключ", "a-long-and-secret-key-0123456789"):  # a header cannot carry the second
             browser.wait("!$('lock').hidden && $('status').textContent === 'locked'")
             browser.js(f"$('key').value = '{key}', $('lock').requestSubmit()")
         browser.wait("$('status').textContent === 'finished' && $('lock').hidden && $('checkpoint').length === 5")
