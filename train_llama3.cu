@@ -101,7 +101,7 @@ typedef struct {
     Feed feed;  // x and y hold the batch
     Runner runner;
     Exchange exchange;         // with the other ranks
-    ShardedBlocks* sharded;    // ZeRO 3, else NULL
+    ShardedBlocks* sharded;    // ZeRO 3 or --offload weights, else NULL
     ShardReader reader;        // collects the shards for rank 0, which writes them
     Sequence sequence;         // the exchange with the ranks that share rows
     Team* team;                // ranks that have to pass the layers together; otherwise NULL
@@ -244,7 +244,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
                  Q = heads_room(q_width(c), m->parts);
     Arena* w = &mem[MEM_WORKSPACE];
     m->weights.params = m->weights.trained = take<floatX>(&mem[MEM_WEIGHTS], weights_whole(&m->weights, &m->table));
-    if (m->sharded) { sharded_lay_out(m->sharded, &m->weights, &mem[MEM_WEIGHTS]); }
+    if (m->sharded) { sharded_lay_out(m->sharded, &m->weights, &mem[MEM_WEIGHTS], &mem[MEM_BLOCKS]); }
     if (c->lora.rank > 0) { m->weights.trained = take<floatX>(&mem[MEM_ADAPTERS], m->trained.elements); }
     weights_lay_out_staging(&m->weights, w, &mem[MEM_PINNED]);
     m->matmul_workspace = take<char>(w, m->queue.matmul->workspace_bytes);
@@ -329,7 +329,8 @@ static Llama llama_open(const ModelConfig* c, const ModelUse* use, const Options
     free(own.items);
     m.weights.master_kind = master_kind_of((MasterKind)o->master);
     m.weights.bf16_moments = o->moments == MOMENTS_BF16;
-    if (m.zero == ZERO_3) { m.sharded = sharded_new(&m.weights, &m.table, c->num_layers, c->tied); }
+    const bool gathers = m.zero == ZERO_3 || (m.weights.host && o->offload == OFFLOAD_WEIGHTS);
+    if (gathers) { m.sharded = sharded_new(&m.weights, &m.table, c->num_layers, c->tied); }
     const int64_t micro = (int64_t)o->batch * o->seq, step = o->total_batch ? o->total_batch / share.groups : micro;
     const bool automatic = o->grad_dtype == GRAD_DTYPE_AUTO;
     Gradients* g = &m.grads;
@@ -368,7 +369,7 @@ static MemoryPlace place_of(const Llama* m, int kind) {
     const MemoryKind weights = m->config.lora.rank > 0 ? MEM_ADAPTERS : MEM_WEIGHTS;
     const bool sent =
         kind == (int)weights || kind == MEM_GRADIENTS || kind == MEM_LANDING || (m->sharded && kind == MEM_WEIGHTS);
-    if (kind == MEM_PINNED || kind == MEM_HOME || (m->weights.host && kind >= MEM_MASTER && kind <= MEM_V)) { return ON_HOST; }
+    if (kind >= MEM_HOME || (m->weights.host && kind >= MEM_MASTER && kind <= MEM_V)) { return ON_HOST; }
     return m->exchange.links.all && sent ? ON_CARD_EXCHANGED : ON_CARD;
 }
 
@@ -397,7 +398,7 @@ static void llama_create(Llama* m, int fill) {
     feed_open(&m->feed, m->queue.stream);
     runner_open(&m->runner, m->queue.stream);
     exchange_open(&m->exchange, m->queue.stream);
-    sharded_open(m->sharded);
+    sharded_open(m->sharded, &m->weights, &m->exchange);
     sequence_open(&m->sequence, m->exchange.stream);
     if (use->B > 0) { rope_upload(m->rope, use->T * m->parts, &m->config, m->queue.stream); }
     if (use->cache_len > 0) { rope_upload(m->decode_rope, use->cache_len, &m->config, m->queue.stream); }
@@ -413,7 +414,7 @@ static void llama_free(Llama* m) {
     weights_close(&m->weights);
     feed_close(&m->feed);
     runner_close(&m->runner);  // its graphs hold calls of the exchanges
-    sharded_close(m->sharded);
+    sharded_close(m->sharded, &m->weights);
     sequence_close(&m->sequence);
     exchange_close(&m->exchange);
     for (int i = 0; i < NUM_MEM; i++) {
@@ -543,7 +544,7 @@ static void update_bucket(Llama* m, const Queue* q, const StepState* state, cons
     UpdateRange range = update_range(&m->weights, &m->grads, mine.first, mine.count);
     if (x->ranks > 1) { range = {mine, range.weights, x->sums + b->first / (size_t)x->ranks, mine, true}; }
     optimizer_update(&m->optimizer, q, &m->weights, state, recipe, range);
-    if (m->sharded && m->config.lora.rank == 0 && b->layer >= 0 && b->layer < m->config.num_layers) { return; }
+    if (sharded_keeps(m->sharded, x, &m->weights, i)) { return; }
     exchange_gather(x, i, range.weights - (mine.first - b->first));
     fp8_follow(&m->fp8, x, i, &m->weights);
     exchange_record_gathered(x, i);
@@ -761,11 +762,11 @@ static void trainer_prepare(void* model, const Recipe* recipe, const Options* o,
     if (m->weights.host) {
         const double forward = runner_time(&m->runner, [&] { llama_forward(m); });
         const double micro = runner_time(&m->runner, [&] { micro_step(m, recipe, kinds[count - 1]); });
-        const bool waits = m->sharded || m->parts > 1 || m->optimizer.deal.count > 0;  // for all pieces
+        const bool waits = m->zero == ZERO_3 || m->parts > 1 || m->optimizer.deal.count > 0;  // for all pieces
         weights_print_price(&m->weights, waits ? 0 : forward, micro * recipe->accumulate, first);
         if (first) { gradients_print_price(&m->grads); }
     }
-    if (!o->graph || o->profile > 0 || m->grads.host) { return; }  // a graph would end with a wait for the copies
+    if (!o->graph || o->profile > 0 || o->offload > OFFLOAD_OPTIMIZER) { return; }  // a graph would wait for copies
     for (int k = 0; k < count; k++) { runner_capture(&m->runner, micro_step, m, recipe, kinds[k]); }
 }
 

@@ -156,22 +156,23 @@ static inline void device_close(Device* d) {
 // what a model takes of it, and of the host
 
 /* The kinds of memory: name, and whether it begins as zero, for the gaps between its tensors. */
-#define MEMORY_KINDS(X)                                               \
-    X(WEIGHTS, "weights", true)                                       \
-    X(ADAPTERS, "adapters", true)                                     \
-    X(GRADIENTS, "gradients", true)                                   \
-    X(HOME, "gradients of blocks", false) /* on the host */           \
-    X(MASTER, "master", true)                                         \
-    X(M, "m", true)                                                   \
-    X(V, "v", true)                                                   \
-    X(WINDOWS, "windows", false) /* of master, m and v on the host */ \
-    X(FP8, "fp8 weights", false)                                      \
-    X(ACTIVATIONS, "activations", false)                              \
-    X(LOGITS, "logits", false)                                        \
-    X(WORKSPACE, "workspace", false)                                  \
-    X(LANDING, "landing", false) /* what arrives from other ranks */  \
-    X(SUMS, "fp32 sums", false)  /* over the ranks */                 \
-    X(CACHE, "KV cache", false)                                       \
+#define MEMORY_KINDS(X)                                                   \
+    X(WEIGHTS, "weights", true)                                           \
+    X(ADAPTERS, "adapters", true)                                         \
+    X(GRADIENTS, "gradients", true)                                       \
+    X(MASTER, "master", true)                                             \
+    X(M, "m", true)                                                       \
+    X(V, "v", true)                                                       \
+    X(WINDOWS, "windows", false) /* of master, m and v on the host */     \
+    X(FP8, "fp8 weights", false)                                          \
+    X(ACTIVATIONS, "activations", false)                                  \
+    X(LOGITS, "logits", false)                                            \
+    X(WORKSPACE, "workspace", false)                                      \
+    X(LANDING, "landing", false) /* what arrives from other ranks */      \
+    X(SUMS, "fp32 sums", false)  /* over the ranks */                     \
+    X(CACHE, "KV cache", false)                                           \
+    X(HOME, "gradients of blocks", false) /* on the host, as all below */ \
+    X(BLOCKS, "weights of blocks", true)                                  \
     X(PINNED, "pinned, on the host", false)
 #define MEMORY_ENUM(kind, name, zero) MEM_##kind,
 #define MEMORY_ROW(kind, name, zero) {name, zero},

@@ -212,9 +212,9 @@ static inline void fp8_follow(const Fp8* f, const Exchange* x, int bucket, const
     fp8_quantise_weights(f, block, b->layer, 1, x->profiler, x->stream);
 }
 
-/* Call it after the gathers of block l into `slot`, which is l % GATHER_SLOTS: makes the block's copies. */
-static inline void fp8_follow_slot(const Fp8* f, const Exchange* x, int l, const floatX* slot) {
-    if (f->of[0].rows) { fp8_quantise_weights(f, slot, l, 1, x->profiler, x->stream); }
+/* Call it after the gathers of block l into `slot`, which is l % GATHER_SLOTS: makes the block's copies on their stream. */
+static inline void fp8_follow_slot(const Fp8* f, const Exchange* x, int l, const floatX* slot, cudaStream_t stream) {
+    if (f->of[0].rows) { fp8_quantise_weights(f, slot, l, 1, x->profiler, stream); }
 }
 
 /* Where the exchange stream makes copies, before the update: moves the counts of weights into the step's counts, and clears them. The compute stream

@@ -7,8 +7,8 @@
  *
  * --offload gradients (one GPU): gradients of the blocks' matrices lie in the host's memory. Blocks take turns in a ring of
  * three. The backward pass of block l adds to the sums of earlier micro-steps, which have arrived, with the kernels of sums on
- * the card, and so with the same bits. Then the sums leave. The last micro-step of a step squares them before that. In the first
- * one nothing arrives.
+ * the card, and so with the same bits. Then the sums leave. The last micro-step of a step squares them before that. In the
+ * first one nothing arrives.
  *
  *   in         | sums of l - 2 arrive            | sums of l - 3 arrive      | ...
  *   compute    | block l                         | block l - 1               | block l - 2 ...       (backward)
@@ -265,8 +265,8 @@ static inline void gradients_print_price(const Gradients* g) {
            1e-9 * (double)(gradients_away(g) * gradients_bytes(g->fp32)));
 }
 
-/* Call before the gradients of block l are written: they are the sums of earlier micro-steps then. Queues the arrival of the next
- * ones. */
+/* Call before the gradients of block l are written: they are the sums of earlier micro-steps then. Queues the arrival of the
+ * next ones. */
 static inline void gradients_expect(Gradients* g, int l, MicroKind kind, cudaStream_t stream) {
     const int last = g->config.num_layers - 1, ahead = HOST_BLOCKS - 1;
     if (!g->host) { return; }

@@ -38,7 +38,7 @@
 #ifndef HOST_RATE
 #define HOST_RATE 0
 #endif
-enum { HOST_WINDOWS = 3, HOST_ARRAYS = 4 };  // with two windows, a copy would wait for each update
+enum { HOST_WINDOWS = 3, HOST_ARRAYS = 5 };  // with two windows, a copy would wait for each update
 
 /* An array in the host's memory. */
 typedef struct {

@@ -5,6 +5,10 @@
  * dist/zero.h decides which block is gathered when, exchange.cuh says which stream waits for what. The forward pass gathers the
  * same way as the backward pass there, without sends. A captured graph records the events of its gathers itself, and knows of
  * no earlier gather. So each pass begins with no block gathered, after all gathers of the update.
+ *
+ * --offload weights (one GPU): the same with the host as the other rank. The blocks lie whole in its memory. They are gathered
+ * by copies on a stream of their own, so that a gather need not wait for the update of later blocks: it waits until the copies
+ * of its own block have left the card (`updated`). No graph is captured.
  */
 #ifndef LLMC_SHARDED_BLOCKS_CUH
 #define LLMC_SHARDED_BLOCKS_CUH
@@ -22,7 +26,10 @@ typedef struct {
     floatX* slots[GATHER_SLOTS];  // (a block) each
     cudaEvent_t used;             // after the last use of the blocks whose slots are taken now
     cudaEvent_t there[GATHER_SLOTS];
+    cudaStream_t stream;  // of the gathers: the exchange stream, or with blocks on the host their own
 } ShardedBlocks;
+
+static inline bool sharded_on_host(const ShardedBlocks* g, const WeightArena* a) { return g && a->blocks.ranks == 1; }
 
 /* Returns the elements of a block. */
 static inline size_t sharded_block_size(const ShardedBlocks* g, const WeightArena* a) {
@@ -46,19 +53,23 @@ static inline void sharded_delete(ShardedBlocks* g, WeightArena* a) {
 }
 
 /* Lays out the shards of the blocks, and the slots. */
-static inline void sharded_lay_out(ShardedBlocks* g, WeightArena* a, Arena* memory) {
-    a->own = take<floatX>(memory, (a->blocks_end - a->blocks_first) / (size_t)a->blocks.ranks);
+static inline void sharded_lay_out(ShardedBlocks* g, WeightArena* a, Arena* memory, Arena* host) {
+    Arena* from = sharded_on_host(g, a) ? host : memory;
+    a->own = take<floatX>(from, (a->blocks_end - a->blocks_first) / (size_t)a->blocks.ranks);
     for (int i = 0; i < GATHER_SLOTS; i++) { g->slots[i] = take<floatX>(memory, sharded_block_size(g, a)); }
 }
 
-static inline void sharded_open(ShardedBlocks* g) {
+static inline void sharded_open(ShardedBlocks* g, const WeightArena* a, const Exchange* x) {
     if (!g) { return; }
+    g->stream = x->stream;
+    if (sharded_on_host(g, a)) { CUDA_CHECK(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking)); }
     g->used = event_new();
     for (cudaEvent_t& event : g->there) { event = event_new(); }
 }
 
-static inline void sharded_close(ShardedBlocks* g) {
+static inline void sharded_close(ShardedBlocks* g, const WeightArena* a) {
     if (!g) { return; }
+    if (sharded_on_host(g, a)) { CUDA_CHECK(cudaStreamDestroy(g->stream)); }
     CUDA_CHECK(cudaEventDestroy(g->used));
     for (int i = 0; i < GATHER_SLOTS; i++) { CUDA_CHECK(cudaEventDestroy(g->there[i])); }
 }
@@ -67,7 +78,9 @@ static inline void sharded_close(ShardedBlocks* g) {
 static inline void sharded_begin(ShardedBlocks* g, const Exchange* x) {
     if (!g) { return; }
     gather_ring_reset(&g->ring);
-    exchange_wait_all_gathered(x);  // so that the first gather comes after the update's gathers, also in a graph
+    if (x->ranks > 1) {
+        exchange_wait_all_gathered(x);
+    }  // so that the first gather comes after the update's gathers, also in a graph
 }
 
 /* Queues the gathers of block l, piece by piece. Then queues its 8-bit copies, and the event that announces both. */
@@ -75,7 +88,15 @@ static inline void sharded_queue(ShardedBlocks* g, const Exchange* x, const Weig
     const int slot = l % GATHER_SLOTS;
     const size_t first = a->blocks_first + (size_t)l * sharded_block_size(g, a), ranks = (size_t)a->blocks.ranks;
     const Bucket* end = a->blocks.items + a->blocks.count;
-    {
+    if (sharded_on_host(g, a)) {
+        const size_t bytes = sharded_block_size(g, a) * sizeof(floatX);
+        for (int i = 0; i < x->buckets.count; i++) {
+            if (x->buckets.items[i].layer == l) { CUDA_CHECK(cudaStreamWaitEvent(g->stream, x->events[i].updated)); }
+        }
+        Op op(x->profiler, g->stream, "blocks from the host", 0, (double)bytes);
+        CUDA_CHECK(
+            cudaMemcpyAsync(g->slots[slot], a->own + (first - a->blocks_first), bytes, cudaMemcpyHostToDevice, g->stream));
+    } else {
         Op op(x->profiler, x->stream, "blocks to all", 0,
               (double)sharded_block_size(g, a) * sizeof(floatX) * (1 - 1 / (double)ranks));
         for (const Bucket* b = bucket_at(&a->blocks, first); b < end && b->layer == l; b++) {
@@ -84,24 +105,32 @@ static inline void sharded_queue(ShardedBlocks* g, const Exchange* x, const Weig
                             x->stream, "the gathering of a block");
         }
     }
-    fp8_follow_slot(fp8, x, l, g->slots[slot]);
-    CUDA_CHECK(cudaEventRecord(g->there[slot], x->stream));
+    fp8_follow_slot(fp8, x, l, g->slots[slot], g->stream);
+    CUDA_CHECK(cudaEventRecord(g->there[slot], g->stream));
 }
 
 /* Returns the weights of block l, for what is queued from now on, and queues the gathers of the next blocks. */
 static inline const floatX* sharded_block(ShardedBlocks* g, const Exchange* x, const WeightArena* a, const Fp8* fp8, int l) {
     int list[GATHER_SLOTS];
     const int count = gather_ring_next(&g->ring, l, list);
-    if (count > 0) { stream_wait(x->stream, x->compute, g->used); }
+    if (count > 0) { stream_wait(g->stream, x->compute, g->used); }
     for (int i = 0; i < count; i++) { sharded_queue(g, x, a, fp8, list[i]); }
     Op op(x->profiler, x->compute, "wait: blocks", 0, 0);
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, g->there[l % GATHER_SLOTS]));
     return g->slots[l % GATHER_SLOTS];
 }
 
+/* Returns whether the weights of a bucket, whose update has been queued, stay where they are until they are gathered. */
+static inline bool sharded_keeps(const ShardedBlocks* g, const Exchange* x, const WeightArena* a, int bucket) {
+    const int layer = x->buckets.items[bucket].layer;
+    if (!g || a->trained != a->params || layer < 0 || layer >= g->ring.blocks) { return false; }
+    if (sharded_on_host(g, a)) { CUDA_CHECK(cudaEventRecord(x->events[bucket].updated, a->host->out)); }
+    return true;
+}
+
 /* Replaces each rank's `memory` (bytes) by the memory of rank 0, so that all ranks decide the same way by it. */
 static inline void sharded_take_first(const ShardedBlocks* g, const Exchange* x, void* memory, size_t bytes) {
-    if (g) { nccl_broadcast(x->links.all, memory, bytes, 0, x->compute, "the logits of rank 0"); }
+    if (g && x->links.all) { nccl_broadcast(x->links.all, memory, bytes, 0, x->compute, "the logits of rank 0"); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

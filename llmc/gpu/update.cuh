@@ -72,7 +72,8 @@ static void optimizer_update_as(const Optimizer* o, const Queue* q, const Weight
         if (rule->prepare) { continue; }
         HostArray home = r.home;
         if (home.data) { home.data += (first - r.elements.first) * home.width; }
-        state_pieces(a, rule->slots, home, {first, stop - first}, q->stream, [&](StatePiece s) {
+        state_pieces(a, rule->slots | 1u << SLOT_WEIGHTS, home, {first, stop - first}, q->stream, [&](StatePiece s) {
+            if (s.weights) { t.params = s.weights - s.first; }
             if (s.grads) { t.grads = (const Grad*)s.grads, t.grads_first = s.first, t.grads_end = s.first + s.count; }
             Op op(q, "adamw", 0, (double)s.count * moved);
             t.state_first = s.first;
@@ -166,6 +167,9 @@ static inline void matrices_open(Optimizer* o, const Queue* q, const WeightArena
             part->root = muon_rate(1.0, 1.0, p->rows, p->cols);
             part->tensor = (uint32_t)(p - g->trained.items);
             part->params = trained_at(a, at);
+            if (window && weight_on_host(a, at)) {  // they arrive beside the master weights
+                part->params = (floatX*)(window + round_up(run * state_width(a, SLOT_MASTER), 256));
+            }
             part->master = window ? window : state_at(a, SLOT_MASTER, at);
             part->m = window ? window : state_at(a, SLOT_M, at);
             const char* grads = (const char*)gradient_of(g, p->kind, p->layer).data + before * gradients_bytes(g->fp32);
@@ -231,7 +235,8 @@ static void matrices_update(const Optimizer* o, const Queue* q, const WeightAren
             parts.count = 1;
             parts.most = part->count;
             const HostArray grads = slot == SLOT_M ? gradients_home(g, at) : HostArray{NULL, 0, false};
-            state_pieces(a, 1u << slot, grads, {at, part->count}, q->stream, [&](StatePiece) {
+            const unsigned slots = 1u << slot | (slot == SLOT_MASTER ? 1u << SLOT_WEIGHTS : 0);
+            state_pieces(a, slots, grads, {at, part->count}, q->stream, [&](StatePiece) {
                 Op op(q, name, 0, 0);
                 stage(&parts, state, &recipe->hyper, q->stream);
             });

@@ -28,7 +28,8 @@ typedef struct {
     HeldState held;  // lays out master, m and v
     Buckets shards;  // with several ranks, this rank holds them of its shards alone; otherwise all zero
     int rank;
-    // ZeRO 3: `params` lacks the blocks, elements [blocks_first, blocks_end); `own` holds this rank's shards of them
+    // ZeRO 3: `params` lacks the blocks, elements [blocks_first, blocks_end); `own` holds this rank's shards of them. With
+    // --offload weights it holds the only rank's blocks, in the host's memory, where kernels reach them as well
     Buckets blocks;  // buckets of all weights; otherwise all zero
     size_t blocks_first, blocks_end;
     floatX* own;
@@ -84,7 +85,9 @@ static inline void weights_lay_out_state(WeightArena* a, Arena* master, Arena* m
     if (a->master_kind != MASTER_NONE) { a->master = take<char>(master, n[SLOT_MASTER] * state_width(a, SLOT_MASTER)); }
     a->m = take<char>(m, n[SLOT_M] * state_width(a, SLOT_M));
     a->v = take<char>(v, n[SLOT_V] * state_width(a, SLOT_V));
-    if (a->host) { host_stream_lay_out(a->host, n[SLOT_M], state_width(a, SLOT_MASTER) + 2 * state_width(a, SLOT_M), windows); }
+    const size_t passing = a->blocks.ranks == 1 ? sizeof(floatX) : 0;  // weights
+    const size_t bytes = state_width(a, SLOT_MASTER) + 2 * state_width(a, SLOT_M) + passing;
+    if (a->host) { host_stream_lay_out(a->host, n[SLOT_M], bytes, windows); }
 }
 
 /* Makes the events; the model lays out the buffers. */
@@ -116,27 +119,38 @@ typedef struct {
     size_t first, count;
     void *master, *m, *v;
     const void* grads;  // NULL: they are not on the host
+    floatX* weights;    // as well
 } StatePiece;
 
+/* Returns whether a weight lies in the host's memory. */
+static inline bool weight_on_host(const WeightArena* a, size_t at) {
+    return a->blocks.ranks == 1 && at >= a->blocks_first && at < a->blocks_end;
+}
+
 /* Calls use(piece), which queues kernels on `stream`, for the elements [first, first + count) of one held range: once, or for
- * each piece that passes through the card.   slots: bits of the SlotKinds that the kernels use   grads: on the host, or {NULL} */
+ * each piece that passes through the card.   slots: bits of the SlotKinds that the kernels use
+ * grads: on the host, or {NULL} */
 template <typename Use>
 static void state_pieces(const WeightArena* a, unsigned slots, HostArray grads, ArenaRange elements, cudaStream_t stream,
                          const Use& use) {
     const size_t first = elements.first;
-    HostArray arrays[HOST_ARRAYS] = {{NULL, 0, false}, {NULL, 0, false}, {NULL, 0, false}, grads};
+    HostArray arrays[HOST_ARRAYS] = {{NULL, 0, false}, {NULL, 0, false}, {NULL, 0, false}, grads, {NULL, 0, false}};
     bool any = grads.data;
+    if (slots >> SLOT_WEIGHTS & 1 && a->trained == a->params && weight_on_host(a, first)) {
+        arrays[4] = {(char*)(a->own + (first - a->blocks_first)), sizeof(floatX), false};
+        any = true;
+    }
     for (const SlotKind kind : {SLOT_MASTER, SLOT_M, SLOT_V}) {
         char* data = slots >> kind & 1 ? state_at(a, kind, first) : NULL;
         arrays[kind - SLOT_MASTER] = {data, state_width(a, kind), false};
         any = any || data;
     }
     if (!a->host || !any) {
-        use(StatePiece{first, elements.count, arrays[0].data, arrays[1].data, arrays[2].data, NULL});
+        use(StatePiece{first, elements.count, arrays[0].data, arrays[1].data, arrays[2].data, NULL, NULL});
         return;
     }
     host_stream_pass(a->host, arrays, elements.count, stream, [&](size_t at, size_t n, void* const* parts) {
-        use(StatePiece{first + at, n, parts[0], parts[1], parts[2], parts[3]});
+        use(StatePiece{first + at, n, parts[0], parts[1], parts[2], parts[3], (floatX*)parts[4]});
     });
 }
 
@@ -144,7 +158,7 @@ static void state_pieces(const WeightArena* a, unsigned slots, HostArray grads, 
 static inline floatX* weight_at(const WeightArena* a, size_t at, size_t* run) {
     size_t local = 0;
     *run = SIZE_MAX;
-    if (a->blocks.ranks <= 1) { return a->params + at; }
+    if (a->blocks.ranks == 0) { return a->params + at; }
     if (at >= a->blocks_end) { return a->params + (at - (a->blocks_end - a->blocks_first)); }
     *run = at < a->blocks_first ? a->blocks_first - at : shard_left(&a->blocks, at);
     if (at < a->blocks_first) { return a->params + at; }

@@ -30,7 +30,7 @@ VALUES = {
     "system": "kind", "tokens": "9"}
 # of the CUDA trainer: LD_LIBRARY_PATH=build/emulated walk.py --trainer build/emulated/BF16_90/train_llama3cu
 GPU_VALUES = {"recompute": "auto norm+swiglu ffn:1 ffn norm+swiglu:2,block:1 block ffn:3", "moments": "fp32 bf16",
-              "offload": "off optimizer auto"}
+              "offload": "off optimizer gradients weights auto"}
 PLAN = "matmul_plan.json"  # of the CUDA trainer
 SWITCHES = ("checkpoint-best",)
 GIVEN = ("model", "tokenizer", "train", "val", "tasks", "steps", "batch", "seq", "total-batch", "lora", "prompt")

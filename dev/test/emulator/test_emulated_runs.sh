@@ -214,7 +214,8 @@ moves_once() {
 optimizer --model $tmp/wide --lora 1 --lora-on qkvo --moments bf16
 optimizer --gpus 3 $muon
 gradients --master none --moments bf16 --fp8 --total-batch 384 --recompute block
-gradients $muon --master split --moments bf16 --grad-clip 0.1
+weights $muon --master split --moments bf16 --grad-clip 0.1
+weights --lora 4 --moments bf16
 END
 }
 
@@ -334,8 +335,8 @@ one_card() {
     check "Muon: the same bits in any order, without a graph, recomputed, resumed" repeats muon16 $muon --total-batch 128
     check "Muon, no master weights, --fp8: the same bits in any order ..." repeats muon_none $muon $none --fp8
     check "Muon: master weights in fp32 and split have the same bits" masters_are_alike
-    check "state and gradients on the host, moved at resumes, two micro-batches: the same bits" moves host gradients --total-batch 128 --master split --moments bf16
-    check "state and gradients on the host or the card, killed and moved: the same bits" killed_and_moved
+    check "state, gradients and weights on the host, moved at resumes, two micro-batches: the same bits" moves host weights --total-batch 128 --master split --moments bf16
+    check "state, gradients and weights on the host or the card, killed and moved: the same bits" killed_and_moved
     check "state on the host that cannot be pinned: one line says what limits it" pinned_in_vain
     check "on the host: adapters, Muon, 8 bits without masters, six micro-batches: the same bits" moves_once
     check "as many blocks recompute as --recompute says" blocks_are_counted

@@ -38,7 +38,7 @@ typedef enum { LORA_ON_QKVO, LORA_ON_FFN, LORA_ON_ALL } LoraOn;
 typedef enum { ZERO_1, ZERO_2, ZERO_3 } Zero;
 typedef enum { GRAD_DTYPE_PARAM, GRAD_DTYPE_FP32, GRAD_DTYPE_AUTO } GradDtype;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16 } MomentsKind;
-typedef enum { OFFLOAD_AUTO, OFFLOAD_OFF, OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS } Offload;  // each moves more
+typedef enum { OFFLOAD_AUTO, OFFLOAD_OFF, OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS, OFFLOAD_WEIGHTS } Offload;  // each moves more
 
 typedef enum {
     OPTION_STRING,

@@ -108,7 +108,7 @@ static inline Recompute memory_find_recompute(const MemoryRoom* room, const Opti
 
 /* Returns the last value of --offload that a run may take: several GPUs share gradients with --zero. */
 static inline int memory_offload_most(const MemoryRoom* room) {
-    return room->use.ranks > 1 ? OFFLOAD_OPTIMIZER : OFFLOAD_GRADIENTS;
+    return room->use.ranks > 1 ? OFFLOAD_OPTIMIZER : OFFLOAD_WEIGHTS;
 }
 
 /* Writes to `hint` the first change of flags that fits. Returns false if nothing fits. Tries, in this order:

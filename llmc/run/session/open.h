@@ -55,10 +55,10 @@ static inline void warn_of_threads(int threads) {
 /* Refuses an --offload of one GPU for several. */
 static inline void check_offload(const Options* o, const Process* p) {
     if (o->offload <= OFFLOAD_OPTIMIZER || p->ranks == 1) { return; }
-    die("--offload: is gradients, wanted off or optimizer for %d processes\n  hint: --offload optimizer --zero 2 lets them "
-        "share "
-        "gradients",
-        p->ranks);
+    char text[OPTION_TEXT];
+    die("--offload: is %s, wanted off or optimizer for %d processes\n  hint: --offload optimizer --zero %d lets them share "
+        "this",
+        option_text(o, OPT_offload, text), p->ranks, o->offload == OFFLOAD_WEIGHTS ? 3 : 2);
 }
 
 /* Refuses a --seq-parallel that does not divide rows, heads or ranks, as far as these are known yet. */
