@@ -37,7 +37,7 @@ static const char* good_value(int i, char* out, size_t cap) {
         case OPTION_FLOAT: snprintf(out, cap, "%g", s->max < 1 ? s->max / 2 : 0.5); break;
         case OPTION_SIZE: snprintf(out, cap, "3G"); break;
         case OPTION_SWITCH: snprintf(out, cap, "%s", strcmp(s->def, "on") == 0 ? "off" : "on"); break;
-        case OPTION_CHOICE: choice_word(s->value, 1, out, cap); break;
+        case OPTION_CHOICE: choice_word(s->value, choice_find(s->value, s->def) == 1 ? 2 : 1, out, cap); break;
         case OPTION_RECOMPUTE: snprintf(out, cap, "norm+swiglu:9,block:3"); break;
         default: snprintf(out, cap, "some/path"); break;
     }
