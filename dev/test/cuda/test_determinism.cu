@@ -259,7 +259,7 @@ static void activations_in_memory_of_the_gradients_give_the_same_bits() {
                 {"--batch 2 --seq 64 --recompute norm+swiglu", 2},
                 {"--batch 2 --seq 64 --fp8", 2},
                 {"--batch 1 --seq 64 --offload optimizer", 3},
-                {"--batch 2 --seq 64 --offload optimizer --recompute block", 2},
+                {"--batch 2 --seq 64 --offload optimizer --recompute block", 3},
                 {"--batch 2 --seq 64 --grad-dtype fp32", sizeof(floatX) == 4 ? 2 : 3}};
     for (const auto& run : runs) {
         if (strstr(run.flags, "--fp8") && !has_fp8()) { continue; }

@@ -205,7 +205,8 @@ moves() {
         cu BF16 "${m}_parts" --resume "$@" --offload optimizer && same_bits "$m" "${m}_parts"
 }
 
-# The adapters of two blocks have fewer pieces than there are windows. There a step's first copies would overtake the last ones of the step before.
+# The adapters of two blocks have fewer pieces than there are windows. There a step's first copies would overtake the last ones of
+# the step before.
 moves_once() {
     while read -r moved flags_of; do
         cu BF16 stays $flags_of </dev/null && cu BF16 moved_out $flags_of --offload $moved </dev/null && same_bits stays moved_out &&
