@@ -173,8 +173,8 @@ static struct Calls {
 } calls[MOST_THREADS];
 
 /* Returns "FILE:LINE, called at FILE:LINE, in KERNEL" of the code that returns to an address, from functions with these return
- * addresses. What is inlined there from the emulator is left out. */
-static std::string place(uint32_t line, const Calls* from) {
+ * addresses. What is inlined there from the emulator is left out. *inlined: whether the access itself is such code. */
+static std::string place(uint32_t line, const Calls* from, bool* inlined = NULL) {
     char program[4096] = "", function[4096], file[4096], here[4096] = "";
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0 || !getcwd(here, sizeof here)) { return "?"; }
     std::string command = std::string("addr2line -i -f -C -e '") + program + "'", first, last, in;
@@ -190,7 +190,9 @@ static std::string place(uint32_t line, const Calls* from) {
         std::string at(file, strcspn(file, " \n"));
         if (!first.empty() && (strstr(function, "std::") || strstr(function, "auto:1"))) { break; }  // the launch
         if (at.compare(0, strlen(here), here) == 0) { at = at.substr(strlen(here) + 1); }
-        if (at.find("emulator/") != std::string::npos || at[0] == '?' || at.compare(0, 5, "/usr/") == 0) {
+        const bool foreign = at.find("emulator/") != std::string::npos || at[0] == '?' || at.compare(0, 5, "/usr/") == 0;
+        if (inlined) { *inlined = foreign, inlined = NULL; }
+        if (foreign) {
             if (!first.empty()) { break; }  // who calls the kernel
             continue;
         }
@@ -366,8 +368,9 @@ static void outside(uintptr_t at, ShadowAccess how, uint32_t line) {
     if ((at >= stacks && at < stacks_end) || (at >= (uintptr_t)&__executable_start && at < (uintptr_t)&_end)) { return; }
     if (at < 4096 || emulator_is_pinned((const void*)at)) { return; }
     if (!of_kernel.count(line)) {
-        const std::string where = place(line, NULL);
-        of_kernel[line] = where[0] != ',' && where.find(", in _Function_handler") == std::string::npos;
+        bool inlined = true;
+        const std::string where = place(line, NULL, &inlined);
+        of_kernel[line] = !inlined && where.find(", in _Function_handler") == std::string::npos;
     }
     if (!of_kernel[line]) { return; }
     fault("an address of the host's memory", line, text("%s %p", how == SHADOW_READ ? "reads" : "writes", (void*)at));
