@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, DOC = ROOT / "dev/results", ROOT / "dev/doc"
 ROWS = RESULTS / "zoo.json"
-FILES = "rmsnorm rope swiglu layout softmax attention_forward attention_backward matmul crossentropy embedding adamw overlap".split()
+FILES = "rmsnorm rope swiglu layout softmax attention_forward attention_backward matmul crossentropy embedding adamw muon overlap".split()
 RATES = {"copy": ("copy, GB/s", 1e-9), "product": ("products, TFLOP/s", 1e-12), "lanes": ("instructions of threads, G/s", 1e-9),
          "trip": ("a trip, ns", 1e9), "launch": ("a launch, us", 1e6)}
 CARD = "NVIDIA H100 80GB HBM3"  # which the lessons speak of; tables name others
