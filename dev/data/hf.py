@@ -35,6 +35,7 @@ TOKENIZE = os.path.join(ROOT, "tokenize")
 PIPE_CLOSED = 3  # exit status of --rows when nobody reads it any more
 VAL_FRACTION = 0.05
 CONTINUES = "the same command continues"  # a hint after errors that may pass
+POINTER = b"version https://git-lfs"  # what a clone without Git LFS has instead of a large file
 KIND = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 TALKS = ("messages", "conversations")  # names of columns of conversations
 SPLITS = {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|testing|eval|evaluation"}
@@ -167,6 +168,10 @@ def values(file, column):
     import fsspec
     kind = KIND.search(file)[1].lower()
     try:
+        if os.path.isfile(file):
+            with open(file, "rb") as f:
+                if f.read(len(POINTER)) == POINTER:
+                    fail(f"{typed(file)}: is a Git LFS pointer, wanted the data", "git lfs pull gets the file itself")
         with fsspec.open(file, "rb", compression="infer") as f:
             names, found = (csv_values(f, column, "\t" if kind == "tsv" else ",") if kind in ("csv", "tsv") else
                             table_values(f, column) if kind in ("parquet", "arrow") else json_values(f, column))

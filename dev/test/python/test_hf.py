@@ -161,6 +161,9 @@ def test_an_error_names_its_file_once(tmp_path):
         done = run(tmp_path, name, "-o", "out/bad")
         assert done.returncode == 1 and done.stderr.startswith(f"error: {name}: {words}"), done.stderr
         assert len(done.stderr.splitlines()) == 1, "no hint: the same command would fail again"
+    for name in ("pointer.parquet", "pointer.csv"):  # InertExpert2911/Mutual_Fund_Data#1, policy-gradient/GRPO-Zero#1
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", encoding="utf-8")
+        assert f"error: {name}: is a Git LFS pointer, wanted" in run(tmp_path, name, "-o", "out/bad").stderr, name
     done = run(tmp_path, "missing.jsonl.gz", "-o", "out/bad")
     assert done.returncode == 1 and done.stderr == "error: missing.jsonl.gz: no such file\n", "the hub is not asked"
 
