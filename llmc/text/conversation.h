@@ -12,7 +12,7 @@
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "llmc/files/json.h"  // defines: Json, json_get, json_string, json_first, json_next, json_wanted, json_is_off
+#include "llmc/files/json.h"  // defines: Json, json_get, json_get_any, json_string, json_first, json_next, json_wanted, json_is_off
 
 static const char* const chat_role_names[] = {"role", "from", NULL};
 static const char* const chat_text_names[] = {"content", "value", "text", NULL};
@@ -152,6 +152,9 @@ static inline bool chat_read_message(ChatMessages* m, const JsonNode* object, bo
     if (!role) {
         return json_wanted(j, object, key ? key : "role", e,
                            "\"system\", \"user\" or \"assistant\" (also \"human\", \"gpt\"), and none of a tool");
+    }
+    for (const char* const* null = chat_text_names; !text && *null; null++) {
+        text = json_get_any(j, object, *null) ? *null : NULL;  // the error names the member that is there
     }
     return chat_check_absent(j, object, refused, e) &&
            chat_read_trained(j, object, strcmp(role, "assistant") == 0, &trained, e) &&

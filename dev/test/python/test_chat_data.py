@@ -390,6 +390,8 @@ REFUSED = [
     ({"messages": [ANSWER, {"role": "ipython", "content": "a"}]}, 'messages.1.role is "ipython"'),
     ({"messages": [ANSWER, {"role": "user"}]}, "messages.1.content is missing, wanted a string"),
     ({"messages": [ANSWER, {"role": "user", "content": None}]}, "messages.1.content is null"),
+    ({"conversations": [{"from": "human", "value": None}]},  # NVIDIA-NeMo/Megatron-Bridge#5742
+     "conversations.0.value is null, wanted a string"),
     ({"messages": [ANSWER, {"role": "user", "content": 1}]}, "messages.1.content is 1"),
     ({"messages": [ANSWER, {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
      'messages.1.content.0.type is "image_url", wanted "text"'),
