@@ -234,16 +234,20 @@ static inline void gradients_zero(const Gradients* g, int layer, MicroKind kind,
 // norm
 
 /* Queues the sums of squares of the matrices' gradients: of block `layer`, or (-1) of all layers whose gradients are not on the
- * host. Returns the number of sums of all layers. */
+ * host. Returns the number of sums of all layers. Buckets of one size that lie one behind the other share a launch. */
 static inline int gradients_square(const Gradients* g, int layer, cudaStream_t stream) {
     int count = 0;
-    for (int i = 0; i < g->buckets.count; i++) {
+    for (int i = 0, rows; i < g->buckets.count; i += rows) {
         const Bucket* b = &g->buckets.items[i];
         const Gradient at = gradient_of_element(g, b->first);
         const void* data = (layer < 0 ? !gradient_on_host(g, b->first) : b->layer == layer) ? at.data : NULL;
         double* to = g->squares + count;
-        count += at.fp32 ? norm_partial_cuda(to, (const float*)data, b->count, NORM_BUCKET, stream)
-                         : norm_partial_cuda(to, (const floatX*)data, b->count, NORM_BUCKET, stream);
+        for (rows = 1; layer < 0 && i + rows < g->buckets.count && b[rows].count == b->count; rows++) {
+            const char* next = (const char*)at.data + rows * b->count * gradients_bytes(at.fp32);
+            if (gradient_of_element(g, b[rows].first).data != next) { break; }
+        }
+        count += at.fp32 ? norm_partial_cuda(to, (const float*)data, rows, b->count, NORM_BUCKET, stream)
+                         : norm_partial_cuda(to, (const floatX*)data, rows, b->count, NORM_BUCKET, stream);
     }
     return count;
 }

@@ -140,11 +140,12 @@ static inline NormSums norm_sums(void* scratch) {
     return s;
 }
 
-/* Writes partial[block] = sum of squares of the block's share of g (n, a multiple of a vector). */
+/* Writes partial[row][block] = sum of squares of the block's share of a row of g (rows, n), n a multiple of a vector. */
 template <typename Grad>
 __global__ void __launch_bounds__(NORM_THREADS) norm_partial_kernel(double* partial, const Grad* g, size_t n) {
     constexpr int W = VECTOR<Grad>;
     __shared__ double shared[32];
+    g += blockIdx.y * n;
     const size_t round = (size_t)NORM_THREADS * NORM_UNROLL * W;
     double sum = 0;
     for (size_t start = blockIdx.x * round; start < n; start += gridDim.x * round) {
@@ -168,19 +169,19 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_partial_kernel(double* part
         sum += (double)part;
     }
     sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) { partial[blockIdx.x] = sum; }
+    if (threadIdx.x == 0) { partial[blockIdx.y * gridDim.x + blockIdx.x] = sum; }
 }
 
-/* Queues the sums of squares of g (n), a multiple of 16 bytes, in `most` parts at most. Returns their number; with g NULL that
- * is all. */
+/* Queues the sums of squares of g (rows, n), rows of a multiple of 16 bytes, in `most` parts of a row at most. Returns their
+ * number; with g NULL that is all. */
 template <typename Grad>
-static int norm_partial_cuda(double* partial, const Grad* g, size_t n, int most, cudaStream_t stream) {
+static int norm_partial_cuda(double* partial, const Grad* g, int rows, size_t n, int most, cudaStream_t stream) {
     assert(n % VECTOR<Grad> == 0 && is_aligned16(g));
     const size_t round = (size_t)NORM_THREADS * NORM_UNROLL * VECTOR<Grad>;
     const int blocks = (int)size_min((size_t)most, ceil_div(n, round));
-    if (g && blocks > 0) { norm_partial_kernel<<<blocks, NORM_THREADS, 0, stream>>>(partial, g, n); }
+    if (g && blocks > 0) { norm_partial_kernel<<<dim3(blocks, rows), NORM_THREADS, 0, stream>>>(partial, g, n); }
     CUDA_CHECK_LAUNCH("norm_partial_kernel");
-    return blocks;
+    return rows * blocks;
 }
 
 /* Queues the sums of squares of g (n), a multiple of 16 bytes, as the next list of `sums`. */
@@ -188,7 +189,7 @@ template <typename Grad>
 static void norm_square_cuda(NormSums* sums, const Grad* g, size_t n, cudaStream_t stream) {
     if (n == 0) { return; }
     assert(sums->lists < NORM_LISTS);
-    sums->count[sums->lists] = norm_partial_cuda(sums->partial[sums->lists], g, n, NORM_BLOCKS, stream);
+    sums->count[sums->lists] = norm_partial_cuda(sums->partial[sums->lists], g, 1, n, NORM_BLOCKS, stream);
     sums->lists++;
 }
 
