@@ -3,8 +3,8 @@
  *   {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
  *   {"system": "Be brief.", "prompt": "Hi", "completion": "Hello."}
  *
- * A prompt and a completion may also be lists of messages, as in trl; then the completion alone is trained. A line may be the list
- * itself. Messages and the names of their members: conversation.h.
+ * A prompt and a completion may also be lists of messages, as in trl; then the completion alone is trained. A line may be the
+ * list itself. Messages and the names of their members: conversation.h.
  *
  * What is trained of a conversation are its answers. An answer is what the template adds between
  *     the messages before it, and the request for an answer
@@ -124,7 +124,7 @@ typedef struct {
     size_t count, cap;
 } ChatMask;
 
-/* What one thread needs to write conversations to train on. All zeros but for `chat`, which chat_writer_init() sets, is ready. */
+/* What a thread needs to write conversations to train on. All zeros but for `chat`, which chat_writer_init() sets, is ready. */
 typedef struct {
     ChatWriter chat;
     size_t (*spans)[2];  // [start, end) of each trained answer in chat.text
@@ -241,8 +241,8 @@ static inline bool chat_find_answers(AnswerWriter* a, const ChatMessages* m, con
                 a->why.msg[0] ? a->why.msg : "the chat template writes nothing for an answer");
 }
 
-/* Appends the tokens of a conversation to the encoder's `out` and their marks to *mask. *left_out grows by the answers that would
- * be trained if the template did not change them. */
+/* Appends the tokens of a conversation to the encoder's `out` and their marks to *mask. *left_out grows by the answers that
+ * would be trained if the template did not change them. */
 static inline bool chat_write(AnswerWriter* a, ChatMask* mask, const ChatMessages* m, size_t* left_out, Error* e) {
     ChatWriter* w = &a->chat;
     const TokenList* out = &w->encoder->out;

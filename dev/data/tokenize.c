@@ -339,8 +339,8 @@ static bool answer_lines(Job* job, Error* e) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// --show: a document of a token file as text. If the file has a mask, [[ ]] encloses the tokens that are trained. Control characters
-// are printed as \xNN, so that a terminal does not obey them
+// --show: a document of a token file as text. If the file has a mask, [[ ]] encloses the tokens that are trained. Control
+// characters are printed as \xNN, so that a terminal does not obey them
 
 /* Prints the rest of a stretch of text, and then a mark. */
 static void show_mark(TokenDecoder* d, const char* mark) {

@@ -96,8 +96,8 @@ static inline const char* log_write_end(FILE* f, int fd, off_t size) {
     return ends;
 }
 
-/* Writes the run of the working folder as an object: its name, when its log was written, its last step and losses, the reason of
- * its end, its state; its checkpoints, the oldest first, and whether the newest has a form of a chat. */
+/* Writes the run of the working folder as an object: its name, when its log was written, its last step and losses, the reason
+ * of its end, its state; its checkpoints, the oldest first, and whether the newest has a form of a chat. */
 static inline void run_write(FILE* f, const char* name) {
     struct stat st = {0};
     uint64_t* steps = NULL;

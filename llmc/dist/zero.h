@@ -2,9 +2,9 @@
  *
  * Gradients (ZeRO 2 and 3) lie in a ring, from which they travel to their owners (gpu/exchange.cuh). The embedding's bucket and
  * the head's bucket take turns in one part; block l lies in one of two parts. With --offload gradients the owner is the host:
- * blocks take turns in three parts, since they also return (gpu/gradients.cuh), and the other buckets stay. If embedding and head are tied, the embedding's
- * bucket holds both gradients for the whole backward pass. The bucket of the final norm, which is only a gap, then has its own
- * part.
+ * blocks take turns in three parts, since they also return (gpu/gradients.cuh), and the other buckets stay. If embedding and
+ * head are tied, the embedding's bucket holds both gradients for the whole backward pass. The bucket of the final norm, which
+ * is only a gap, then has its own part.
  *
  * Weights (ZeRO 3): every rank keeps 1 / ranks of each block. It computes with whole blocks, which lie in GATHER_SLOTS buffers,
  * block l in slot l % GATHER_SLOTS. When a pass comes to block l, it queues the gathers of the next two blocks in its

@@ -217,9 +217,9 @@ static inline void fp8_follow_slot(const Fp8* f, const Exchange* x, int l, const
     if (f->of[0].rows) { fp8_quantise_weights(f, slot, l, 1, x->profiler, stream); }
 }
 
-/* Where the exchange stream makes copies, before the update: moves the counts of weights into the step's counts, and clears them. The compute stream
- * has waited for all copies that the step's passes read, so all counting is done. The next counting waits for an event that is
- * recorded after this call: `updated`, or `used` of the next pass. */
+/* Where the exchange stream makes copies, before the update: moves the counts of weights into the step's counts, and clears
+ * them. The compute stream has waited for all copies that the step's passes read, so all counting is done. The next counting
+ * waits for an event that is recorded after this call: `updated`, or `used` of the next pass. */
 static inline void fp8_take_counts(const Fp8* f, const Queue* q) {
     if (!f->of[0].rows || !f->apart) { return; }
     CUDA_CHECK(

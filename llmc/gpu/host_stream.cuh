@@ -16,11 +16,11 @@
  *   kernels             there           in: the piece has arrived      update it
  *   out                 used            kernels: the piece is updated  copy it back
  *
- * The first pieces arrive before the kernels need them: `in` waits for no kernel but those that used its windows before. AdamW's
- * kernels run on the exchange stream (exchange.cuh), beside the next forward pass; those of whole matrices on the compute stream.
- * The pass waits for each layer, and for all of them before the loss: so gradients, which the loss and the backward pass
- * overwrite, stay until then. A block's activations may lie in gradients (gradients.cuh), but only in those of earlier layers.
- * Gradients of blocks pass in the same way, through windows of a block each (gradients.cuh).
+ * The first pieces arrive before the kernels need them: `in` waits for no kernel but those that used its windows before.
+ * AdamW's kernels run on the exchange stream (exchange.cuh), beside the next forward pass; those of whole matrices on the
+ * compute stream. The pass waits for each layer, and for all of them before the loss: so gradients, which the loss and the
+ * backward pass overwrite, stay until then. A block's activations may lie in gradients (gradients.cuh), but only in those of
+ * earlier layers. Gradients of blocks pass in the same way, through windows of a block each (gradients.cuh).
  */
 #ifndef LLMC_HOST_STREAM_CUH
 #define LLMC_HOST_STREAM_CUH

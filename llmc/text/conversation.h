@@ -1,11 +1,12 @@
-/* conversation.h -- reads messages from JSON: of a line of ./tokenize --chat (dev/data/answers.h), or of a question (question.h).
+/* conversation.h -- reads messages from JSON: of a line of ./tokenize --chat (dev/data/answers.h), or of a question
+ * (question.h).
  *
  *   {"role": "user", "content": "Hi"}
  *
- * Data sets spell the names in many ways and mix the spellings. So each is looked up by itself in the tables below: a role's and a
- * text's member, and the roles. A text may be an array of texts, {"type": "text", "text": ...}, which are joined. Members that take
- * an answer out of training are heeded. Tools, images and whatever else would make a template write more than the texts are
- * refused. The template gets all other members of a message (chat.h).
+ * Data sets spell the names in many ways and mix the spellings. So each is looked up by itself in the tables below: a role's
+ * and a text's member, and the roles. A text may be an array of texts, {"type": "text", "text": ...}, which are joined. Members
+ * that take an answer out of training are heeded. Tools, images and whatever else would make a template write more than the
+ * texts are refused. The template gets all other members of a message (chat.h).
  */
 #ifndef LLMC_CONVERSATION_H
 #define LLMC_CONVERSATION_H

@@ -239,8 +239,8 @@ static void recomputation_gives_adapters_the_same_bits() {
 }
 
 /* With longer rows fewer blocks find room below their gradients. A tied embedding's gradient is written first, so it lends
- * nothing; in fp32 it lies apart. Gradients of an earlier micro-step need the memory themselves. With state on the host the next
- * forward pass overwrites gradients while others are still read. */
+ * nothing; in fp32 it lies apart. Gradients of an earlier micro-step need the memory themselves. With state on the host the
+ * next forward pass overwrites gradients while others are still read. */
 static void activations_in_memory_of_the_gradients_give_the_same_bits() {
     static const struct {
         const char* flags;

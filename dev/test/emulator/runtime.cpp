@@ -5,8 +5,8 @@
  * when the program waits for something, or has queued nothing for a while. So work without an order, and host memory that is
  * used again too early, show. A graph is a list of such works; a launch copies them.
  *
- * With EMULATOR_LATE=1 copies to pinned memory of the host run when nothing else can, and not soon, unless the program waits for
- * them: so a wait that it lacks shows. With EMULATOR_PINNED_MIB no more can be pinned at once.
+ * With EMULATOR_LATE=1 copies to pinned memory of the host run when nothing else can, and not soon, unless the program waits
+ * for them: so a wait that it lacks shows. With EMULATOR_PINNED_MIB no more can be pinned at once.
  *
  * Memory of the card is memory of the host, full of NaN. The program sees EMULATOR_GPUS (8) cards of EMULATOR_MIB (8192) each.
  * With EMULATOR_CAPABILITY=120 they are newer than the code: cards of compute capability 12.0, with their shared memory.

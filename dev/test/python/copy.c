@@ -1,6 +1,6 @@
 /* copy.c -- reads with our readers and writes with our writers, for tests that compare with Hugging Face's: a model's folder,
- * ./copy FROM TO [F32|BF16|F16], or a tokenizer, ./copy tokenizer FILE|DIR|bytes TO. ./copy random CONFIG.json TO writes a model
- * with a new run's weights, for tests of models without a preset. TO must exist.
+ * ./copy FROM TO [F32|BF16|F16], or a tokenizer, ./copy tokenizer FILE|DIR|bytes TO. ./copy random CONFIG.json TO writes a
+ * model with a new run's weights, for tests of models without a preset. TO must exist.
  */
 #include "llmc/files/model_folder.h"
 #include "llmc/text/chat.h"

@@ -369,8 +369,8 @@ static inline bool chat_command(Conversation* c, char* line) {
     return true;
 }
 
-/* Reads messages from `file` and writes the answers, of at most max_tokens tokens, to g->out, until /quit or the end of the input.
- * `system`: the message at the start, or NULL. */
+/* Reads messages from `file` and writes the answers, of at most max_tokens tokens, to g->out, until /quit or the end of the
+ * input. `system`: the message at the start, or NULL. */
 static inline bool chat(Generator* g, ChatWriter* writer, const char* system, int max_tokens, FILE* file, Error* e) {
     Conversation c = {g, writer, system, max_tokens, {NULL, 0, 0, NULL}};
     LineInput in;

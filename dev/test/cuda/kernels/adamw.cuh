@@ -438,8 +438,8 @@ static void adamw_rounds_each_operation() {
 #ifdef PRECISION_BF16
 /* Without master weights, a step of a fraction of a unit moves a weight by that fraction on average. A weight moves by whole
  * units or stays, independently of other weights and of its own earlier steps. The limits are five deviations of the mean and
- * of the variance of a binomial distribution. Weights rounded to nearest would stay, or move by a unit each time. `weights` have
- * taken so many steps from 1.75 down. */
+ * of the variance of a binomial distribution. Weights rounded to nearest would stay, or move by a unit each time. `weights`
+ * have taken so many steps from 1.75 down. */
 enum { SMALL_N = 1 << 16, SMALL_STEPS = 16 };
 static const float small_unit = 0x1p-7f;  // between 1 and 2
 static const float small_fractions[] = {0.0f, 0.03125f, 0.3125f, 0.5f, 0.96875f};
