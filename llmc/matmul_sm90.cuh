@@ -62,8 +62,8 @@ enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD,
  * tiles for a block, by groups; clusters; stores through boxes. Each has those before it. */
 enum MatmulStep { STEP_LOAD, STEP_RING, STEP_LIST, STEP_CLUSTER, STEP_BOXES };
 
-/* B_COLUMNS: whether sums go over the rows of B in memory (backward input), otherwise along them (forward) HD: columns of a
- * head, 64 or 128, for RoPE */
+/* B_COLUMNS: whether sums go over the rows of B in memory (backward input), otherwise along them (forward).   HD: columns of
+ * a head, 64 or 128, for RoPE */
 template <MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 64, int STEP = STEP_BOXES>
 struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int B_COLUMNS = B_COLUMNS_, HD = HD_;

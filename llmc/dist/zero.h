@@ -1,4 +1,5 @@
-/* zero.h -- which gradients (ZeRO 2 and 3, --offload gradients) and which blocks' weights (ZeRO 3) a rank holds at a time.
+/* zero.h -- which gradients (ZeRO 2 and 3, --offload gradients) and which blocks' weights (ZeRO 3, --offload weights) a
+ * rank holds at a time.
  *
  * Gradients (ZeRO 2 and 3) lie in a ring, from which they travel to their owners (gpu/exchange.cuh). The embedding's bucket and
  * the head's bucket take turns in one part; block l lies in one of two parts. With --offload gradients the owner is the host:

@@ -163,7 +163,7 @@ static inline void device_close(Device* d) {
     X(MASTER, "master", true)                                             \
     X(M, "m", true)                                                       \
     X(V, "v", true)                                                       \
-    X(WINDOWS, "windows", false) /* of master, m and v on the host */     \
+    X(WINDOWS, "windows", false) /* of what lies on the host */           \
     X(FP8, "fp8 weights", false)                                          \
     X(ACTIVATIONS, "activations", false)                                  \
     X(LOGITS, "logits", false)                                            \

@@ -33,7 +33,8 @@
  *   compute             turn[1] (S):        after all that was queued         exchange heads with ranks that share its rows
  *
  *   (2) where gradients lie in a ring; `summed` also where ranks pass the layers together
- *   (3) ZeRO 3; (S) --seq-parallel, whose exchanges of heads run on the compute stream (sequence.cuh)
+ *   (3) ZeRO 3; with --offload weights the gathers have a stream of their own (sharded_blocks.cuh)
+ *   (S) --seq-parallel, whose exchanges of heads run on the compute stream (sequence.cuh)
  *   (O) --offload, also with one rank: the exchange stream updates, beside the next forward pass (host_stream.cuh)
  *
  * With a ring, block l - 2 takes the part of block l, so the sends have the time of one block:

@@ -18,11 +18,11 @@
  * before the event that announces it. So a stream that may read the weights may read their copies, and one rule says when both
  * may be overwritten (exchange.cuh). ZeRO 1 and 2 keep copies of all blocks, made once an update (fp8_follow()). ZeRO 3 keeps
  * copies of the gathered blocks alone, one a slot (fp8_follow_slot()); the head's copies are made as in ZeRO 1. All ranks have
- * the same weights and scales, so they make the same copies.
+ * the same weights and scales, so they make the same copies. --offload weights does as ZeRO 3, on the stream of its gathers.
  *
- * Counts: each rank counts the values that it quantises, and rank 0 logs its own counts. With several GPUs or --offload the
- * exchange stream counts weights in a buffer of its own. fp8_take_counts() copies it at the update, where both streams are
- * synchronized: a step then reports the weights that it computed with. Otherwise it reports the weights after its update.
+ * Counts: each rank counts the values that it quantises, and rank 0 logs its own counts. With several GPUs or --offload,
+ * weights are counted in a buffer of their own. fp8_take_counts() copies it at the update, where the streams are synchronized:
+ * a step then reports the weights that it computed with. Otherwise it reports the weights after its update.
  *
  * Limits: BF16, compute capability 9.0, no adapters, and widths, a rank's tokens of a micro-batch and, for the head, the
  * vocabulary in multiples of 16.
@@ -44,7 +44,7 @@ typedef struct {
     QuantisedWeights of[NUM_LINEARS];  // the copies of the first block; the copies of the other blocks follow
     int blocks;                        // blocks with room for copies: all, or slots of them; block l has number l % blocks
     bool gathered;                     // slots, which are filled as blocks are gathered
-    bool apart;                        // the exchange stream makes the copies, and counts in a buffer of its own
+    bool apart;                        // a stream other than the model's makes the copies, and counts in a buffer of its own
     size_t first_block, block;         // elements of the arena before the first block, and from one to the next
     size_t first[BLOCK_LINEARS];       // elements from a block's start to the weight
     size_t head;                       // elements of the arena before the head
@@ -217,7 +217,7 @@ static inline void fp8_follow_slot(const Fp8* f, const Exchange* x, int l, const
     if (f->of[0].rows) { fp8_quantise_weights(f, slot, l, 1, x->profiler, stream); }
 }
 
-/* Where the exchange stream makes copies, before the update: moves the counts of weights into the step's counts, and clears
+/* Where another stream makes copies, before the update: moves the counts of weights into the step's counts, and clears
  * them. The compute stream has waited for all copies that the step's passes read, so all counting is done. The next counting
  * waits for an event that is recorded after this call: `updated`, or `used` of the next pass. */
 static inline void fp8_take_counts(const Fp8* f, const Queue* q) {

@@ -40,7 +40,8 @@
 #include "llmc/optim/step_state.cuh"  // defines: norm_partial_cuda
 
 /* A micro-step by its place in its step. The first overwrites the gradients of matrices, the others add to them; in a ring all
- * overwrite. With several ranks the last one of a step sends, in a ring each one. */
+ * overwrite. With several ranks the last one of a step sends, in a ring each one. With gradients in the host's memory the last
+ * one squares the blocks' sums. */
 typedef unsigned MicroKind;
 enum { MICRO_FIRST = 1, MICRO_LAST = 2, MICRO_KINDS = 4 };
 

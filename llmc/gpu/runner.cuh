@@ -15,7 +15,8 @@ static inline MicroKind micro_kind(const Recipe* recipe, int k, bool with_last) 
     return (k == 0 ? MICRO_FIRST : 0u) | ((recipe->team || with_last) && k == recipe->accumulate - 1 ? MICRO_LAST : 0u);
 }
 
-/* Lists the kinds of micro-steps that a step has, in their order. Returns their number. */
+/* Lists the kinds of micro-steps that a step has, in their order, with MICRO_LAST for several processes alone. Returns their
+ * number. */
 static inline int micro_kinds(const Recipe* recipe, MicroKind list[MICRO_KINDS]) {
     int count = 0;
     for (int k = 0; k < recipe->accumulate; k++) {

@@ -36,7 +36,8 @@ static inline size_t sharded_block_size(const ShardedBlocks* g, const WeightAren
     return (a->blocks_end - a->blocks_first) / (size_t)g->ring.blocks;
 }
 
-/* Makes what ZeRO 3 needs of a model of this many blocks, laid out by `table`. Free with sharded_delete(). */
+/* Makes what ZeRO 3, or --offload weights, needs of a model of this many blocks, laid out by `table`. Free with
+ * sharded_delete(). */
 static inline ShardedBlocks* sharded_new(WeightArena* a, const ParamTable* table, int blocks, bool tied) {
     ShardedBlocks* g = (ShardedBlocks*)xcalloc(1, sizeof *g);
     const GradientRing arena = gradient_ring_of(table, blocks, tied);
@@ -78,9 +79,8 @@ static inline void sharded_close(ShardedBlocks* g, const WeightArena* a) {
 static inline void sharded_begin(ShardedBlocks* g, const Exchange* x) {
     if (!g) { return; }
     gather_ring_reset(&g->ring);
-    if (x->ranks > 1) {
-        exchange_wait_all_gathered(x);
-    }  // so that the first gather comes after the update's gathers, also in a graph
+    // so that the first gather comes after the update's gathers, also in a graph
+    if (x->ranks > 1) { exchange_wait_all_gathered(x); }
 }
 
 /* Queues the gathers of block l, piece by piece. Then queues its 8-bit copies, and the event that announces both. */

@@ -119,7 +119,7 @@ typedef struct {
     size_t first, count;
     void *master, *m, *v;
     const void* grads;  // NULL: they are not on the host
-    floatX* weights;    // as well
+    floatX* weights;    // NULL: they are not, either
 } StatePiece;
 
 /* Returns whether a weight lies in the host's memory. */
