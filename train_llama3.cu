@@ -763,7 +763,7 @@ static void trainer_prepare(void* model, const Recipe* recipe, const Options* o,
         const double forward = runner_time(&m->runner, [&] { llama_forward(m); });
         const double micro = runner_time(&m->runner, [&] { micro_step(m, recipe, kinds[count - 1]); });
         const bool waits = m->zero == ZERO_3 || m->parts > 1 || m->optimizer.deal.count > 0;  // for all pieces
-        weights_print_price(&m->weights, waits ? 0 : forward, micro * recipe->accumulate, first);
+        weights_print_price(&m->weights, gradients_passing(&m->grads), waits ? 0 : forward, micro * recipe->accumulate, first);
         if (first) { gradients_print_price(&m->grads); }
     }
     if (!o->graph || o->profile > 0 || o->offload > OFFLOAD_OPTIMIZER) { return; }  // a graph would wait for copies

@@ -87,6 +87,7 @@ static inline void search_weights(FiniteSearch* s, const WeightArena* a, const P
 /* Searches all gradients. In a ring the matrices' gradients have been overwritten: their sums over the ranks stand for them. */
 static inline void search_gradients(FiniteSearch* s, const Gradients* g, const Exchange* x) {
     static const char of[] = "the gradient of ";
+    host_stream_finish(g->host);  // the last ones may still be on their way
     for (int i = 0; i < g->trained.count; i++) {
         const Param* p = &g->trained.items[i];
         if (!g->in_ring || !param_specs[p->kind].matrix) {

@@ -20,6 +20,7 @@
 #include "llmc/gpu/nccl.cuh"          // defines: NcclGroup, nccl_alloc, nccl_free
 #include "llmc/train/mfu.h"           // defines: gpu_peak_flops
 
+#include <ctype.h>
 #include <dlfcn.h>
 #include <sys/mman.h>
 

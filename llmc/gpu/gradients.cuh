@@ -263,11 +263,14 @@ static inline HostArray gradients_home(const Gradients* g, size_t at) {
     return {g->home + (at - g->ring.first_block) * own, own, true};
 }
 
+/* Returns the bytes that leave the card in a micro-step, come back in the next one, and arrive again for the update. */
+static inline double gradients_passing(const Gradients* g) { return (double)(gradients_away(g) * gradients_bytes(g->fp32)); }
+
 /* Prints what passes in a micro-step, if anything does. */
 static inline void gradients_print_price(const Gradients* g) {
     if (!g->host) { return; }
     printf("offload %.2f GB of gradients leave the card in each micro-step, and come back in the next\n",
-           1e-9 * (double)(gradients_away(g) * gradients_bytes(g->fp32)));
+           1e-9 * gradients_passing(g));
 }
 
 /* Call before the gradients of block l are written: they are the sums of earlier micro-steps then. Queues the arrival of the

@@ -172,13 +172,14 @@ static inline floatX* trained_at(const WeightArena* a, size_t at) {
     return a->trained == a->params ? weight_at(a, at, &run) : a->trained + at;
 }
 
-/* Measures the link to the host by the first pieces of the state, and prints what it adds to a step of `step` seconds. A
- * forward pass of `forward` seconds hides as much; 0: it waits for all pieces. All ranks measure, the `first` one prints. */
-static inline void weights_print_price(const WeightArena* a, double forward, double step, bool first) {
+/* Measures the link to the host by the first pieces of the state, and prints what it adds to a step of `step` seconds, with
+ * `more` bytes that arrive beside it. A forward pass of `forward` seconds hides as much; 0: it waits for all pieces. All ranks
+ * measure, the `first` one prints. */
+static inline void weights_print_price(const WeightArena* a, double more, double forward, double step, bool first) {
     const ArenaRange range = a->held.ranges.items[0];
     const size_t n = size_min(range.count, 32 * a->host->piece), *all = a->held.elements;
     const unsigned slots = a->held.items[0].rule->slots;
-    double passed = 0, bytes = 0;
+    double passed = 0, bytes = more;
     for (const SlotKind kind : {SLOT_MASTER, SLOT_M, SLOT_V}) {
         passed += slots >> kind & 1 ? (double)(n * state_width(a, kind)) : 0;
         bytes += (double)(all[kind] * state_width(a, kind));

@@ -189,7 +189,8 @@ check "a test that hangs fails at its limit" test $? -eq 1 -a "$(tail -n 1 out.t
 check "and is named" grep -q "^FAIL $tmp/hangs.sh did not end within 1 s" out.txt
 ended() { ! kill -0 "$(cat child)" 2>/dev/null; }
 check "what it started ends with it" wait_for ended
-rm child && (cd "$root" && PYTHON=false exec dev/test/run.sh "$tmp/hangs.sh") >out.txt 2>&1 &
+rm child
+(cd "$root" && PYTHON=false exec dev/test/run.sh "$tmp/hangs.sh") >out.txt 2>&1 & # the subshell becomes run.sh
 wait_for test -s child && kill $!
 wait $!
 check "a signal ends the tests that run, at once" test $? -eq 130
