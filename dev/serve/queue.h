@@ -183,10 +183,10 @@ static inline bool queue_ask(Queue* q, Client* c, Error* e) {
     const bool same = now.st_dev == was->st_dev && now.st_ino == was->st_ino && s.tv_sec == t.tv_sec && s.tv_nsec == t.tv_nsec;
     if (p->pid > 0 && !same) { queue_end(q, NULL); }
     if (p->pid == 0 && !queue_start(q, path, e)) { return false; }
-    p->folder = now;
-    q->busy = true;
-    q->since = now_seconds();
-    if (send(p->lines.fd, c->body.text, c->body.size, MSG_DONTWAIT) != (ssize_t)c->body.size) { queue_end(q, NULL); }
+    p->folder = now, q->busy = true, q->since = now_seconds();
+    const ssize_t sent = send(p->lines.fd, c->body.text, c->body.size, MSG_DONTWAIT);
+    // of a process that has ended, queue_read() takes the error first
+    if (sent != (ssize_t)c->body.size && (sent >= 0 || errno == EAGAIN)) { queue_end(q, NULL); }
     return true;
 }
 
