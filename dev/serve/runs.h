@@ -56,7 +56,7 @@ static inline bool checkpoint_chats(const char* name) {
     if (!checkpoint_is_own(name, &e)) { return false; }
     snprintf(path, sizeof path, "%s/tokenizer.json", name);
     snprintf(config, sizeof config, "%s/tokenizer_config.json", name);
-    t.config = read_file(config, &size, 16 << 20, &e);
+    t.config = read_file(config, &size, 1 << 20, &e);
     const bool found = text_rules_find_template(&r, &e) && r.chat_template;
     free(t.config);
     text_rules_free(&r);
@@ -87,8 +87,10 @@ static inline const char* log_write_end(FILE* f, int fd, off_t size) {
         }
         const bool parsed = last && json_parse_line(&j, last, strcspn(last, "\n"), "log", &ignored);
         const JsonNode* n = parsed ? json_get(&j, json_root(&j), facts[k].member) : NULL;
-        fprintf(f, ", \"%s\": %s", facts[k].name, n ? "" : "null");
-        if (n) { json_write_value(f, &j, n); }
+        double value = 0;  // of a short number that is finite: a NaN is no JSON, and the page would lose the whole list
+        const bool fits = n && n->length < 80 && (k == 3 || (json_node_double(&j, n, &value) && isfinite(value)));
+        fprintf(f, ", \"%s\": %s", facts[k].name, fits ? "" : "null");
+        if (fits) { json_write_value(f, &j, n); }
         if (n && k == 3) { ends = json_is_string(&j, n, "done") || json_is_string(&j, n, "patience") ? "finished" : "stopped"; }
         if (parsed) { json_free(&j); }
     }
@@ -113,8 +115,7 @@ static inline void run_write(FILE* f, const char* name) {
     if (fd >= 0) { close(fd); }
     const bool locks = folder_has(".", ".lock"), fresh = time(NULL) - st.st_mtime < FRESH_SECONDS;
     const bool runs = locks ? out_is_locked(".") : fresh && strcmp(ends, "killed") == 0;
-    const char* state = !there ? "empty" : runs ? "running" : ends;
-    fprintf(f, ", \"state\": \"%s\", \"checkpoints\": [", state);
+    fprintf(f, ", \"state\": \"%s\", \"checkpoints\": [", !there ? "empty" : runs ? "running" : ends);
     if (!checkpoint_list(".", &steps, &count, &ignored)) { count = 0; }
     for (size_t i = count; i-- > 0;) {
         snprintf(checkpoint, sizeof checkpoint, "step_%08" PRIu64, steps[i]);

@@ -241,6 +241,11 @@ def test_a_long_history_is_shown_within_two_seconds(browser, tmp_path):
     with served(browser, tmp_path):
         browser.wait("$('step').textContent === '7,000' && $('loss').textContent === '2.0000'", 2)
         assert browser.js("run.steps.length") == 7000 and "red: " not in browser.text("legend")
+        far = [n * 1e17 for n in range(1, 99999) if n * 1e17 * (1000 / (n * 1e17 + 1)) == 1000][:9500]  # no step of a run
+        with (tmp_path / "log.jsonl").open("a") as f:
+            f.writelines(step(n, 2) for n in far)
+        browser.wait(f"run.steps.at(-1)?.step === {far[-1]}")
+        assert browser.js("run.steps.length") <= 9000, "steps beyond those that a double counts are thinned, too"
 
 
 def test_a_run_that_was_set_back_loses_its_later_steps(browser, tmp_path):
@@ -514,6 +519,14 @@ def test_a_folder_lists_its_runs_and_lays_them_over_each_other(browser, folder):
         assert [c[0].split(" · ")[0] for c in browser.cards()] == ["step 30 first", "step 30 killed"]
         assert browser.js("location.hash").endswith("&run=first&run=killed")
         picture(browser, "overlay"), picture(browser, "overlay-narrow", 2600, width=390)
+        os.mkdir(folder / "endless")
+        with (folder / "endless/log.jsonl").open("w") as f:
+            f.truncate(1 << 43)
+        browser.js("choose(['endless'])")
+        browser.wait("run.at > 2 ** 24")
+        browser.js("choose(['first'])")
+        browser.wait("run.steps.length === 30", 5)
+        shutil.rmtree(folder / "endless")
 
 
 def test_a_spike_of_two_steps_in_50000_is_seen(browser, folder):

@@ -520,6 +520,17 @@ def test_a_folder_lists_its_newest_200_runs(tmp_path):
         os.utime(tmp_path / f"r{i}" / "log.jsonl", (1, 10**9 - i))
     server = Server(tmp_path)
     assert [r["name"] for r in json.loads(server.get("/runs")[1])["runs"]] == [f"r{i}" for i in range(200)]
+    long = '"' + "x" * 9999 + '"'
+    hostile = {"step": ("NaN", "-Infinity", "1e999", long, "[1]", "1." + "0" * 9999), "end": (long,)}
+    for name, member in (("step", "loss"), ("end", "reason")):
+        for value in hostile[name]:
+            (tmp_path / "r0" / "log.jsonl").write_text(f'{{"event":"{name}","{member}":{value}}}\n')
+            text = server.get("/runs")[1]
+            assert json.loads(text, parse_constant=pytest.fail)["runs"][0][member] is None and len(text) < 40000, value[:9]
+    (tmp_path / "r1" / "step_00000001").mkdir()
+    for size, chats in ((9, True), (2 << 20, False)):
+        (tmp_path / "r1" / "step_00000001" / "tokenizer_config.json").write_text('{"chat_template": "a"}'.ljust(size))
+        assert f'["step_00000001"], "chat": {json.dumps(chats)}' in server.get("/runs")[1], size
     server.end()
 
 
