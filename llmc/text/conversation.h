@@ -13,7 +13,7 @@
 
 #include "llmc/base/utils.h"  // first, since it asks for the functions beyond C11
 
-#include "llmc/files/json.h"  // defines: Json, json_get, json_get_any, json_string, json_first, json_next, json_wanted, json_is_off
+#include "llmc/files/json.h"  // defines: Json, json_get, json_get_any, json_string, json_first, json_wanted, json_is_off
 
 static const char* const chat_role_names[] = {"role", "from", NULL};
 static const char* const chat_text_names[] = {"content", "value", "text", NULL};
