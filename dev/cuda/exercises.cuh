@@ -1,7 +1,7 @@
 /* exercises.cuh -- the thirty exercises of dev/doc/learn.md. `make -C dev/cuda learn` lists them. learn.py makes a file of
  * each for the reader: it has the lines of #else, or the rest of `// begins:` for the line above. Those of #ifdef SOLVED are
  * the solution. A heading has the number, the kind (finish, fault or predict) and the ladder of the zoo that checks the
- * exercise. What is to finish begins as `// here` if it has no #else. A prediction has its solution alone, and begins as 0. It
+ * exercise. A kernel to finish begins as `// here` if it has no #else. A prediction begins as 0, and has a solution alone. It
  * names a stored row, and must meet its ms within 20 %. `hint:` begins what is shown on demand.
  */
 

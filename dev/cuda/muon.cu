@@ -39,7 +39,7 @@ static void trainer(const Case& c, cudaStream_t stream) {
     }
 }
 
-/* A step's `wide` products of 2 R R C operations and `square` ones of 2 R R R, beside those of version 0. */
+/* Predicts a version whose steps have `wide` products of 2 R R C operations and `square` ones of 2 R R R. */
 static Work predict(const Case& c, double wide, double square, double launches, double rests = 1) {
     const double R = (double)c.n[1], C = (double)c.n[2];
     return {c.bytes / 32, rests * c.flops * (wide * C + square * R) / (10 * C + 5 * R), 0, 0, launches};

@@ -235,7 +235,7 @@ static inline void gradients_zero(const Gradients* g, int layer, MicroKind kind,
 // norm
 
 /* Queues the sums of squares of the matrices' gradients: of block `layer`, or (-1) of all layers whose gradients are not on the
- * host. Returns the number of sums of all layers. Buckets of one size that lie one behind the other share a launch. */
+ * host. Returns the number of sums of all layers. Neighbours of one size share a launch. */
 static inline int gradients_square(const Gradients* g, int layer, cudaStream_t stream) {
     int count = 0;
     for (int i = 0, rows; i < g->buckets.count; i += rows) {

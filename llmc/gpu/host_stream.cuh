@@ -17,10 +17,11 @@
  *   out                 used            kernels: the piece is updated  copy it back
  *
  * The first pieces arrive before the kernels need them: `in` waits for no kernel but those that used its windows before.
- * AdamW's kernels run on the exchange stream (exchange.cuh), beside the next forward pass; those of whole matrices on the
- * compute stream. The pass waits for each layer, and for all of them before the loss: so gradients, which the loss and the
- * backward pass overwrite, stay until then. A block's activations may lie in gradients (gradients.cuh), but only in those of
- * earlier layers. Gradients of blocks pass in the same way, through windows of a block each (gradients.cuh).
+ *
+ * AdamW's kernels run on the exchange stream (exchange.cuh), beside the next forward pass. Those of whole matrices run on the
+ * compute stream. The forward pass waits for each layer before it, and for all layers before the loss. Loss and backward pass
+ * overwrite gradients, which the update has then read. Activations of a block lie in gradients of earlier layers alone
+ * (gradients.cuh), which the update reads first. Gradients of blocks pass in the same way, through windows of a block each.
  */
 #ifndef LLMC_HOST_STREAM_CUH
 #define LLMC_HOST_STREAM_CUH
