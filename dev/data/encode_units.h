@@ -49,11 +49,12 @@ static inline void unit_add(UnitList* list, const char* text, size_t len, uint64
 static inline bool text_border(const char* s, size_t i) { return s[i - 1] == '\n' && s[i] > ' ' && s[i] < 0x7F; }
 
 /* Returns whether texts may be cut at text_border(). Not if there is no splitting before merging, nor if an added token's name
- * has a newline before its last byte. */
+ * has a newline before its last byte, or the token takes white space around it. */
 static inline bool tokenizer_may_cut(const Tokenizer* t) {
     if (t->split == SPLIT_NONE && t->num_merges > 0) { return false; }
     for (int id = 0; id < t->vocab_size; id++) {
         const uint32_t len = t->at[id + 1] - t->at[id];
+        if (t->flags[id] & (TOKEN_LSTRIP | TOKEN_RSTRIP)) { return false; }
         if ((t->flags[id] & TOKEN_ADDED) && len > 1 && memchr(t->bytes + t->at[id], '\n', len - 1)) { return false; }
     }
     return true;

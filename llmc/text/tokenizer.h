@@ -29,7 +29,8 @@
 
 #include <assert.h>
 
-enum { TOKEN_ADDED = 1, TOKEN_SPECIAL = 2, TOKEN_NORMALIZED = 4 };  // flags of an id
+// flags of an id; LSTRIP, RSTRIP: an added token takes the white space before and behind its name, as phi-4's do
+enum { TOKEN_ADDED = 1, TOKEN_SPECIAL = 2, TOKEN_NORMALIZED = 4, TOKEN_LSTRIP = 8, TOKEN_RSTRIP = 16 };
 enum { SPLIT_NONE, SPLIT_LLAMA3, SPLIT_GPT2 };
 enum { DIGITS_IN_WORDS, DIGITS_EACH, DIGITS_RUNS };  // what the Digits pre-tokenizer cuts out
 
@@ -494,11 +495,28 @@ static inline const AddedName* added_at(const TokenEncoder* enc, const AddedName
     return run ? added_find(names, (const char*)s, (const char*)s + run) : NULL;
 }
 
+/* Returns the end of the white space that starts at s. */
+static inline const uint8_t* space_end(const uint8_t* s, const uint8_t* end) {
+    uint32_t c = 0;
+    int n = 0;
+    while (s < end && (n = utf8_decode(s, (size_t)(end - s), &c)) > 0 && unicode_class(c) == UNICODE_SPACE) { s += n; }
+    return s;
+}
+
+/* Returns the start of the white space that ends at s. */
+static inline const uint8_t* space_start(const uint8_t* start, const uint8_t* s) {
+    for (const uint8_t* at = s; at > start; s = at) {
+        do { at--; } while (at > start && (*at & 0xC0) == 0x80);
+        if (space_end(at, s) != s) { break; }
+    }
+    return s;
+}
+
 /* Cuts added tokens out of the text in two passes, as `tokenizers` does: first those that are not `normalized`, then the
  * others in what is left. */
 static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8_t* end, bool specials, int normalized) {
     const Tokenizer* t = enc->t;
-    const uint8_t* start = s;
+    const uint8_t *start = s, *blank = s;  // blank: the end of the white space behind a token
     while (s <= end) {
         const AddedName* name = NULL;
         size_t skip = 1;
@@ -507,14 +525,15 @@ static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8
             s += skip;
             continue;
         }
-        if (normalized) {
-            encode_plain(enc, start, s);
-        } else {
-            encode_added(enc, start, s, specials, TOKEN_NORMALIZED);
-        }
+        const int flags = name ? t->flags[name->id] : 0;
+        const uint8_t* stop = flags & TOKEN_LSTRIP ? space_start(start, s) : s;
+        if (stop > start && normalized) { encode_plain(enc, start, stop); }
+        if (stop > start && !normalized) { encode_added(enc, start, stop, specials, TOKEN_NORMALIZED); }
         if (!name) { break; }
         token_list_add(&enc->out, name->id);
-        start = s += name->len;
+        s += name->len;  // a name may begin in the white space, too
+        if ((flags & TOKEN_RSTRIP) && s > blank) { blank = space_end(s, end); }
+        start = flags & TOKEN_RSTRIP ? blank : s;
     }
 }
 
@@ -696,7 +715,11 @@ static inline void tokenizer_list_added(Tokenizer* t) {
         all[count++] = name;
     }
     qsort(all, count, sizeof *all, compare_added_names);
-    for (int k = 0; k < 2; k++) { t->added[k].names = (AddedName*)xmalloc(count * sizeof(AddedName)); }
+    for (int k = 0; k < 2; k++) {
+        free(t->added[k].names);  // of other flags
+        t->added[k].names = (AddedName*)xmalloc(count * sizeof(AddedName));
+        t->added[k].count = 0;
+    }
     for (size_t i = 0; i < count; i++) {
         if (i > 0 && all[i].len == all[i - 1].len && memcmp(all[i].text, all[i - 1].text, all[i].len) == 0) { continue; }
         const uint8_t flags = t->flags[all[i].id];

@@ -326,27 +326,34 @@ static inline bool parse_vocab_names(VocabReader* r, int64_t most, Error* e) {
     return true;
 }
 
+/* Reads the flags of an added token. */
+static inline bool read_added_flags(const Json* j, const JsonNode* n, uint8_t* flags, Error* e) {
+    static const char* const names[] = {"special", "normalized", "lstrip", "rstrip"};  // TOKEN_SPECIAL and so on
+    *flags = TOKEN_ADDED;
+    if (!json_is_off(j, n, "single_word")) { return json_wanted(j, n, "single_word", e, "false"); }
+    for (int i = 0; i < 4; i++) {
+        bool on = i == 1 && !(*flags & TOKEN_SPECIAL);
+        if (!json_bool_or(j, n, names[i], &on, e)) { return false; }
+        *flags |= (uint8_t)(on ? TOKEN_SPECIAL << i : 0);
+    }
+    return true;
+}
+
 /* Reads one of added_tokens: its flags, and its name if model.vocab has not got it. As `tokenizers` does, numbers the new names
  * in the order of the list, whatever their ids say. */
 static inline bool parse_added_token(VocabReader* r, const JsonNode* n, Error* e) {
-    static const char* const off[] = {"lstrip", "rstrip", "single_word"};
     const Json* j = r->j;
     const JsonNode* content = json_get(j, n, "content");
     char shown[64];
     int64_t given = 0;
-    bool special = false;
-    for (int i = 0; i < 3; i++) {
-        if (!json_is_off(j, n, off[i])) { return json_wanted(j, n, off[i], e, "false"); }
-    }
+    uint8_t flags = 0;
     if (!content || content->type != JSON_STRING || content->length == 0) {
         return json_wanted(j, n, "content", e, "the text of the token");
     }
     if (content->length > TOKEN_LEN_MAX) {  // a text may compare each of its bytes with this many
         return json_wanted(j, n, "content", e, "at most %d bytes", TOKEN_LEN_MAX);
     }
-    if (!json_int(j, n, "id", 0, INT32_MAX, &given, e) || !json_bool_or(j, n, "special", &special, e)) { return false; }
-    bool normalized = !special;
-    if (!json_bool_or(j, n, "normalized", &normalized, e)) { return false; }
+    if (!json_int(j, n, "id", 0, INT32_MAX, &given, e) || !read_added_flags(j, n, &flags, e)) { return false; }
     const int32_t listed = token_table_find(&r->names, j->text + content->at, content->length);
     const int64_t id = listed >= 0 ? listed : r->num_names;
     const bool fresh = listed < 0;
@@ -361,7 +368,7 @@ static inline bool parse_added_token(VocabReader* r, const JsonNode* n, Error* e
     r->renumbered |= id != given;
     if (r->t->flags[id] & TOKEN_ADDED) { return json_wanted(j, n, "id", e, "an id of its own"); }
     if (fresh) { give_name(r, id, content->at, content->length); }
-    r->t->flags[id] = (uint8_t)(TOKEN_ADDED | (special ? TOKEN_SPECIAL : 0) | (normalized ? TOKEN_NORMALIZED : 0));
+    r->t->flags[id] = flags;
     return true;
 }
 
@@ -585,19 +592,27 @@ static inline void config_name(const Json* j, const char* key, char** name) {
     *name = text && *text ? xstrdup(text) : NULL;
 }
 
-/* Warns of tokens that tokenizer_config.json lists and tokenizer.json lacks: `transformers` adds them, we do not. */
-static inline void config_warn_of_added(const Tokenizer* t, const Json* j) {
+/* Takes the flags of added tokens from tokenizer_config.json's added_tokens_decoder, as `transformers` does. Warns of tokens that
+ * the file lists and tokenizer.json lacks: `transformers` adds them, we do not. */
+static inline void config_read_added(Tokenizer* t, const Json* j) {
     static const char* const lists[] = {"added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"};
     char name[64] = "";
+    bool changed = false;
+    Error ignored = NO_ERROR;
     for (int i = 0; i < 3; i++) {
         const JsonNode* list = json_get_any(j, json_root(j), lists[i]);
-        for (const JsonNode* n = list && json_is_container(list) ? json_first(j, list) : NULL; n && !name[0];
-             n = json_next(j, n)) {
+        for (const JsonNode* n = list && json_is_container(list) ? json_first(j, list) : NULL; n; n = json_next(j, n)) {
             size_t len = 0;
             const char* text = json_string(j, n->type == JSON_OBJECT ? json_get(j, n, "content") : n, &len);
-            if (text && tokenizer_find_any(t, text) < 0) { show_text(name, sizeof name, text, len); }
+            const int id = text ? tokenizer_find_any(t, text) : -1;
+            uint8_t flags = 0;
+            if (text && id < 0 && !name[0]) { show_text(name, sizeof name, text, len); }
+            if (i > 0 || id < 0 || !(t->flags[id] & TOKEN_ADDED) || !read_added_flags(j, n, &flags, &ignored)) { continue; }
+            changed = changed || t->flags[id] != flags;
+            t->flags[id] = flags;
         }
     }
+    if (changed) { tokenizer_index(t); }
     if (name[0]) { warn("%s: tokenizer.json has no token \"%s\", which transformers adds: here it stays text", j->path, name); }
 }
 
@@ -618,7 +633,11 @@ static inline bool tokenizer_read_names(Tokenizer* t, const char* folder, const 
     config_name(&j, "bos_token", &t->bos_name);
     config_name(&j, "eos_token", &t->eos_name);
     config_name(&j, "pad_token", &t->pad_name);
-    config_warn_of_added(t, &j);
+    config_read_added(t, &j);
+    const JsonNode* splits = json_get_any(&j, json_root(&j), "split_special_tokens");
+    if (splits && splits->type == JSON_TRUE) {
+        warn("%s: split_special_tokens is true: names of special tokens are text in transformers, here they are tokens", path);
+    }
     *has_added = json_get_any(&j, json_root(&j), "added_tokens_decoder") != NULL;
     json_free(&j);
     if (!text) { free(read); }

@@ -343,6 +343,29 @@ def test_added_tokens_that_are_not_special(tmp_path):
     check_against(path, tok, texts)
 
 
+@pytest.mark.parametrize("place", ["tokenizer.json", "tokenizer_config.json"])
+def test_added_tokens_take_the_white_space_around_them(tmp_path, place):
+    """axolotl-ai-cloud/axolotl#678: phi-4's tokens do. The flags of tokenizer_config.json overrule those of tokenizer.json."""
+    tok, rng, strips = train(llama3_like(), True, []), random.Random(3), [(True, False), (False, True), (True, True)]
+    names = ["<|im_start|>", "<|im_sep|>", "<|end|>", "cat", "dog", "\u3000x"]
+    tok.add_tokens([tokenizers.AddedToken(name, special=i < 3, normalized=i > 3) for i, name in enumerate(names)])
+    listed = json.loads(tok.to_str())
+    given = [{**token, "lstrip": left, "rstrip": right} for token, (left, right) in zip(listed["added_tokens"], strips * 2)]
+    if place == "tokenizer.json":
+        listed["added_tokens"] = given
+    (tmp_path / "tokenizer.json").write_text(json.dumps(listed))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(
+        {} if place == "tokenizer.json" else {"added_tokens_decoder": {str(t.pop("id")): t for t in given}}))
+    fast = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
+    words = [*names, " ", "\n", "\t", "\u2003", "\x85", "\u200b", "a", "é", " the", "<|"]
+    texts = ["".join(rng.choice(words) for _ in range(rng.randrange(1, 12))) for _ in range(3000)]
+    assert_same(texts, encode(tmp_path, texts, "--specials"), fast(texts, add_special_tokens=False).input_ids)
+    big = tmp_path / "big.txt"  # is cut nowhere
+    big.write_text("a\n<|im_start|>b\n" * 20000 + "c")
+    subprocess.run([TOKENIZE, "--tokenizer", tmp_path, "--specials", "-o", tmp_path / "big.bin", big], check=True, capture_output=True)
+    assert read_tokens(tmp_path / "big.bin")[-1] == fast(big.read_text(), add_special_tokens=False).input_ids
+
+
 def test_added_tokens_are_numbered_in_the_order_of_the_list(tmp_path):
     """Whatever ids the list gives them: huggingface/tokenizers#1366, ggml-org/llama.cpp#3585."""
     tok = train(llama3_like(), True, [])

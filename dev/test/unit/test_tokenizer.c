@@ -745,8 +745,6 @@ TEST(what_would_split_or_merge_otherwise_is_refused_by_name) {
     refused("\"dropout\":null", "\"dropout\":0.1", "model.dropout is 0.1");
     refused("\"dropout\":null", "\"end_of_word_suffix\":\"</w>\"", "end_of_word_suffix is \"</w>\"");
     refused("\"dropout\":null", "\"continuing_subword_prefix\":\"##\"", "continuing_subword_prefix is \"##\"");
-    refused("\"special\":true", "\"special\":true,\"lstrip\":true", "added_tokens.0.lstrip is true");
-    refused("\"special\":true", "\"special\":true,\"rstrip\":true", "added_tokens.0.rstrip is true");
     refused("\"special\":true", "\"special\":true,\"single_word\":true", "added_tokens.0.single_word is true");
 }
 
