@@ -130,6 +130,8 @@ def read_rope(c, j, path):
     if c.rope_type not in ("default", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         die(f"{path}: RoPE is {rope}, wanted type default or llama3")
     if c.rope_type == "llama3":
+        original = LLAMA3_ROPE[-1]  # transformers takes the one outside of the RoPE members first
+        rope[original] = j.get(original, rope.get(original, c.max_position_embeddings))
         for k in LLAMA3_ROPE:
             if k not in rope:
                 die(f"{path}: RoPE type llama3 lacks {k}")

@@ -193,7 +193,10 @@ static inline bool config_read_all_rope(ModelConfig* c, const Json* j, Error* e)
         if (!config_read_rope(j, o, r, e)) { return false; }
         const char* field = i == 0 ? "rope_scaling.rope_theta" : "rope_parameters.rope_theta";
         if (r->has_theta && !config_set_theta(j, &c->rope_theta, &theta_from, r->theta, field, e)) { return false; }
-        if (r->llama3 && !r->has_original) { r->numbers[ROPE_ORIGINAL] = c->max_positions; }
+        bool outside = false;  // Phi-3's place for it: transformers takes this one first
+        if (!config_positive(j, root, rope_names[ROPE_ORIGINAL], &outside, &theta, e)) { return false; }
+        if (r->llama3 && outside) { r->numbers[ROPE_ORIGINAL] = theta; }
+        if (r->llama3 && !outside && !r->has_original) { r->numbers[ROPE_ORIGINAL] = c->max_positions; }
         if (used && !config_agree(j, used, r, e)) { return false; }
         used = r;
     }

@@ -132,16 +132,17 @@ static inline bool model_open(ModelFiles* m, const char* dir, Error* e) {
     return ok;
 }
 
-/* Returns the tensor of exactly this name and sets *file to the file that holds it; NULL if there is none. */
+/* Returns the tensor of exactly this name and sets *file to the file that holds it; NULL if there is none. If several do,
+ * transformers takes that of the last name, whatever the index says. */
 static inline const SafeTensor* model_find_exactly(const ModelFiles* m, const char* name, const SafeTensors** file) {
+    const SafeTensor* found = NULL;
     for (size_t i = 0; i < m->count; i++) {
         const SafeTensor* t = safetensors_find(&m->shards[i], name);
-        if (t) {
-            *file = &m->shards[i];
-            return t;
-        }
+        if (!t || (found && strcmp(m->shards[i].path, (*file)->path) < 0)) { continue; }
+        found = t;
+        *file = &m->shards[i];
     }
-    return NULL;
+    return found;
 }
 
 /* Returns the tensor of a parameter under any name that transformers or PEFT takes for `name`, and sets *file to the file that
@@ -241,8 +242,7 @@ static inline bool model_match(const ModelFiles* m, const char* dir, const Model
             char shown[100];
             if (model_ignores(c, s->name) || model_uses(m, t, s)) { continue; }
             show_text(shown, sizeof shown, s->name, strlen(s->name));
-            const bool twice = model_find_exactly(m, s->name, &file) != s;
-            if (twice) { return fail(e, "%s: tensor \"%s\" is in %s, too", m->shards[i].path, shown, file_name(file->path)); }
+            if (model_find_exactly(m, s->name, &file) != s) { continue; }  // the other one counts
             return fail(e, "%s: tensor \"%s\" is not part of a Llama with this config.json, wanted only its %d tensors",
                         m->shards[i].path, shown, t->count);
         }

@@ -119,6 +119,7 @@ def test_every_rope_spelling_gives_transformers_logits(model_copy, tmp_path):
         dict(rope_parameters=dict(parameters, rope_theta=theta)),
         dict(rope_theta=theta, rope_parameters=parameters),
         dict(rope_theta=theta, rope_scaling=parameters, rope_parameters=dict(parameters, rope_theta=theta)),
+        dict(rope_theta=theta, rope_scaling=dict(parameters, original_max_position_embeddings=4096), original_max_position_embeddings=16),
     )):
         (tmp_path / "hf/config.json").write_text(json.dumps({**config, **rope}))
         done = model_copy(tmp_path / "hf", tmp_path / f"ours{i}")
@@ -211,12 +212,25 @@ def test_names_and_indexes_are_read_as_transformers_reads_them(model_copy, tmp_p
         same_tensors(model, load(tmp_path / "whole"))
     # what we do not compute, or cannot know, is refused
     assert '"x.bias" is not part of' in opens(tensors=lambda held: held | ({"x.bias": torch.ones(2)} if norm in held else {}))
-    assert f'"{norm}" is in ' in opens(tensors=lambda held: held | {norm: torch.ones(32)})
     assert f'"{norm}" is missing' in opens(tensors=lambda held: {name: w for name, w in held.items() if name != norm} or
                                            {INV_FREQ: torch.ones(4)}, oracle=False)
     assert f'"_orig_mod.{norm}"' in opens(  # torch.compile()'s prefix (huggingface/transformers#28041)
         tensors=lambda held: {("_orig_mod." if name == norm else "") + name: w for name, w in held.items()})
     assert "which is not in the folder" in opens(lambda names: names | {INV_FREQ: "gone.safetensors"})
+
+
+def test_of_two_tensors_with_one_name_the_last_file_counts_as_in_transformers(model_copy, tmp_path):
+    make().save_pretrained(tmp_path / "hf", max_shard_size="16KB")
+    weight_map = json.loads((tmp_path / "hf/model.safetensors.index.json").read_text())["weight_map"]
+    files, name = sorted(set(weight_map.values())), "model.layers.1.mlp.up_proj.weight"
+    assert files[0] < weight_map[name] < files[-1]
+    for file, shape in ((files[0], (48, 32)), (files[0], (2, 2)), (files[-1], (48, 32))):
+        shutil.copytree(tmp_path / "hf", tmp_path / "two", dirs_exist_ok=True)
+        held = safetensors.torch.load_file(tmp_path / "two" / file)
+        safetensors.torch.save_file(held | {name: torch.rand(shape)}, tmp_path / "two" / file, {"format": "pt"})
+        done = model_copy(tmp_path / "two", tmp_path / "ours")
+        assert done.returncode == 0, done.stderr
+        same_tensors(load(tmp_path / "two"), load(tmp_path / "ours"))
 
 
 @pytest.mark.parametrize("more, part", [
