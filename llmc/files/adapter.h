@@ -38,7 +38,7 @@ static inline bool folder_is_adapter(const char* dir) { return folder_has(dir, A
 // ---------------------------------------------------------------------------------------------------------------------
 // adapter_config.json
 
-#define ADAPTER_HINT "\n  hint: PEFT merges such adapters into their base: merge_and_unload(), then save_pretrained()"
+#define ADAPTER_HINT "\n  hint: if PEFT loads them with the base, its merge_and_unload() and save_pretrained() write one model"
 
 /* Returns whether a member, if it is on, changes the computation in a way that we do not do. Variants that this list does not
  * know have members such as use_NAME or NAME_config. */
@@ -105,6 +105,7 @@ static inline bool adapter_read_tensors(const Json* j, const SafeTensors* file, 
             const SafeTensor* t = &file->tensors[k];
             if (!strstr(t->name, part) || t->ndim != 2) { continue; }
             if (l->on == 0 && own_rank && t->shape[0] <= LORA_MOST_RANK) { l->rank = (int)t->shape[0]; }
+            if (own_rank && t->shape[0] != (size_t)l->rank) { return adapter_refuse(j, "rank_pattern", "one rank for all", e); }
             l->on |= 1u << i;
             tensors += i == __builtin_ctz(l->on);  // one a layer
         }
