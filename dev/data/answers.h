@@ -30,6 +30,7 @@
 
 static const char* const chat_list_names[] = {"messages", "conversations", "conversation", "chat", "turns", "dialogue", NULL};
 static const char* const chat_question_names[] = {"prompt", "instruction", "question", "query", NULL};
+static const char* const chat_input_names[] = {"input", "context", NULL};
 static const char* const chat_answer_names[] = {"completion", "response", "output", "answer", NULL};
 static const char* const chat_system_names[] = {"system", "system_prompt", NULL};
 
@@ -55,12 +56,14 @@ static inline bool chat_read_side(ChatMessages* m, const char* key, const char* 
 static inline bool chat_read_pair(ChatMessages* m, Error* e) {
     const Json* j = m->json;
     const JsonNode* root = json_root(j);
-    const char *question = NULL, *answer = NULL;
-    if (!chat_one_name(&question, j, root, chat_question_names, e) || !chat_one_name(&answer, j, root, chat_answer_names, e)) {
+    const char *question = NULL, *input = NULL, *answer = NULL;
+    const JsonNode* label = json_get(j, root, "label");
+    if (!chat_one_name(&question, j, root, chat_question_names, e) || !chat_one_name(&answer, j, root, chat_answer_names, e) ||
+        !chat_one_name(&input, j, root, chat_input_names, e)) {
         return false;
     }
-    const char* input = json_get(j, root, "input") ? "input" : NULL;
-    if (!question && answer) { question = input, input = NULL; }
+    if (label && label->type == JSON_FALSE) { return json_wanted(j, root, "label", e, "true: it marks an answer to avoid"); }
+    if (!question && answer && json_get(j, root, "input")) { question = "input", input = NULL; }
     if (!question) { return json_wanted(j, root, "messages", e, "it or another list, or a prompt and a completion"); }
     if (!answer) { return json_wanted(j, root, "completion", e, "it beside %s, or response, output or answer", question); }
     return chat_read_side(m, question, input, "user", false, e) && chat_read_side(m, answer, NULL, "assistant", true, e);

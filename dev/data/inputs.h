@@ -66,7 +66,11 @@ static inline bool begins_with_messages(const char* head, size_t n) {
 /* Checks that the first bytes of an input are text. */
 static inline bool input_check_start(const Input* in, const Args* a, const char* head, size_t n, Error* e) {
     char command[2 * PATH_CAP];
-    const FileKind kind = text_kind_of(head, n);
+    const FileKind object = {"a JSON object over several lines", "jq -c .", false, true};
+    size_t blank = 1;
+    while (blank < n && (head[blank] == ' ' || head[blank] == '\r')) { blank++; }
+    const bool spread = in->lines && blank < n && head[0] == '{' && head[blank] == '\n';
+    const FileKind kind = spread ? object : text_kind_of(head, n);
     if (n == mark_length(a, head, n)) { return fail(e, "%s: holds no text: it is empty", in->name); }
     if (kind.is_text || a->bytes || (a->chat && begins_with_messages(head, n))) { return true; }
     if (!kind.to_text) { return fail(e, "%s: is %s, wanted UTF-8 text", in->name, kind.what); }

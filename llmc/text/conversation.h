@@ -67,7 +67,7 @@ static inline bool chat_is_answer(const ChatMessage* m) { return strcmp(m->role,
 /* Fails if an object has one of these members, and it is not empty. */
 static inline bool chat_check_absent(const Json* j, const JsonNode* object, const char* const* names, Error* e) {
     for (; *names; names++) {
-        if (!json_is_off(j, object, *names)) {
+        if (!json_is_off(j, object, *names) && !json_is_string(j, json_get(j, object, *names), "[]")) {
             return json_wanted(j, object, *names, e, "none: a conversation is made of the texts of its messages alone");
         }
     }

@@ -30,6 +30,7 @@ typedef struct {
     double temperature, top_p;  // if tokens are drawn
     int64_t top_k;
     double repetition_penalty;  // 1: none
+    int64_t max_new_tokens;     // the most of a text
 } Sampling;
 
 /* The rules of a model's texts. Ids are below vocab_size; -1: none. */
@@ -249,21 +250,26 @@ static inline void generation_number(const Json* j, const char* key, double min,
     if (!json_double_or(j, json_root(j), key, min, max, out, &e) && says) { warn("%s: it is left out", e.msg); }
 }
 
+static inline void generation_integer(const Json* j, const char* key, int64_t min, int64_t max, int64_t* out, bool says) {
+    Error e = NO_ERROR;
+    if (!json_int_or(j, json_root(j), key, min, max, out, &e) && says) { warn("%s: it is left out", e.msg); }
+}
+
 static inline void generation_read_sampling(Sampling* s, const Json* j, bool says) {
     const JsonNode* draws = json_get(j, json_root(j), "do_sample");
     const JsonNode* top_k = json_get(j, json_root(j), "top_k");
     int64_t minus_one = 0;
-    Error e = NO_ERROR;
     s->stated = draws != NULL;
     s->draws = !json_is_off(j, json_root(j), "do_sample");
     generation_number(j, "temperature", 0, 100, &s->temperature, says);
     generation_number(j, "top_p", 0, 1, &s->top_p, says);
     if (top_k && json_node_int(j, top_k, &minus_one) && minus_one == -1) {
         s->top_k = 0;  // as other programs turn it off
-    } else if (!json_int_or(j, json_root(j), "top_k", 0, INT32_MAX, &s->top_k, &e) && says) {
-        warn("%s: it is left out", e.msg);
+    } else {
+        generation_integer(j, "top_k", 0, INT32_MAX, &s->top_k, says);
     }
     generation_number(j, "repetition_penalty", 1e-6, 1e6, &s->repetition_penalty, says);
+    generation_integer(j, "max_new_tokens", 1, 1 << 24, &s->max_new_tokens, says);
 }
 
 /* Names the members that have no effect here. */
@@ -360,7 +366,7 @@ static inline bool text_rules_save_generation(const TextRules* r, const ModelCon
 
 /* Sets what a configuration (or NULL) and a tokenizer (or NULL) say by themselves. Free with text_rules_free(). */
 static inline void text_rules_init(TextRules* r, const Tokenizer* t, const ModelConfig* c) {
-    static const Sampling none = {false, false, -1, -1, -1, 1};
+    static const Sampling none = {false, false, -1, -1, -1, 1, -1};
     const int named = t ? tokenizer_find_any(t, t->bos_name) : -1, pad = t ? tokenizer_find_any(t, t->pad_name) : -1;
     memset(r, 0, sizeof *r);
     r->tokenizer = t;

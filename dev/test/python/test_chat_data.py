@@ -241,6 +241,7 @@ def test_all_spellings_are_one_conversation(tmp_path):
     human, gpt = {"from": "human", "value": "Hi there"}, {"from": "gpt", "value": "Hello."}
     want = encode(folder, [[user, answer]])
     same = [{"conversations": [human, gpt], "id": "x"}, {"conversations": [user, answer], "tools": []},
+            {"conversations": [human, gpt], "tools": "[]"}, {"prompt": "Hi there", "completion": "Hello.", "label": True},
             {"messages": [human, gpt]}, {"conversation": [{"role": "human", "value": "Hi there"}, answer]}, [user, answer],
             {"turns": [user, dict(answer, weight=1, train=None, masked=False)]}, {"chat": [user, {"from": "model", "value": "Hello."}]},
             {"prompt": "Hi there", "completion": "Hello."}, {"prompt": [user], "completion": [answer]},
@@ -271,9 +272,10 @@ def test_other_members_of_a_conversation_become_messages(tmp_path):
     first, = encode(folder, [[user, dict(answer, weight=0), user, answer]])
     lines = [{"system": "Be kind.", "messages": [user, answer]}, {"system_prompt": "Be kind.", "question": "Add.\n1 2", "answer": "3"},
              {"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be kind."},
+             {"instruction": "Add.", "context": "1 2", "response": "3", "category": "qa", "system": "Be kind."},  # databricks-dolly-15k's
              {"prompt": [system, user], "completion": [answer]}]
     tokenize(folder, "--chat", "-o", tmp_path / "a.bin", write_lines(tmp_path / "a.jsonl", lines))
-    assert read_documents(tmp_path / "a.bin") == [want] * 4
+    assert read_documents(tmp_path / "a.bin") == [want] * 5
     lines = [{"prompt": [user, answer, user], "completion": [answer]}]  # the answer of the prompt is not trained
     tokenize(folder, "--chat", "-o", tmp_path / "b.bin", write_lines(tmp_path / "b.jsonl", lines))
     assert read_documents(tmp_path / "b.bin") == [first]
@@ -409,6 +411,8 @@ REFUSED = [
     ({"prompt": [{"role": "user", "content": "a"}, ANSWER], "completion": [{"role": "user", "content": "a"}]},
      "no answer is trained"),
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, "completion is missing"),
+    ({"prompt": "a", "completion": "b", "label": False}, "label is false, wanted true"),  # huggingface/trl's KTO
+    ({"instruction": "a", "input": "b", "context": "c", "output": "d"}, 'context is "c", wanted none beside input'),
     ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "history is an array, wanted none"),
     ({"messages": [ANSWER], "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs is an object"),
 ]
@@ -443,6 +447,8 @@ def test_flags_and_folders_that_do_not_fit_are_refused(tmp_path):
     assert "--date: the chat template has no date, wanted none" in error(folder, "--chat", "--date", "today", *out)[1]
     assert error(folder, *out) == (1, f"error: {path}:1: text is missing, wanted a string\n"
                                       "  hint: a conversation is no text; --chat takes it as such\n")
+    spread = write_lines(tmp_path / "c.json", [json.dumps({"messages": [ANSWER]}, indent=1)])
+    assert f"is a JSON object over several lines, wanted UTF-8 text\n  hint: jq -c . {spread} | " in error(folder, "--chat", *out[:2], spread)[1]
     mute = write_lines(tmp_path / "b.jsonl", [{"id": "x", "messages": []}])
     assert "--chat" in error(folder, "-o", tmp_path / "a.bin", mute)[1]
     config = json.loads((folder / "tokenizer_config.json").read_text())

@@ -163,13 +163,14 @@ def make_model(folder, seed=2, std=0.06, gen=(), tok_config=(), **config):
 
 @pytest.mark.skipif(not TRAINER.exists() or not TALES.exists(), reason="train_llama3 and tinytales are not built")
 @pytest.mark.parametrize("gen", [{}, {"repetition_penalty": 1.4}, {"repetition_penalty": 0.7},
-                                 {"do_sample": True, "temperature": 0.7, "top_k": 1, "repetition_penalty": 1.2}])
+                                 {"do_sample": True, "temperature": 0.7, "top_k": 1, "repetition_penalty": 1.2}, {"max_new_tokens": 7}])
 def test_a_text_is_that_of_transformers_without_a_flag(tmp_path, gen):
-    """huggingface/transformers#34304: do_sample and the penalty of generation_config.json decide."""
+    """huggingface/transformers#34304: do_sample, the penalty and the most tokens of generation_config.json decide."""
     folder = make_model(tmp_path / "m", std=0.2, gen=gen)
     t, m = transformers.AutoTokenizer.from_pretrained(folder), transformers.AutoModelForCausalLM.from_pretrained(folder)
-    ids = m.generate(**t("The fox", return_tensors="pt"), max_new_tokens=24)[0]
-    done = run(TRAINER, "--model", folder, "--generate", "The fox", "--tokens", 24)
+    most = {} if "max_new_tokens" in gen else {"max_new_tokens": 24}
+    ids = m.generate(**t("The fox", return_tensors="pt"), **most)[0]
+    done = run(TRAINER, "--model", folder, "--generate", "The fox", *(["--tokens", 24] if most else []))
     assert done.returncode == 0 and done.stdout.rstrip("\n") == t.decode(ids, skip_special_tokens=True).rstrip("\n"), done.stderr
     assert ("repetition_penalty" in done.stderr) == ("repetition_penalty" in gen)
 

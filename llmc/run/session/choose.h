@@ -84,7 +84,7 @@ static inline void choose_total_batch(Options* chosen, int groups) {
     chosen->given[OPT_total_batch] |= yields;
 }
 
-/* Takes the sampling of the model's folder, unless flags give it. Without do_sample the folder takes the most probable token,
+/* Takes the sampling and the most tokens of the model's folder, unless flags give them. Without do_sample the folder takes the most probable token,
  * unless a flag asks for draws; --seed does where the folder says neither. What the folder leaves out is as in `transformers`
  * if the folder draws, otherwise as the flags are. s->temperature becomes the temperature of draws. */
 static inline void choose_sampling(Options* chosen, Sampling* s) {
@@ -95,6 +95,7 @@ static inline void choose_sampling(Options* chosen, Sampling* s) {
     }
     if (!given[OPT_top_p] && (s->top_p >= 0 || s->draws)) { chosen->top_p = s->top_p >= 0 ? s->top_p : 1; }
     if (!given[OPT_top_k] && (s->top_k >= 0 || s->draws)) { chosen->top_k = s->top_k >= 0 ? (int)s->top_k : 50; }
+    if (!given[OPT_tokens] && s->max_new_tokens > 0) { chosen->tokens = (int)s->max_new_tokens; }
     s->temperature = chosen->temperature;
     if (!s->draws && !asked) { chosen->temperature = 0; }
 }

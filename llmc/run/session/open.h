@@ -383,7 +383,7 @@ static inline void data_learn_chat(Data* d, ModelConfig* c, const Options* o, bo
     ChatForm form;
     Error ignored = NO_ERROR;  // such a model has no chat template, or one that is not understood here
     if (new_model) {
-        const Sampling s = {true, o->temperature > 0, o->temperature, o->top_p, o->top_k, 1};
+        const Sampling s = {true, o->temperature > 0, o->temperature, o->top_p, o->top_k, 1, -1};
         r->sampling = s;
     }
     if (!r->tokenizer || (!chats && !new_model)) { return; }
