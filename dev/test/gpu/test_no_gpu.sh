@@ -339,6 +339,20 @@ check "8B, ZeRO 3: weights of the ends, an eighth of the blocks, and three block
 name="what does not fit is told --zero"
 built_for BF16 "$name" && expect "$name" 1 "hint: these flags fit: --zero 2" \
     plan --model llama3.1-8b --train "$tmp/long.bin" --seq 2048 --batch 1 --recompute block --master split --moments bf16 --gpus 64 --steps 1 --max-memory 24G
+# --recompute auto chooses --zero with one micro-batch a step, where it changes no bits
+name="--recompute auto: 8B on four cards of 80 GB" four="--model llama3.1-8b --train $tmp/long.bin --seq 8192 --recompute auto --master split --moments bf16 --steps 1 --max-memory 78G"
+if [ "$precision" = BF16 ]; then
+    expect "$name, with --zero" 0 "auto takes none with --zero 2" plan $four --gpus 4 --batch 1
+    expect "$name: two rows" 0 "auto takes norm+swiglu with --zero 3" plan $four --gpus 4 --batch 2
+    expect "$name: two rows, shared" 0 "auto takes none with --zero 2" plan $four --gpus 4 --batch 2 --seq-parallel 2
+    expect "$name: --zero 1" 0 "auto takes norm+swiglu:24" plan $four --gpus 4 --batch 1 --zero 1
+    expect "$name: two micro-batches" 0 "auto takes norm+swiglu:24" plan $four --gpus 4 --batch 1 --total-batch 65536
+    check "$name: and says why not" grep -q "^memory  --zero 2 needs less, but rounds" "$tmp/stdout"
+else
+    skip "$name" "this build is for $precision, wanted BF16" 6
+fi
+expect "a resumed run keeps its --zero" 0 "memory  --recompute auto takes none" plan --resume run --batch 2 --gpus 2 --recompute auto --max-memory 80G
+check "that a run of one card had" grep -q "auto takes none$" "$tmp/stdout"
 expect "--zero without several GPUs has no effect" 0 "timed   nothing: " plan --model d2 --zero 3 --max-memory 80G
 name="8B T=8192 with fp32 master weights and moments fits into 79 GiB on 8 GPUs"
 eight="--model llama3.1-8b --seq 8192 --batch 1 --recompute norm+swiglu"

@@ -624,10 +624,11 @@ TEST(the_plan_tells_of_an_index_that_costs_something) {
 
 enum { PRETEND_LAYERS = 8 };
 
-/* Pretends a need of 100 MiB + 1 MiB per row of 256 tokens, less with recomputation and smaller moments. */
+/* Pretends a need of 100 MiB + 1 MiB per row of 256 tokens, less with recomputation and smaller moments; with several ranks 20
+ * more, of which --zero 2 spares 10 and --zero 3 all. */
 static void pretend_measure(const Trainer* t, const ModelConfig* c, const ModelUse* use, const Options* o, MemoryTable* m) {
-    const uint64_t mib = 1 << 20, fixed = (uint64_t)100 << 20;
-    (void)t, (void)c, (void)use;
+    const uint64_t mib = 1 << 20, fixed = (use->ranks > 1 ? 120 - 10 * (uint64_t)o->zero : 100) << 20;
+    (void)t, (void)c;
     uint64_t saved = 0;
     uint64_t row = (uint64_t)o->seq * mib / 256;
     for (int l = 0; o->trainer == ON_GPU && l < PRETEND_LAYERS - 1; l++) {  // each of the four groups takes a quarter
@@ -771,6 +772,50 @@ TEST(recompute_auto_takes_as_few_blocks_as_fit) {
         CHECK(strcmp(option_text(&o, OPT_recompute, text), "auto") == 0, "checkpoints keep %s, not auto", text);
         o.recompute.automatic = false;
         CHECK(strcmp(option_text(&o, OPT_recompute, text), cases[i].takes) == 0, "in %d MiB: %s", cases[i].have, text);
+    }
+}
+
+/* A block's norms and SwiGLU cost 0.25 % of a step here, --zero 2 costs 1 % and --zero 3 1.7 %. */
+TEST(recompute_auto_takes_the_cheapest_pair_with_zero) {
+    static const struct {
+        int have, ranks, parts, micros;  // MiB; of a row; micro-batches of a step
+        const char *zero, *lora;         // as given
+        const char* takes;
+    } cases[] = {{0, 4, 1, 1, NULL, "0", "1 none"},
+                 {152, 4, 1, 1, NULL, "0", "1 none"},
+                 {148, 4, 1, 1, NULL, "0", "1 norm+swiglu:4"},
+                 {147, 4, 1, 1, NULL, "0", "2 none"},
+                 {141, 4, 1, 1, NULL, "0", "2 norm+swiglu:1"},
+                 {138, 4, 1, 1, NULL, "0", "3 none"},
+                 {130, 4, 1, 1, NULL, "0", "3 norm+swiglu:2"},
+                 {105, 4, 1, 1, NULL, "0", "3 block"},
+                 {147, 4, 1, 1, "1", "0", "1 norm+swiglu:5"},
+                 {152, 4, 1, 1, "3", "0", "3 none"},
+                 {147, 4, 1, 2, NULL, "0", "1 norm+swiglu:5"},
+                 {147, 4, 1, 2, NULL, "8", "2 none"},
+                 {147, 4, 2, 1, NULL, "0", "2 none"},
+                 {131, 1, 1, 1, NULL, "0", "1 norm+swiglu:1"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Options o;
+        Error e = NO_ERROR;
+        char text[OPTION_TEXT], found[OPTION_TEXT + 8];
+        MemoryRoom room = pretend_room(&pretend_trainer, (uint64_t)cases[i].have << 20);
+        options_default(&o, ON_GPU);
+        o.batch = 4 * PRETEND_LAYERS;
+        room.use.ranks = cases[i].ranks;
+        o.seq_parallel = cases[i].parts;
+        o.total_batch = (int64_t)o.batch * o.seq * cases[i].micros * cases[i].ranks / cases[i].parts;
+        o.given[OPT_zero] = cases[i].zero != NULL;
+        CHECK(option_set(&o, OPT_zero, cases[i].zero ? cases[i].zero : "3", &e), "%s", e.msg);  // 3: an earlier choice
+        CHECK(option_set(&o, OPT_lora, cases[i].lora, &e) && recompute_read(&o.recompute, "auto"), "%s", e.msg);
+        memory_find_pair(&room, &o, ZERO_3);
+        o.recompute.automatic = false;
+        snprintf(found, sizeof found, "%d %s", o.zero + 1, option_text(&o, OPT_recompute, text));
+        CHECK(strcmp(found, cases[i].takes) == 0, "case %zu: --zero %s", i, found);
+        o.recompute.automatic = true;
+        const char* hint =
+            cases[i].have == 105 ? "fit: --zero 3 --batch " : "";  // smaller rows are several: auto would stay at 1
+        CHECK(memory_check(&room, &o, "memory", NULL, &e) || (*hint && strstr(e.msg, hint)), "case %zu: %s", i, e.msg);
     }
 }
 

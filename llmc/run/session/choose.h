@@ -11,7 +11,8 @@
 #include "llmc/dist/agree.h"          // defines: agree_first, agree_most
 #include "llmc/run/cli/options.h"     // defines: Options, options_copy, options_merge, options_read_text, option_own_text
 #include "llmc/run/session/dial.h"    // defines: Dial, dial_tokens, dial_batch, dial_rate
-#include "llmc/run/session/memory.h"  // defines: MemoryRoom, memory_fits, memory_find_recompute, memory_offload_most
+#include "llmc/run/session/memory.h"  // defines: MemoryRoom, memory_fits, memory_find_pair, memory_chooses_zero,
+                                      // memory_find_recompute, memory_offload_most
 #include "llmc/run/session/session.h"
 #include "llmc/text/text_rules.h"  // defines: Sampling
 
@@ -62,6 +63,7 @@ static inline void choose_saved(Options* chosen, const TrainerState* state, cons
     }
     free(model);
     must(options_merge(chosen, &state->json, state->saved_options, &e), &e);
+    chosen->given[OPT_zero] = true;  // --recompute auto does not choose it again
     if (state->world_size == groups || chosen->total_batch != 0) { return; }
     Options was = saved_options(state, chosen->trainer);
     chosen->total_batch = (int64_t)was.batch * was.seq * state->world_size;
@@ -183,11 +185,17 @@ static inline void choose_rate(Options* chosen, const Dial* d, int64_t steps, in
     if (!chosen->given[OPT_warmup]) { chosen->warmup = known ? (int)fmax(fmin(DIAL_WARMUP * (double)steps, before), 0) : 0; }
 }
 
-/* Halves the rows of a micro-batch until they fit, with the blocks that --recompute auto may recompute, or one is left.
- * Returns how often. */
-static inline int halve_batch(Options* o, const MemoryRoom* room) {
+/* memory_find_pair() for these ranks. Across hosts, ZeRO 3 would send all weights over a network in each pass, so 2 is the
+ * last. A dry run knows of one host. */
+static inline void find_pair(const MemoryRoom* room, Options* o, const Team* team) {
+    const bool across = team && team->run.local_ranks < team->run.ranks;
+    if (o->recompute.automatic) { memory_find_pair(room, o, across ? ZERO_2 : ZERO_3); }
+}
+
+/* Halves the rows of a micro-batch until they fit, with what --recompute auto may do, or one is left. Returns how often. */
+static inline int halve_batch(Options* o, const MemoryRoom* room, const Team* team) {
     for (int halvings = 0;; halvings++, o->batch /= 2) {
-        if (o->recompute.automatic) { o->recompute = memory_find_recompute(room, o); }
+        find_pair(room, o, team);
         if (o->batch == 1 || memory_fits(room, o)) { return halvings; }
     }
 }
@@ -204,7 +212,7 @@ static inline void choose_batch(Options* chosen, const Dial* d, const MemoryRoom
     for (int offload = automatic ? OFFLOAD_OFF : most; !fits && offload <= most; offload++) {  // as choose_offload() will find
         Options o = *chosen;
         o.offload = offload;
-        halvings = halve_batch(&o, room);
+        halvings = halve_batch(&o, room, team);
         fits = memory_fits(room, &o);
     }
     agree_most(team, &halvings, 1);
@@ -238,7 +246,7 @@ static inline void choose_dtype(Options* chosen, SafeDtype build, bool adapters)
     if (chosen->export_dtype == EXPORT_AUTO) { chosen->export_dtype = export_dtype_of(build); }
 }
 
-/* --offload auto: takes the least that fits on every rank, with the blocks that --recompute may recompute. */
+/* --offload auto: takes the least that fits on every rank, with what --recompute auto may do. */
 static inline void choose_offload(Options* chosen, const MemoryRoom* room, Team* team) {
     char text[OPTION_TEXT];
     if (chosen->offload != OFFLOAD_AUTO) { return; }
@@ -246,7 +254,7 @@ static inline void choose_offload(Options* chosen, const MemoryRoom* room, Team*
     bool fits = false;
     for (o.offload = OFFLOAD_OFF; !fits && o.offload <= memory_offload_most(room); o.offload++) {
         o.recompute = chosen->recompute;
-        if (o.recompute.automatic) { o.recompute = memory_find_recompute(room, &o); }
+        find_pair(room, &o, team);
         fits = memory_fits(room, &o);
         chosen->offload = o.offload;
     }
@@ -254,16 +262,24 @@ static inline void choose_offload(Options* chosen, const MemoryRoom* room, Team*
     printf("memory  --offload auto takes %s\n", option_text(chosen, OPT_offload, text));
 }
 
-/* --recompute auto: takes the cheapest value that fits on every rank. They share passes through the layers, so all take the
- * value of the rank with the least room. Checkpoints keep the word auto, since a resumed run chooses anew, for its card. */
+/* --recompute auto: takes the cheapest value that fits on every rank, and --zero with it where that is free to choose. They
+ * share passes through the layers, so all take the values of the rank with the least room. Checkpoints keep the word auto, since
+ * a resumed run chooses anew, for its card; its --zero stays. */
 static inline void choose_recompute(Options* chosen, const MemoryRoom* room, Team* team) {
-    char text[OPTION_TEXT];
+    char text[OPTION_TEXT], with[32] = "";
     if (!chosen->recompute.automatic) { return; }
+    find_pair(room, chosen, team);
+    agree_most(team, &chosen->zero, 1);
     chosen->recompute = memory_find_recompute(room, chosen);
     agree_most(team, chosen->recompute.blocks, RECOMPUTE_LEVELS);
     Recompute blocks = chosen->recompute;
     blocks.automatic = false;
-    printf("memory  --recompute auto takes %s\n", recompute_text(&blocks, text, sizeof text));
+    if (memory_chooses_zero(room, chosen)) { snprintf(with, sizeof with, " with --zero %d", chosen->zero + 1); }
+    printf("memory  --recompute auto takes %s%s\n", recompute_text(&blocks, text, sizeof text), with);
+    if (blocks.blocks[0] > 0 && room->use.ranks > 1 && !chosen->given[OPT_zero] && !with[0]) {
+        printf(
+            "memory  --zero 2 needs less, but rounds the sums of several micro-batches in another way: auto keeps --zero 1\n");
+    }
 }
 
 /* --minutes: takes the steps that rank 0 has found to fit. Log and checkpoints record them, and a resumed run keeps them. */

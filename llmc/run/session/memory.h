@@ -1,7 +1,8 @@
 /* memory.h -- the memory table that a run prints before it allocates, and the search for flags that fit.
  *
  * A run that does not fit is refused. The message gives the shortfall and a change of flags that fits, found by calling the
- * trainer's own measure() (trainer.h) for each candidate. The same search finds the blocks of --recompute auto.
+ * trainer's own measure() (trainer.h) for each candidate. The same search finds the blocks of --recompute auto, and --zero
+ * beside them.
  */
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H
@@ -14,6 +15,7 @@
 #include "llmc/base/text.h"            // defines: text_bytes
 #include "llmc/run/session/trainer.h"  // defines: Trainer, MemoryTable
 #include "llmc/train/step.h"           // defines: ModelUse
+#include <math.h>
 
 /* Returns the bytes that the model takes of the device, or those `apart`, on the host of a GPU. */
 static inline uint64_t memory_total(const MemoryTable* m, bool apart) {
@@ -106,12 +108,50 @@ static inline Recompute memory_find_recompute(const MemoryRoom* room, const Opti
     return o.recompute;
 }
 
+/* Returns whether --recompute auto may choose --zero: nobody has given it, and each value has the same bits. That holds with one
+ * micro-batch a step, and for adapters, which every value sends in the same way (gpu/exchange.cuh). */
+static inline bool memory_chooses_zero(const MemoryRoom* room, const Options* o) {
+    const int groups = sequence_share(room->use.rank, room->use.ranks, o->seq_parallel).groups;
+    const bool one = o->total_batch == 0 || o->total_batch == (int64_t)o->batch * o->seq * groups;
+    return room->use.ranks > 1 && o->recompute.automatic && !o->given[OPT_zero] && (one || o->lora > 0);
+}
+
+/* Returns what --recompute and --zero add to the time of a step, in per cent. Norms and SwiGLU move bytes: 1.3 % at 8B, 5 % at
+ * 126M. With gate and up a block takes 20 %: 16 of 32 blocks of 8B took 10 % (dev/results/nvidia-h100.md). A whole block is a
+ * forward pass, a third of a step. ZeRO 2 and 3 took 1.0 and 1.7 % of 8B on four H200s of one host. */
+static inline double memory_cost(const Options* o, int layers) {
+    static const double levels[RECOMPUTE_LEVELS] = {2, 18, 13}, zeros[] = {0, 1, 1.7};
+    Recompute r = o->recompute;
+    double cost = zeros[o->zero];
+    recompute_limit(&r, layers);
+    for (int i = 0; i < RECOMPUTE_LEVELS; i++) { cost += levels[i] * r.blocks[i] / layers; }
+    return cost;
+}
+
+/* --recompute auto: sets *o to the value that fits. Where it may choose --zero, sets the pair that fits at the least cost. If
+ * nothing fits, takes the last. `most`: the last value of --zero to try */
+static inline void memory_find_pair(const MemoryRoom* room, Options* o, Zero most) {
+    double least = INFINITY;
+    if (!o->given[OPT_zero]) { o->zero = ZERO_1; }  // an earlier choice does not count
+    Options next = *o;
+    for (const int last = memory_chooses_zero(room, o) ? (int)most : o->zero; next.zero <= last; next.zero++) {
+        next.recompute = memory_find_recompute(room, &next);
+        const bool fits = room->have == 0 || memory_fits(room, &next);
+        const double cost = fits ? memory_cost(&next, room->config->num_layers) : INFINITY;
+        if (cost >= least && least < INFINITY) { continue; }
+        least = cost;
+        o->zero = next.zero;
+        o->recompute = next.recompute;
+    }
+}
+
 /* Returns the last value of --offload that a run may take: several GPUs share gradients with --zero. */
 static inline int memory_offload_most(const MemoryRoom* room) {
     return room->use.ranks > 1 ? OFFLOAD_OPTIMIZER : OFFLOAD_WEIGHTS;
 }
 
-/* Writes to `hint` the first change of flags that fits. Returns false if nothing fits. Tries, in this order:
+/* Writes to `hint` the first change of flags that fits. Returns false if nothing fits. A --zero that --recompute auto has chosen
+ * counts as not given, since with the hint's flags auto chooses again. Tries, in this order:
  *   1. several GPUs share more (--zero)
  *   2. on a GPU, recomputation in as few blocks as possible: the results stay the same
  *   3. a smaller micro-batch, with the same tokens per step
@@ -119,7 +159,10 @@ static inline int memory_offload_most(const MemoryRoom* room) {
  *   5. on a GPU, smaller optimizer state; no master weights last, because weights are then rounded otherwise
  *   6. on a GPU, gradients that add up in the weights' type
  *   7. shorter rows */
-static inline bool memory_find_fit(char* hint, size_t cap, const Options* options, const MemoryRoom* room) {
+static inline bool memory_find_fit(char* hint, size_t cap, const Options* chosen, const MemoryRoom* room) {
+    Options typed = *chosen;
+    const Options* options = &typed;
+    if (!typed.given[OPT_zero]) { typed.zero = ZERO_1; }
     const bool gpu = options->trainer == ON_GPU;
     const int ranks = sequence_share(room->use.rank, room->use.ranks, options->seq_parallel).groups;
     const int64_t total = options->total_batch ? options->total_batch : (int64_t)options->batch * options->seq * ranks;
