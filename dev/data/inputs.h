@@ -80,11 +80,15 @@ static inline bool input_check_start(const Input* in, const Args* a, const char*
                 descriptor_of(in->path) < 0 ? in->path : "FILE", column, command);
 }
 
-/* Warns of lines of JSON that are read as one text: without --field, a stream is plain text, and so is any file but .jsonl. */
-static inline void input_warn_of_json(const Input* in, const Args* a, const char* text, size_t n) {
+/* Warns of lines of JSON or rows of csv that are read as one text: without --field, a stream is plain text, and so is any file
+ * but .jsonl and .ndjson. */
+static inline void input_warn_of_rows(const Input* in, const Args* a, const char* text, size_t n) {
     const char* newline = (const char*)memchr(text, '\n', n);
     Json j;
     Error no_json = NO_ERROR;
+    if (fnmatch("*.[ct]sv", in->path, FNM_CASEFOLD) == 0) {
+        warn("%s: is taken as one text: python3 dev/data/hf.py --rows prints a column of it as lines of JSON", in->name);
+    }
     if (in->lines || a->bytes || !newline || *text != '{') { return; }
     if (!json_parse_line(&j, text, (size_t)(newline - text), in->name, &no_json)) { return; }
     json_free(&j);

@@ -222,7 +222,7 @@ static bool tokenize_input(Job* job, TokenFile* w, Progress* progress, const cha
         }
         buffer[have] = 0;
         ok = ok && (!first || input_check_start(&in, job->args, buffer, size_min(have, HEAD_BYTES), e));
-        if (ok && first) { input_warn_of_json(&in, job->args, buffer + mark, n - mark); }
+        if (ok && first) { input_warn_of_rows(&in, job->args, buffer + mark, n - mark); }
         list.count = 0;
         if (in.lines) {
             cut_lines(&list, buffer + mark, n - mark, &line);

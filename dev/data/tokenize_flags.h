@@ -5,6 +5,7 @@
 #include "llmc/base/utils.h"  // defines: die_usage, xcalloc, LLMC_VERSION
 #include "llmc/base/text.h"   // defines: edit_distance, text_ends, text_starts
 
+#include <fnmatch.h>
 #include <inttypes.h>
 
 typedef enum {
@@ -145,9 +146,9 @@ static inline int descriptor_of(const char* path) {
 
 /* Returns whether an input holds a document a line: all do with --chat. */
 static inline bool holds_lines(const Args* a, const char* path) {
-    const size_t len = strlen(path);
     if (a->chat) { return true; }
-    return descriptor_of(path) >= 0 ? a->field != NULL : len >= 6 && strcmp(path + len - 6, ".jsonl") == 0;
+    if (descriptor_of(path) >= 0) { return a->field != NULL; }
+    return fnmatch("*.jsonl", path, FNM_CASEFOLD) == 0 || fnmatch("*.ndjson", path, FNM_CASEFOLD) == 0;
 }
 
 /* Returns the name of the field that holds the text. */

@@ -119,6 +119,8 @@ def read_rope(c, j, path):
     old = dict(j.get("rope_scaling", {}))
     if "rope_theta" in j:
         old["rope_theta"] = j["rope_theta"]
+    if old:  # transformers then reads rope_scaling alone
+        old.setdefault("rope_theta", 10000.0)
     rope = {}
     for name, spelling in (("rope_scaling", old), ("rope_parameters", dict(j.get("rope_parameters", {})))):
         if "type" in spelling:

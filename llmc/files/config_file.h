@@ -189,7 +189,8 @@ static inline bool config_read_all_rope(ModelConfig* c, const Json* j, Error* e)
     for (int i = 0; i < 2; i++) {
         RopeFields* r = &both[i];
         const JsonNode* o = json_get(j, root, r->field);
-        if (!o || (o->type == JSON_OBJECT && json_length(o) == 0)) { continue; }
+        if (json_is_off(j, root, r->field)) { continue; }
+        if (used && !theta_from) { theta_from = "rope_theta (absent)"; }  // transformers reads rope_scaling alone then
         if (!config_read_rope(j, o, r, e)) { return false; }
         const char* field = i == 0 ? "rope_scaling.rope_theta" : "rope_parameters.rope_theta";
         if (r->has_theta && !config_set_theta(j, &c->rope_theta, &theta_from, r->theta, field, e)) { return false; }

@@ -592,8 +592,8 @@ static inline void config_name(const Json* j, const char* key, char** name) {
     *name = text && *text ? xstrdup(text) : NULL;
 }
 
-/* Takes the flags of added tokens from tokenizer_config.json's added_tokens_decoder, as `transformers` does. Warns of tokens that
- * the file lists and tokenizer.json lacks: `transformers` adds them, we do not. */
+/* Takes the flags of added tokens from added_tokens_decoder of tokenizer_config.json, as `transformers` does. Warns of tokens
+ * that the file lists and tokenizer.json lacks: `transformers` adds them, we do not. */
 static inline void config_read_added(Tokenizer* t, const Json* j) {
     static const char* const lists[] = {"added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"};
     char name[64] = "";

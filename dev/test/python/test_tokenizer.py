@@ -553,6 +553,13 @@ def test_token_files_hold_bos_and_documents_in_order(tmp_path):
     first, second = read_tokens(tmp_path / "docs_train.bin")[1], read_tokens(tmp_path / "docs_val.bin")[1]
     assert second[0] == bos and abs(len(second) / (len(first) + len(second)) - 0.3) < 0.01
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+    # other names of lines, and rows that are none
+    words = "Hi\nthere"
+    for name, text in (("a.NDJSON", json.dumps({"text": words}) + "\n"), ("a.JSONL", json.dumps({"text": words})), ("a.CSV", words)):
+        (tmp_path / name).write_text(text)
+        done = subprocess.run([*command[:-4], str(tmp_path / "name.bin"), tmp_path / name], check=True, capture_output=True, text=True)
+        assert read_tokens(tmp_path / "name.bin")[1] == [bos] + tok.encode(words, add_special_tokens=False).ids
+        assert ("hf.py --rows" in done.stderr) == (name == "a.CSV"), done.stderr
 
 
 def run(*args, **kwargs):

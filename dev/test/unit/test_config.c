@@ -102,7 +102,7 @@ TEST(rope_is_read_in_every_spelling) {
 TEST(rope_spellings_that_disagree_are_refused_by_name) {
     ModelConfig c;
 #define BOTH(a, b) ",\"rope_scaling\":{" a "},\"rope_parameters\":{" b "}"
-    REFUSED(BOTH("\"rope_type\":\"llama3\"," L3, "\"rope_type\":\"default\",\"rope_theta\":1"),
+    REFUSED(BOTH("\"rope_type\":\"llama3\"," L3, "\"rope_type\":\"default\",\"rope_theta\":10000"),
             "rope_parameters.rope_type is \"default\"");
     REFUSED(BOTH("\"rope_type\":\"default\"", "\"rope_type\":\"llama3\"," L3), "rope_scaling.rope_type is \"default\"");
     REFUSED(BOTH("\"rope_type\":\"llama3\"," L3,
@@ -115,6 +115,8 @@ TEST(rope_spellings_that_disagree_are_refused_by_name) {
             "original_max_position_embeddings");
     REFUSED(",\"rope_theta\":10000,\"rope_parameters\":{\"rope_theta\":500000,\"rope_type\":\"default\"}",
             "rope_theta is 10000, but rope_parameters.rope_theta is 500000");
+    REFUSED(BOTH("\"type\":\"default\"", "\"rope_theta\":500000,\"rope_type\":\"default\""),
+            "rope_theta (absent) is 10000, but rope_parameters.rope_theta is 500000");
     REFUSED(",\"rope_theta\":10000,\"rope_scaling\":{\"rope_theta\":500000,\"rope_type\":\"default\"}",
             "rope_scaling.rope_theta is 500000");
     REFUSED(",\"rope_scaling\":{\"type\":\"default\",\"rope_type\":\"llama3\"," L3 "}", "rope_scaling.type is \"default\"");
