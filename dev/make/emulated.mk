@@ -16,7 +16,7 @@ EMULATED_ARCH ?= 90
 EMULATED_OPT ?= -O1
 # SANITIZE=1: programs say which fault a kernel has, and where (shadow.cpp)
 EMULATED = build/emulated/$(PRECISION)_$(EMULATED_ARCH)$(if $(filter 1,$(SANITIZE)),_sanitized)
-SANITIZED_FLAGS = $(if $(filter 1,$(SANITIZE)),-DEMULATED_SANITIZE $(if $(filter %.o,$@),,-g -fsanitize=thread -fsanitize=bounds,object-size -fno-tree-sra -fdata-sections -ftrivial-auto-var-init=pattern))
+SANITIZED_FLAGS = $(if $(filter 1,$(SANITIZE)),-DEMULATED_SANITIZE $(if $(filter %.o,$@),,-g1 -fsanitize=thread -fsanitize=bounds,object-size -fno-tree-sra -fdata-sections -ftrivial-auto-var-init=pattern))
 EMULATED_SOURCES = $(filter-out build/%,$(CUDA_HEADERS)) train_llama3.c train_llama3.cu test_llama3.cu $(wildcard dev/test/cuda/*.cu)
 EMULATED_INCLUDES = -I$(EMULATOR) $(if $(NCCL_HOME),-I$(NCCL_HOME)/include) $(EMULATED_HEADERS)
 EMULATED_FLAGS = -std=c++17 $(if $(filter %/trainers_cu %.o,$@),-O2,$(EMULATED_OPT)) $(MARCH) $(OPENMP_FLAGS) -fno-strict-aliasing -ffp-contract=fast \

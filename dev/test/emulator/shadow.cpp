@@ -14,7 +14,9 @@
 
 #include <cxxabi.h>
 #include <elf.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,27 +174,63 @@ static struct Calls {
     uint32_t depth, lines[62];  // return addresses
 } calls[MOST_THREADS];
 
+/* Returns functions and their FILE:LINE in turns, of the code at some addresses. What is inlined there comes first. One process
+ * reads the program's tables, which takes longer than a look into them. */
+static std::vector<std::string> functions_at(const std::vector<uint32_t>& addresses) {
+    static FILE *to, *from;
+    std::vector<std::string> all;
+    int in[2], out[2];
+    if (!to && !pipe2(in, O_CLOEXEC) && !pipe2(out, O_CLOEXEC)) {
+        char program[4096] = "", name[] = "addr2line", how[] = "-aifCe";
+        char* const words[] = {name, how, program, NULL};
+        pid_t child;
+        posix_spawn_file_actions_t files;
+        posix_spawn_file_actions_init(&files);
+        posix_spawn_file_actions_adddup2(&files, in[0], 0);
+        posix_spawn_file_actions_adddup2(&files, out[1], 1);
+        if (readlink("/proc/self/exe", program, sizeof program - 1) < 0 ||
+            posix_spawnp(&child, name, &files, NULL, words, environ)) {
+            emulator_die("addr2line, which names the lines of code, can't be run; package binutils has it");
+        }
+        posix_spawn_file_actions_destroy(&files);
+        close(in[0]), close(out[1]);
+        to = fdopen(in[1], "w"), from = fdopen(out[0], "r");
+    }
+    if (!to) { emulator_die("no pipe to addr2line"); }
+    for (const uint32_t address : addresses) { fprintf(to, "0x%x\n", address - 1); }
+    fprintf(to, "0x0\n");  // answered by 0 and two lines
+    fflush(to);
+    char line[4096];
+    for (int left = -1; left != 0 && fgets(line, sizeof line, from); left -= left > 0) {
+        if (!strncmp(line, "0x", 2)) {
+            left = strtoull(line, NULL, 16) ? -1 : 3;
+        } else if (left < 0) {
+            all.push_back(line);
+        }
+    }
+    return all;
+}
+
+/* Returns whether a place is in the emulator, in a library, or not known. */
+static bool is_foreign(const std::string& at) {
+    return at.find("emulator/") != std::string::npos || at[0] == '?' || at.compare(0, 5, "/usr/") == 0;
+}
+
 /* Returns "FILE:LINE, called at FILE:LINE, in KERNEL" of the code that returns to an address, from functions with these return
- * addresses. What is inlined there from the emulator is left out. *inlined: whether the access itself is such code. */
-static std::string place(uint32_t line, const Calls* from, bool* inlined = NULL) {
-    char program[4096] = "", function[4096], file[4096], here[4096] = "";
-    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0 || !getcwd(here, sizeof here)) { return "?"; }
-    std::string command = std::string("addr2line -i -f -C -e '") + program + "'", first, last, in;
-    auto add = [&](uint32_t address) {
-        char text[16];
-        snprintf(text, sizeof text, " 0x%x", address - 1);
-        command += text;
-    };
-    add(line);
-    for (uint32_t i = from ? std::min(from->depth, 62u) : 0; i > 0; i--) { add(from->lines[i - 1]); }
-    FILE* pipe = popen(command.c_str(), "r");
-    while (pipe && fgets(function, sizeof function, pipe) && fgets(file, sizeof file, pipe)) {
+ * addresses. What is inlined there from the emulator is left out. */
+static std::string place(uint32_t line, const Calls* from) {
+    char here[4096] = "";
+    if (!getcwd(here, sizeof here)) { return "?"; }
+    std::string first, last, in;
+    std::vector<uint32_t> addresses(1, line);
+    for (uint32_t i = from ? std::min(from->depth, 62u) : 0; i > 0; i--) { addresses.push_back(from->lines[i - 1]); }
+    const std::vector<std::string> all = functions_at(addresses);
+    for (size_t i = 0; i + 1 < all.size(); i += 2) {
+        const char *const function = all[i].c_str(), *const file = all[i + 1].c_str();
         std::string at(file, strcspn(file, " \n"));
         if (!first.empty() && (strstr(function, "std::") || strstr(function, "auto:1"))) { break; }  // the launch
         if (at.compare(0, strlen(here), here) == 0) { at = at.substr(strlen(here) + 1); }
-        const bool foreign = at.find("emulator/") != std::string::npos || at[0] == '?' || at.compare(0, 5, "/usr/") == 0;
-        if (inlined) { *inlined = foreign, inlined = NULL; }
-        if (foreign) {
+        if (is_foreign(at)) {
             if (!first.empty()) { break; }  // who calls the kernel
             continue;
         }
@@ -201,7 +239,6 @@ static std::string place(uint32_t line, const Calls* from, bool* inlined = NULL)
         in = std::string(function, strcspn(function, "(<\n"));
         in = in.substr(in.find_last_of(" :") + 1);
     }
-    if (pipe) { pclose(pipe); }
     return first + (first == last ? "" : ", called at " + last) + ", in " + in;
 }
 
@@ -368,9 +405,10 @@ static void outside(uintptr_t at, ShadowAccess how, uint32_t line) {
     if ((at >= stacks && at < stacks_end) || (at >= (uintptr_t)&__executable_start && at < (uintptr_t)&_end)) { return; }
     if (at < 4096 || emulator_is_pinned((const void*)at)) { return; }
     if (!of_kernel.count(line)) {
-        bool inlined = true;
-        const std::string where = place(line, NULL, &inlined);
-        of_kernel[line] = !inlined && where.find(", in _Function_handler") == std::string::npos;
+        const std::vector<std::string> all = functions_at({line});
+        const std::string function = all.size() < 2 ? "" : all[all.size() - 2];  // a kernel's, or a launch's
+        of_kernel[line] = all.size() > 1 && !is_foreign(all[1]) && function.find("auto:1") == std::string::npos &&
+                          function.substr(0, function.find_first_of("(<")).find("std::") == std::string::npos;
     }
     if (!of_kernel[line]) { return; }
     fault("an address of the host's memory", line, text("%s %p", how == SHADOW_READ ? "reads" : "writes", (void*)at));
