@@ -67,7 +67,7 @@ def build(file, source):
     done = subprocess.run(["make", "-s", "PRECISION=FP32", "EMULATED_ARCH=90", f"MINE={source.relative_to(ROOT)}", program],
                           cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
-        sys.exit(done.stdout.replace("build/emulated/zoo/mine.cuh", str(source.relative_to(ROOT))))
+        sys.exit(done.stdout)
     return ROOT / program
 
 

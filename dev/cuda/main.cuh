@@ -25,7 +25,9 @@ struct Mine {
     }
 };
 
-#ifdef MINE
+#if defined(MINE) && defined(EMULATED_ARCH)
+#include "mine.cuh"  // its copy, in which launches are rewritten
+#elif defined(MINE)
 #include MINE
 #endif
 
@@ -93,7 +95,15 @@ static void check_gradient(const Ladder& f, Oracle* forward, const Ladder& b, Or
 }
 
 /* Appends the reader's versions to their ladders, and checks the gradients of variants. */
-static void add_mine(std::vector<Ladder>& ladders) {
+static void add_mine(std::vector<Ladder>& ladders, const char* file) {
+#ifdef MINE
+    if (Mine::all().empty()) {
+        die("%s: it adds no version to a ladder, so nothing of it would run\n"
+            "  hint: end it with: static const Mine mine(\"%s\", \"its idea\", RUN);\n"
+            "  hint: RUN launches the kernels, as those of main() in dev/cuda/%s.cu do; ladders: %s",
+            MINE, ladders[0].name, file, names_of(ladders).c_str());
+    }
+#endif
     for (const Mine& m : Mine::all()) {
         Ladder* l = named(ladders, m.ladder);
         if (!l) { die("MINE: there is no ladder '%s' in this file; there are %s", m.ladder, names_of(ladders).c_str()); }
@@ -178,7 +188,7 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
             return 2;
         }
     }
-    add_mine(ladders);
+    add_mine(ladders, file);
     for (int number : numbers) {
         bool known = false;
         for (const Ladder& l : ladders) {

@@ -65,7 +65,7 @@ build/%_cu: %.cu $(CUDA_HEADERS) build/cuda_flags | build require-nvcc
 # the kernel zoo; its targets are those of dev/cuda/Makefile. A pattern rule whose prerequisite is missing is no error for make:
 # the program of an earlier MINE would pass for this one's
 $(if $(filter-out $(wildcard $(MINE)),$(MINE)),$(error MINE: there is no file $(MINE)))
-ZOO_FLAGS = -DZOO_ARCHS='"$(ARCHS)"' $(if $(MINE),-DMINE='"$(if $(EMULATED_ZOO),mine.cuh,$(MINE))"')
+ZOO_FLAGS = -DZOO_ARCHS='"$(ARCHS)"' $(if $(MINE),-DMINE='"$(MINE)"')
 build/zoo/flags: FORCE
 	@mkdir -p build/zoo && $(call stamp,$(ZOO_FLAGS) $(MINE))
 build/zoo/%: DEFINES = $(ZOO_FLAGS)

@@ -51,14 +51,20 @@ $(EMULATED)/trainers_cu: build/test_llama3_cpu.o
 $(addprefix $(EMULATED)/,train_llama3cu test_llama3cu test_determinism_cu): $(EMULATED)/trainers_cu
 	ln -f $< $@
 
-# files of the kernel zoo
+# files of the kernel zoo. Of the errors of templates, the lines of the reader's file come first
+FIRST_ERRORS = '/^[^ ].*: / { more = 0 } / required from/ && !index(via, own) { via = $$0 "\n" } \
+    /: (fatal )?error: |undefined reference/ { at = index($$0, own ":") ? 0 : index(via, own ":") ? 1 : 2; \
+        text[at] = text[at] (at == 1 ? substr(via, 1, 160) : "") substr($$0, 1, 240) "\n"; count++; via = ""; more = 2 } \
+    /^ +[0-9]* \|/ && more-- > 0 { text[at] = text[at] substr($$0, 1, 160) "\n" } \
+    END { lines = split(text[0] text[1] text[2], line, "\n"); for (i = 1; i < lines && i <= 20; i++) { print line[i] }; \
+        print count + 0 " error" (count == 1 ? "" : "s") (lines > 21 ? ", the first of them above" : "") }'
 build/emulated/zoo/%: dev/cuda/% $(EMULATOR)/launches.sed $(MINE) build/zoo/flags
 	@mkdir -p $(@D) && f=$< && $(REWRITE) $< > $@
 	@$(if $(MINE),f=$(MINE) && $(REWRITE) $(MINE) > $(@D)/mine.cuh)
-$(EMULATED)/zoo/%: EMULATED_ZOO = 1
 $(EMULATED)/zoo/%: build/emulated/zoo/%.cu build/emulated/sources $(EMULATED_CARD) $(EMULATED)/device.h.gch
 	@mkdir -p $(@D) && echo "compiling $@"
-	$(CXX) $(EMULATED_FLAGS) $(ZOO_FLAGS) -Ibuild/emulated/sources -Ibuild/emulated/zoo -x c++ -include $(DEVICE) $< $(LINK_EMULATED)
+	{ $(CXX) $(EMULATED_FLAGS) $(ZOO_FLAGS) -Ibuild/emulated/sources -Ibuild/emulated/zoo -x c++ -include $(DEVICE) $< $(LINK_EMULATED); } 2>$@.log || \
+	    { awk -v own=$(or $(MINE),dev/cuda/$*.cu) $(FIRST_ERRORS) $@.log; echo "the compiler's whole log: $@.log"; exit 1; }
 
 .PHONY: emulated-sanitize
 emulated-sanitize:

@@ -73,6 +73,12 @@ if [ "${1:-}" = sanitizer ]; then
     done <"$tmp/faults"
     check "versions are listed if one is not there" sh -c 'build/emulated/FP32_90_sanitized/zoo/rmsnorm forward 99 2>&1 |
         grep -q "no version 99; there are forward 1 2 3"'
+    for line in 'static float mine = one + two;|^[^ ]*mine.cuh:1:21: error: .*one' \
+        "__device__ float two = 2;|mine.cuh: it adds no version to a ladder, so nothing of it would run"; do
+        echo "${line%%|*}" >"$tmp/mine.cuh"
+        check "MINE says: ${line#*|}" sh -c "make -s -C dev/cuda test-emulated FILES=softmax VARIANTS=FP32_90 MINE=$tmp/mine.cuh 2>&1 |
+            tee /dev/stderr | grep -q '${line#*|}'"
+    done
     check "the rest of the file has no fault" timeout 120 build/emulated/FP32_90_sanitized/zoo/rmsnorm 1 2 3 4 5
     summary
     exit

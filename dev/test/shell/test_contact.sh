@@ -115,6 +115,7 @@ END
 check "a target of the zoo with a typing error" refuses "there is no such target; did you mean rmsnorm?" -C dev/cuda rmsnrom
 check "a file of the zoo with a typing error" refuses "rmsnrom: unknown; did you mean rmsnorm?; FILES are some of: adamw" -C dev/cuda test FILES=rmsnrom
 check "a variant without architecture" refuses "FP32: unknown" -C dev/cuda test-emulated FILES=rmsnorm.cu VARIANTS=FP32
+check "MINE without its file of the zoo" refuses "needs FILES: the file whose ladder it extends" -C dev/cuda test-emulated MINE=$0
 check "MINE with a typing error runs no old program" refuses "MINE: there is no file build/mien.cuh" \
     -C dev/cuda test-emulated FILES=rmsnorm VARIANTS=FP32_90 MINE=build/mien.cuh
 
