@@ -39,6 +39,7 @@
 #include "llmc/attention_plain.cuh"      // defines: attention_plain_forward, attention_plain_backward
 #include "llmc/attention_sm90.cuh"       // defines: attention_wgmma_forward, attention_wgmma_backward
 #include "llmc/attention_sm90_walk.cuh"  // defines: attention_walk_backward
+#include "llmc/attention_walk.h"         // defines: walk_order
 #include "llmc/kernels.cuh"              // defines: AttentionKernel, kernel_row
 #include "llmc/rope.cuh"                 // defines: rope_backward_cuda
 
@@ -69,7 +70,8 @@ static inline void attention_backward_slice(AttentionKernel kernel, floatX* dqkv
 #ifndef PRECISION_FP32
     if (kernel == ATTENTION_WALK) {
         float* sums = (float*)(stats + (size_t)B * s.NH * s.stat_rows);
-        return attention_walk_backward(dqkv, sums, stats, dout, f.qkv, B, s, stream);
+        return attention_walk_backward(dqkv, sums, stats, dout, f.qkv, walk_order(B, s.NKV, s.T, this_card()->processors), s,
+                                       stream);
     }
     if (kernel == ATTENTION_MMA) { return attention_mma_backward(dqkv, stats, dout, f.qkv, B, s, stream); }
 #endif

@@ -11,22 +11,11 @@
  * of the columns of this part, over all 128 keys. The parts are added up in fp32 in memory, mostly in the L2 cache. A last
  * kernel turns the sums back by RoPE and rounds them.
  *
- * So that every run gives the same bits, the parts of a tile of queries are added in a fixed order. Each part waits for a flag
- * that counts the parts before it. One thread of a block waits for flags before the consumers add, another sets them
- * afterwards.
- *
- * This is the order in which blocks finish the parts anyway, so waits are short. Among N tiles of keys, more queries see the
- * lower ones. A block takes tile P - 1 - i and then tile P + i, with P = N / 2 rounded up. So all blocks have the same work if
- * the card has P multiprocessors. All blocks walk upwards. In the lower half of the tiles, higher tiles are ahead; in the upper
- * half, lower ones:
- *
- *   parts of tile m of queries, in units of 128:   m < P: m, m - 1 ... 0        else: P - 1, P - 2 ... 0, P, P + 1 ... m
- *
- * A part waits only for pieces before its own in the list of work, and a block takes its pieces in the order of the list. So
- * the earliest unfinished piece can always proceed, provided that all blocks are resident at once. The grid is therefore never
- * larger than the number of multiprocessors, and the launch is cooperative: blocks start when there is room for all of them,
- * and the driver refuses a grid for which there never is. A kernel that still holds a multiprocessor must be able to end
- * without this kernel.
+ * So that every run gives the same bits, the parts of a tile of queries are added in a fixed order, that in which blocks finish
+ * them anyway (attention_walk.h). Each part waits for a flag that counts the parts before it. One thread of a block waits for
+ * flags before the consumers add, another sets them afterwards. So all blocks must be resident at once. The launch is
+ * cooperative: blocks start when there is room for all of them, and the driver refuses a grid for which there never is.
+ * A kernel that still holds a multiprocessor must be able to end without this kernel.
  *
  * A turn of a consumer's loop adds a tile to dv, dk and dq and computes p and ds of the next one. With registers for all
  * (APART), S^T comes first, and the other products run under the exponentials:
@@ -39,31 +28,17 @@
  *   issued     dv  dq  dk  S^T"         dP^T"
  *   computed                    add dq         exp"  ds"
  *
- * Speed relative to the two kernels in BF16, all passes counted. On an H200: 1.06 to 1.22 at HD 64 from T = 1024 on, 1.12 to
- * 1.25 at HD 128 from T = 2048 to 8192 (dev/results/nvidia-h200-kernels.md). On an H100: 1.01 to 1.22 at HD 64; at HD 128, 0.84
- * and 0.89 at T = 1024 and 2048, 1.05 and 1.10 at T = 4096 and 8192 (dev/results/nvidia-h100-attention.md).
+ * Speed beside the two kernels: dev/results/nvidia-h200-kernels.md, nvidia-h100-attention.md.
  */
 #ifndef LLMC_ATTENTION_SM90_WALK_CUH
 #define LLMC_ATTENTION_SM90_WALK_CUH
 
 #include "llmc/attention_common.cuh"
 #include "llmc/attention_sm90_parts.cuh"  // defines: ScoresLeft, wgmma_values, wgmma_store
+#include "llmc/attention_walk.h"          // defines: WALK_KEYS, WalkOrder, WalkPiece, walk_next
 #include "llmc/cuda/warpgroups.cuh"       // defines: WarpgroupSplit, Ring, tensor_map
 
-constexpr int WALK_QUERIES = 64, WALK_KEYS = 128;  // of a tile
-
-/* The order of work and of sums. A round takes `together` heads (of K and V, of all sequences). Each head has `tiles` tiles
- * of keys in `pairs` pairs: first come the lower tiles of all pairs, then the upper tiles. The last pair may lack its upper
- * tile. `step` blocks share the tiles of each of these heads. */
-struct WalkOrder {
-    uint32_t heads, tiles, pairs, together, step;
-
-    /* Returns how many parts of some queries' dq are added before the part of a tile of keys. m: the tile of WALK_KEYS with
-     * these queries */
-    __device__ __forceinline__ uint32_t before(uint32_t tile, uint32_t m) const {
-        return tile >= pairs ? tile : min(m, pairs - 1) - tile;
-    }
-};
+constexpr int WALK_QUERIES = 64;  // of a tile
 
 /* Returns the tiles of queries of a head. */
 static inline int walk_query_tiles(int T) { return (int)ceil_div((size_t)T, (size_t)WALK_QUERIES); }
@@ -73,41 +48,7 @@ static inline size_t walk_sums_bytes(int B, int NH, int T, int HD) {
     return (size_t)B * NH * walk_query_tiles(T) * (WALK_QUERIES * HD * sizeof(float) + sizeof(uint32_t));
 }
 
-/* Returns the order of work on a card with so many multiprocessors. */
-static inline WalkOrder walk_order(int B, int NKV, int T, uint32_t processors) {
-    WalkOrder o;
-    o.heads = (uint32_t)B * NKV;
-    o.tiles = (uint32_t)ceil_div((size_t)T, (size_t)WALK_KEYS);
-    o.pairs = (o.tiles + 1) / 2;
-    o.together = (uint32_t)size_min(o.heads, size_max(1, processors / o.pairs));
-    o.step = (uint32_t)size_min(o.pairs, processors);
-    return o;
-}
-
-/* Whether a walk keeps at least 85 % of the multiprocessors at work. A walk has fewer pieces of work than the two kernels.
- * With few heads, or if their pairs of tiles divide badly among the multiprocessors, it leaves more of the card idle than it
- * saves. */
-static inline bool walk_fills(const WalkOrder& o, uint32_t processors) {
-    const size_t pairs = (size_t)o.heads * o.pairs;  // pairs of all heads; every pair is the same work
-    const size_t turns = o.step == o.pairs ? ceil_div((size_t)o.heads, (size_t)o.together) : ceil_div(pairs, (size_t)o.step);
-    return pairs * 100 >= turns * processors * 85;
-}
-
 #ifndef PRECISION_FP32
-
-/* A block's pieces of work, one after the other: a tile of keys of a head. */
-struct WalkPiece {
-    uint32_t head, at;
-    __device__ __forceinline__ explicit WalkPiece(const WalkOrder& order)
-        : head(blockIdx.x % order.together), at(blockIdx.x / order.together) {}
-    __device__ __forceinline__ void advance(const WalkOrder& order) {
-        at += order.step;
-        if (at >= 2 * order.pairs) { at -= 2 * order.pairs, head += order.together; }
-    }
-    __device__ __forceinline__ uint32_t tile(const WalkOrder& order) const {
-        return at < order.pairs ? order.pairs - 1 - at : at;
-    }
-};
 
 /* The producer writes it beside K and V of a piece; tile < 0: there are no more pieces. */
 struct WalkNote {
@@ -158,8 +99,8 @@ __device__ __forceinline__ auto& walk_either(float (&a)[M], float (&b)[N]) {
 template <typename Visit>
 __device__ __forceinline__ void walk_flags(const WalkOrder& order, const WalkSums& sums, int group, const Visit& visit) {
 #pragma unroll 1
-    for (WalkPiece piece(order); piece.head < order.heads; piece.advance(order)) {
-        const uint32_t tile = piece.tile(order);
+    for (WalkPiece piece = walk_begin(order, blockIdx.x); piece.head < order.heads; piece = walk_next(order, piece)) {
+        const uint32_t tile = walk_tile(order, piece);
         if (tile >= order.tiles) { continue; }
         uint32_t row = piece.head * group;  // of flags
         compute_here(row);
@@ -168,7 +109,7 @@ __device__ __forceinline__ void walk_flags(const WalkOrder& order, const WalkSum
 #pragma unroll 1
         for (int h = 0; h < group; h++, flag += tile * RATIO) {
 #pragma unroll 1
-            for (uint32_t m = tile * RATIO; m < sums.tiles; m++, flag++) { visit(flag, order.before(tile, m / RATIO)); }
+            for (uint32_t m = tile * RATIO; m < sums.tiles; m++, flag++) { visit(flag, walk_before(order, tile, m / RATIO)); }
         }
     }
 }
@@ -213,8 +154,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
         registers_lower<Tiles::PRODUCER>();
         if (threadIdx.x == 0) {  // copies q and dout
 #pragma unroll 1
-            for (WalkPiece piece(order); piece.head < order.heads; piece.advance(order)) {
-                const int tile = (int)piece.tile(order);
+            for (WalkPiece piece = walk_begin(order, blockIdx.x); piece.head < order.heads; piece = walk_next(order, piece)) {
+                const int tile = (int)walk_tile(order, piece);
                 if (tile >= (int)order.tiles) { continue; }
                 const int b = (int)piece.head / s.NKV;
                 int row = (int)piece.head * group;  // of query heads
@@ -235,8 +176,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
             }
         } else if (threadIdx.x == 96) {  // copies K and V
 #pragma unroll 1
-            for (WalkPiece piece(order); piece.head < order.heads; piece.advance(order)) {
-                const int tile = (int)piece.tile(order), b = (int)piece.head / s.NKV, kv_head = (int)piece.head % s.NKV;
+            for (WalkPiece piece = walk_begin(order, blockIdx.x); piece.head < order.heads; piece = walk_next(order, piece)) {
+                const int tile = (int)walk_tile(order, piece), b = (int)piece.head / s.NKV, kv_head = (int)piece.head % s.NKV;
                 if (tile >= (int)order.tiles) { continue; }
                 const uint32_t kv_tile = kv_smem + kv_ring.stage * 2 * KV_BYTES;
                 barrier_wait(kv_ring.empty(), kv_ring.phase ^ 1);
@@ -289,7 +230,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
             compute_here(thread);
             float* part = sums.sums + ((size_t)row * sums.tiles + k0 / BM) * (BM * HD) +
                           (thread / 128 * (HD / 16) * 128 + thread % 128) * 4;
-            const int first_until = note.tile + 1 == (int)order.pairs ? s.T : note.tile < (int)order.pairs ? k0 + BN : 0;
+            const int first_until = note.tile + 1 == (int)order.blocks ? s.T : note.tile < (int)order.blocks ? k0 + BN : 0;
             uint32_t q_tile;
             // S^T and dP^T of the tile, once it has arrived
             auto begin_scores = [&]() {
@@ -453,13 +394,12 @@ __global__ void __launch_bounds__(128) attention_walk_dq_kernel(floatX* dqkv, Wa
 // ---------------------------------------------------------------------------------------------------------------------
 // launcher
 
-/* Fills dqkv. stats: from attention_stats(); sums: walk_sums_bytes() bytes */
+/* Fills dqkv. stats: from attention_stats(); sums: walk_sums_bytes() bytes; order: of B sequences */
 template <typename Tiles>
 static inline void attention_walk_tiles(floatX* dqkv, float* sums, const float2* stats, const floatX* dout, const floatX* qkv,
-                                        int B, const AttentionArgs& s, cudaStream_t stream) {
+                                        const WalkOrder& order, const AttentionArgs& s, cudaStream_t stream) {
     constexpr int HD = Tiles::HD;
-    const uint32_t processors = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount);
-    const WalkOrder order = walk_order(B, s.NKV, s.T, processors);
+    const int B = (int)order.heads / s.NKV;
     const int tiles = walk_query_tiles(s.T);
     const size_t all_tiles = (size_t)B * s.NH * tiles;
     if ((uint64_t)order.heads * order.tiles > INT32_MAX) { die("attention: B %d rows of %d tokens are too many", B, s.T); }
@@ -476,9 +416,10 @@ static inline void attention_walk_tiles(floatX* dqkv, float* sums, const float2*
 }
 
 static inline void attention_walk_backward(floatX* dqkv, float* sums, const float2* stats, const floatX* dout,
-                                           const floatX* qkv, int B, const AttentionArgs& s, cudaStream_t stream) {
+                                           const floatX* qkv, const WalkOrder& order, const AttentionArgs& s,
+                                           cudaStream_t stream) {
     auto* const launch = s.HD == 64 ? attention_walk_tiles<WalkTiles<64, 5, 2>> : attention_walk_tiles<WalkTiles<128, 3, 1>>;
-    launch(dqkv, sums, stats, dout, qkv, B, s, stream);
+    launch(dqkv, sums, stats, dout, qkv, order, s, stream);
 }
 
 #endif  // PRECISION_FP32

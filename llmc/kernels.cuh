@@ -13,10 +13,10 @@
 #ifndef LLMC_KERNELS_CUH
 #define LLMC_KERNELS_CUH
 
-#include "llmc/attention_sm90_walk.cuh"  // defines: walk_order, walk_fills
-#include "llmc/config.h"                 // defines: AttentionShape
-#include "llmc/cuda/cuda_common.cuh"     // defines: device_attribute, compiled_arch
-#include "llmc/cuda/warpgroups.cuh"      // defines: has_wgmma, wgmma_probe_kernel
+#include "llmc/attention_walk.h"      // defines: walk_order, walk_time, walk_time_of_two_kernels
+#include "llmc/config.h"              // defines: AttentionShape
+#include "llmc/cuda/cuda_common.cuh"  // defines: device_attribute, compiled_arch
+#include "llmc/cuda/warpgroups.cuh"   // defines: has_wgmma, wgmma_probe_kernel
 
 /* What the choices read about the card. */
 typedef struct {
@@ -77,24 +77,25 @@ static inline KernelSizes attention_sizes(AttentionShape shape, bool documents) 
     return s;
 }
 
-// tokens of a row: in shorter rows, reading and writing the sums costs more than a walk saves; longer rows were not tried
+// tokens of a row: shorter rows have no room for the sums; longer rows were not tried
 constexpr int WALK_LEAST_TOKENS = 1024, WALK_MOST_TOKENS = 1 << 22;
-// at head_dim 128 the sums of all heads in progress take 67 MB: with an H100's L2 cache (50 MiB) one walk is slower for shorter
-// rows, with an H200's (60 MiB) it is not
-constexpr int WALK_LEAST_TOKENS_SMALL_L2 = 4096;
 
 /* Returns whether the backward pass of such rows may be one walk: then its scratch has room for the sums. */
 static inline bool attention_may_walk(int T, int HD) {
     return attention_tensor_cores(HD) && T >= WALK_LEAST_TOKENS && T <= WALK_MOST_TOKENS;
 }
 
-/* At all lengths that were measured, a walk was faster than two kernels, except 16384 at head_dim 128 (4 to 7 % slower). */
+// the time of a walk's product, in products of the two kernels: fitted to rows of 1024 to 32768 tokens on an H100 and an H200. At
+// head_dim 128 the sums of all heads in progress take 67 MB, which a large L2 cache (60 MiB) holds better than a small one (50)
+constexpr double WALK_PRODUCT_64 = 1.13, WALK_PRODUCT_128 = 1.15, WALK_PRODUCT_128_SMALL_L2 = 1.27;
+
+/* Whether a walk takes less time than two kernels. It has fewer pieces of work, so it may leave more of the card idle. */
 static inline bool attention_walks(const Card* c, const KernelSizes* s) {
     const AttentionShape a = s->attention;
-    const int least = a.HD == 128 && c->l2 < SMALL_L2 ? WALK_LEAST_TOKENS_SMALL_L2 : WALK_LEAST_TOKENS;
-    const uint32_t processors = (uint32_t)c->processors;
-    return c->wgmma && attention_may_walk(a.T, a.HD) && a.T >= least && !s->documents && c->together &&
-           walk_fills(walk_order(a.B, a.NKV, a.T, processors), processors);
+    if (!c->wgmma || !c->together || s->documents || !attention_may_walk(a.T, a.HD)) { return false; }
+    const WalkOrder o = walk_order(a.B, a.NKV, a.T, c->processors);
+    const double of_128 = c->l2 < SMALL_L2 ? WALK_PRODUCT_128_SMALL_L2 : WALK_PRODUCT_128;
+    return (a.HD == 64 ? WALK_PRODUCT_64 : of_128) * walk_time(o) < walk_time_of_two_kernels(o, a.NH / a.NKV, c->processors);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ static const KernelRow kernel_table[] = {
      TAKES(c->wgmma&& attention_tensor_cores(s->attention.HD))},
     {CHOOSE_ATTENTION, ATTENTION_MMA, "mma", "16 bits, head_dim 64 or 128", TAKES(attention_tensor_cores(s->attention.HD))},
     {CHOOSE_ATTENTION, ATTENTION_PLAIN, "plain", "any even head_dim up to 256, FP32", TAKES(true)},
-    {CHOOSE_ATTENTION_BACKWARD, ATTENTION_WALK, "walk", "as wgmma, in long rows without documents that fill the card",
+    {CHOOSE_ATTENTION_BACKWARD, ATTENTION_WALK, "walk", "as wgmma, in long rows without documents, where it is faster",
      attention_walks},
     {CHOOSE_ATTENTION_BACKWARD, ATTENTION_WGMMA, "wgmma", "code for sm_90a, 16 bits, head_dim 64 or 128",
      TAKES(c->wgmma&& attention_tensor_cores(s->attention.HD))},

@@ -2,13 +2,19 @@
  *
  *   nvcc -std=c++17 -O3 -DPRECISION_BF16 -gencode arch=compute_90a,code=sm_90a -diag-suppress 1675 -I. \
  *        -o bench_attention dev/bench/bench_attention.cu
- *   ./bench_attention [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]]
+ *   ./bench_attention [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]|sweep SECONDS FILE]
  *
  * TFLOP/s use the common count: forward 4 B T^2 NH HD / 2 (the causal half), backward 2.5 times as much. A walk computes
  * exactly that; our other kernels compute 3.5 times. Each number is the median of single launches between events, after a
  * warm-up. The last lines time rows of 8192 tokens in documents of 400 to 600. Their TFLOP/s also count whole rows, so compare
  * their times, not their rates, with the lines above.
  * With a kernel's name it runs that kernel alone, with `auto` the kernels that the program would choose.
+ *
+ * `./bench_attention sweep SECONDS FILE` times all backward kernels at every T from 1024 to 65536 in steps of 1024: at head_dim 64
+ * in 32,768 tokens, at 128 in 8,192, or in one row. It appends a line for each length to FILE, and begins with those that FILE
+ * lacks, coarse steps first, until SECONDS are over: so a second call continues. `pairs` is a walk in two stages, `walk` one in
+ * the stages that the program would take. The kernels run in two turns, in the opposite order, each for at least 60 ms; the
+ * median counts. `dev/plot_speed.py --sweep FILE` draws the file.
  *
  * `./bench_attention variants` runs each mma and wgmma kernel, and the walk, with other tiles (a minute). A third word selects
  * one kind. It prints one line a variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), its registers
@@ -17,6 +23,9 @@
  * attention_mma.cuh, WgmmaTiles of attention_sm90.cuh or WalkTiles of attention_sm90_walk.cuh. Their numbers have the same
  * order.
  */
+#include <errno.h>
+#include <time.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -45,8 +54,20 @@ static const Shape shapes[] = {
     {{  1,  8192, 32, 8, 128}, "8B"},
     {{  1, 16384, 32, 8, 128}, "8B"},
     {{  1, 32768, 32, 8, 128}, "8B"},
+    {{ 10,  3072, 32, 8,  64}, "1B"},
+    {{  5,  6144, 32, 8,  64}, "1B"},
+    {{  2, 12288, 32, 8,  64}, "1B"},
+    {{  1, 20480, 32, 8,  64}, "1B"},
+    {{  1, 24576, 32, 8,  64}, "1B"},
+    {{  2,  3072, 32, 8, 128}, "8B"},
+    {{  1,  6144, 32, 8, 128}, "8B"},
+    {{  1, 12288, 32, 8, 128}, "8B"},
+    {{  1, 20480, 32, 8, 128}, "8B"},
+    {{  1, 24576, 32, 8, 128}, "8B"},
     {{  4,  8192, 32, 8,  64}, "1B_500", 500},
     {{  1,  8192, 32, 8, 128}, "8B_500", 500},
+    {{  2, 12288, 32, 8,  64}, "1B_500", 500},
+    {{  1, 12288, 32, 8, 128}, "8B_3000", 3000},
 };
 // clang-format on
 
@@ -189,12 +210,23 @@ static void launch_wgmma_q(const Buffers* b, int B) {
     attention_wgmma_backward_q<Tiles>(b->dqkv, (float2*)b->scratch, b->dout, {b->qkv, b->out, b->lse}, B, b->args, 0);
 }
 
+static WalkOrder card_order(const Buffers* b, int B) { return walk_order(B, b->args.NKV, b->args.T, this_card()->processors); }
+
 template <typename Tiles>
 static void launch_walk(const Buffers* b, int B) {
     float2* stats = (float2*)b->scratch;
     attention_stats(stats, b->dout, {b->qkv, b->out, b->lse}, B, b->args, 0);
     attention_walk_tiles<Tiles>(b->dqkv, (float*)(stats + (size_t)B * b->args.NH * b->args.stat_rows), stats, b->dout, b->qkv,
-                                B, b->args, 0);
+                                card_order(b, B), b->args, 0);
+}
+
+/* Runs the whole backward pass in a walk of this order. */
+static void launch_order(const Buffers* b, const WalkOrder& order) {
+    float2* stats = (float2*)b->scratch;
+    const int B = (int)order.heads / b->args.NKV;
+    attention_stats(stats, b->dout, {b->qkv, b->out, b->lse}, B, b->args, 0);
+    attention_walk_backward(b->dqkv, (float*)(stats + (size_t)B * b->args.NH * b->args.stat_rows), stats, b->dout, b->qkv,
+                            order, b->args, 0);
 }
 
 typedef struct {
@@ -299,23 +331,117 @@ static void bench_variants(AttentionKernel family) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// all lengths
+
+/* Runs launch() for at least 60 ms and adds the milliseconds of each run. */
+template <typename F>
+static void time_turn(std::vector<float>* ms, F launch) {
+    cudaEvent_t begin, end;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    launch();
+    for (float all = 0; all < 60;) {
+        float now;
+        CUDA_CHECK(cudaEventRecord(begin));
+        launch();
+        CUDA_CHECK(cudaEventRecord(end));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&now, begin, end));
+        ms->push_back(now);
+        all += now;
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+}
+
+enum { SWEEP_MMA, SWEEP_WGMMA, SWEEP_PAIRS, SWEEP_WALK, NUM_SWEEP };
+static const char* sweep_names[NUM_SWEEP] = {"mma", "wgmma", "pairs", "walk"};
+
+/* Times the backward kernels at a length and appends a line to `file`. */
+static void sweep_length(FILE* file, int T, int HD) {
+    const Shape s = {{(int)size_max(1, (HD == 64 ? 32768 : 8192) / (size_t)T), T, 32, 8, HD}, ""};
+    Buffers b = allocate(&s);
+    attention_forward_cuda(b.out, b.lse, b.qkv, s.B, b.args, 0);
+    const WalkOrder order = card_order(&b, s.B);
+    const size_t processors = (size_t)this_card()->processors;
+    const WalkOrder pairs = walk_order_of(s.B, s.NKV, T, (order.tiles + 1) / 2, processors);
+    std::vector<float> ms[NUM_SWEEP];
+    for (int i = 0; i < 2 * NUM_SWEEP; i++) {
+        const int way = i < NUM_SWEEP ? i : 2 * NUM_SWEEP - 1 - i;
+        const AttentionKernel kernel = way == SWEEP_MMA ? ATTENTION_MMA : ATTENTION_WGMMA;
+        if (!attention_has_kernel(kernel, HD) || (way >= SWEEP_PAIRS && !this_card()->together)) { continue; }
+        time_turn(&ms[way], [&]() {
+            if (way >= SWEEP_PAIRS) { return launch_order(&b, way == SWEEP_WALK ? order : pairs); }
+            attention_backward_cuda(b.dqkv, b.scratch, b.dout, {b.qkv, b.out, b.lse}, s.B, b.args, 0, kernel);
+        });
+    }
+    release(&b);
+    const int chosen = attention_choose(ATTENTION_AUTO, CHOOSE_ATTENTION_BACKWARD, s.B, b.args);
+    const int taken = chosen == ATTENTION_WALK ? SWEEP_WALK : chosen == ATTENTION_WGMMA ? SWEEP_WGMMA : SWEEP_MMA;
+    float best = INFINITY, median[NUM_SWEEP];
+    for (int way = 0; way < NUM_SWEEP; way++) {
+        std::sort(ms[way].begin(), ms[way].end());
+        median[way] = ms[way].empty() ? NAN : ms[way][ms[way].size() / 2];
+        best = fminf(best, median[way]);
+    }
+    for (FILE* out : {stdout, file}) {
+        fprintf(out, "%3d %6d %3d |", HD, T, s.B);
+        for (const float m : median) { fprintf(out, " %9.3f", m); }
+        fprintf(out, " | %3u x %3u | %-6s %6.3f\n", order.blocks, order.together, sweep_names[taken], best / median[taken]);
+        fflush(out);
+    }
+}
+
+static void bench_sweep(double seconds, const char* path) {
+    const time_t begin = time(NULL);
+    bool done[129][65] = {};  // by head_dim and T / 1024
+    FILE* file = fopen(path, "a+");
+    if (!file) { die("%s: %s", path, strerror(errno)); }
+    char line[256];
+    for (int HD, T; fgets(line, sizeof line, file);) {
+        if (sscanf(line, "%d %d", &HD, &T) == 2 && (HD == 64 || HD == 128) && T <= 65536) { done[HD][T / 1024] = true; }
+    }
+    printf("%3s %6s %3s |", "HD", "T", "B");
+    for (const char* name : sweep_names) { printf(" %6s ms", name); }
+    printf(" | blocks     | taken, best / taken\n");
+    int left = 0;
+    for (int step = 32; step > 0; step /= 2) {
+        for (int n = step; n <= 64; n += step) {
+            for (int HD : {64, 128}) {
+                if (done[HD][n]) { continue; }
+                done[HD][n] = true;
+                if (difftime(time(NULL), begin) < seconds) {
+                    sweep_length(file, n * 1024, HD);
+                } else {
+                    left++;
+                }
+            }
+        }
+    }
+    fclose(file);
+    if (left > 0) { printf("%d lengths are left: the same command continues\n", left); }
+}
+
 #endif  // PRECISION_FP32
 
 int main(int argc, char** argv) {
+    const bool sweep = argc == 4 && strcmp(argv[1], "sweep") == 0;
     const bool with_variants = argc > 1 && strcmp(argv[1], "variants") == 0;
     int named = NUM_ATTENTION_KERNELS;
     for (int k = ATTENTION_AUTO; k < NUM_ATTENTION_KERNELS; k++) {
         if (argc > 1 && strcmp(argv[argc - 1], kernel_names[k]) == 0) { named = k; }
     }
     const bool no_name = named == NUM_ATTENTION_KERNELS, family = named >= ATTENTION_MMA && !no_name;
-    if (argc > 3 || (argc == 2 && !with_variants && no_name) || (argc == 3 && !(with_variants && family))) {
-        die_usage("usage: %s [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]]", argv[0]);
+    if (!sweep && (argc > 3 || (argc == 2 && !with_variants && no_name) || (argc == 3 && !(with_variants && family)))) {
+        die_usage("usage: %s [auto|plain|mma|wgmma|walk|variants [mma|wgmma|walk]|sweep SECONDS FILE]", argv[0]);
     }
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
     printf("%s, %s, code for sm_%d\n", p.name, PRECISION_NAME, compiled_arch(attention_stats_kernel<32, 2>));
     if (argc < 3) { bench_kernels(no_name, (AttentionKernel)named); }
 #ifndef PRECISION_FP32
+    if (sweep) { bench_sweep(atof(argv[2]), argv[3]); }
     if (with_variants) { bench_variants(argc == 3 ? (AttentionKernel)named : ATTENTION_AUTO); }
 #endif
     return 0;

@@ -22,6 +22,7 @@
 
 static const char* kernel_names[NUM_ATTENTION_KERNELS] = {"auto", "plain", "mma", "wgmma", "walk"};
 static AttentionKernel only = ATTENTION_AUTO;  // AUTO: all kernels that this build has
+static uint32_t walk_blocks;                   // of a walk, those that share a head's tiles; 0: as many as the card suits
 
 struct Case : AttentionShape {
     float amplitude;  // of q and k: 1 is an ordinary softmax, 20 one whose weights are nearly all 0 or 1
@@ -166,6 +167,20 @@ static bool gaps_untouched(const float* x, size_t rows, size_t width, size_t pit
     return true;
 }
 
+/* Runs attention_backward_cuda, or a walk with `walk_blocks`. */
+static void run_backward(AttentionKernel kernel, floatX* dqkv, void* scratch, const floatX* dout, const AttentionTensorsX& f,
+                         int B, const AttentionArgs& s) {
+    if (kernel != ATTENTION_WALK || walk_blocks == 0) {
+        return attention_backward_cuda(dqkv, scratch, dout, f, B, s, 0, kernel);
+    }
+#ifndef PRECISION_FP32
+    const WalkOrder order = walk_order_of(B, s.NKV, s.T, walk_blocks, (size_t)this_card()->processors);
+    float2* stats = (float2*)scratch;
+    attention_stats(stats, dout, f, B, s, 0);
+    attention_walk_backward(dqkv, (float*)(stats + (size_t)B * s.NH * s.stat_rows), stats, dout, f.qkv, order, s, 0);
+#endif
+}
+
 static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, const int32_t* starts, const float* dout,
                        const double* out, const double* lse, const double* dqkv) {
     const size_t N = (size_t)c->B * c->T, HD = c->HD, O = c->NH * HD, KV = c->NKV * HD, W = O + 2 * KV, stats = N * c->NH;
@@ -188,7 +203,7 @@ static void run_kernel(const Case* c, AttentionKernel kernel, const float* qkv, 
         CUDA_CHECK(cudaMemset(d_lse, 0xff, stats * sizeof(float)));
         CUDA_CHECK(cudaMemset(d_scratch, 0xff, scratch_size));
         attention_forward_cuda(d_out, d_lse, d_qkv, c->B, args, 0, kernel);
-        attention_backward_cuda(d_dqkv, d_scratch, d_dout, {d_qkv, d_out, d_lse}, c->B, args, 0, kernel);
+        run_backward(kernel, d_dqkv, d_scratch, d_dout, {d_qkv, d_out, d_lse}, c->B, args);
         CUDA_CHECK(cudaDeviceSynchronize());
 #ifdef BARRIER_TIMEOUT
         unsigned long long stuck = 0;
@@ -727,19 +742,31 @@ static void many_rows_have_the_bits_of_one_alone(void) {
 }
 
 #ifndef PRECISION_FP32
+/* Lengths whose pairs of tiles divide badly among the multiprocessors walk in more stages. Few heads do not fill a card. */
 static void walks_suit_the_card(void) {
     const struct {
-        int B, NKV, T, processors;
-        bool fills;
-    } cases[] = {{64, 4, 1024, 132, true},  {16, 8, 2048, 132, true},   {4, 8, 8192, 132, true},  {1, 8, 8192, 132, true},
-                 {1, 8, 32768, 132, true},  {8, 8, 1024, 132, true},    {1, 8, 2048, 132, false}, {1, 8, 20480, 132, false},
-                 {1, 8, 16384, 114, false}, {1, 1, 1000000, 132, true}, {1, 8, 6144, 132, false}, {5, 8, 1024, 132, false},
-                 {17, 1, 2048, 132, false}, {1, 1, 34000, 132, false}};
+        int B, NKV, T, HD, processors;
+        bool walks;
+    } cases[] = {{64, 4, 1024, 64, 132, true}, {8, 8, 1024, 64, 132, true},     {5, 8, 1024, 64, 132, false},
+                 {1, 8, 8192, 128, 132, true}, {1, 8, 32768, 128, 132, true},   {1, 8, 12288, 128, 132, true},
+                 {1, 8, 20480, 64, 132, true}, {5, 8, 6144, 64, 132, true},     {1, 8, 6144, 128, 132, false},
+                 {1, 8, 2048, 64, 132, false}, {17, 1, 2048, 64, 132, false},   {1, 8, 16384, 64, 114, true},
+                 {1, 1, 34000, 64, 132, true}, {1, 1, 1000000, 128, 132, true}, {1, 1, 8192, 64, 132, false}};
     for (auto& c : cases) {
-        const WalkOrder o = walk_order(c.B, c.NKV, c.T, (uint32_t)c.processors);
-        CHECK(walk_fills(o, (uint32_t)c.processors) == c.fills, "B %d NKV %d T %d: %u x %u blocks on %d", c.B, c.NKV, c.T,
-              o.step, o.together, c.processors);
+        const Card card = {true, true, true, c.processors, 227 << 10, 50 << 20};
+        const KernelSizes s = attention_sizes({c.B, c.T, 4 * c.NKV, c.NKV, c.HD}, false);
+        const WalkOrder o = walk_order(c.B, c.NKV, c.T, c.processors);
+        CHECK(attention_walks(&card, &s) == c.walks, "B %d NKV %d T %d HD %d: %u x %u blocks on %d", c.B, c.NKV, c.T, c.HD,
+              o.blocks, o.together, c.processors);
     }
+}
+
+/* Two and three stages; the last one lacks a tile. On the emulated card other tests have a stage for each tile. */
+static void walks_in_several_stages(void) {
+    for (int HD : {64, 128}) {
+        for (walk_blocks = HD == 64 ? 3 : 2; walk_blocks > 1; walk_blocks--) { run_case({{1, 520, 2, 1, HD}, 1}, false); }
+    }
+    walk_blocks = 0;
 }
 #endif
 
@@ -814,6 +841,9 @@ int main(int argc, char** argv) {
     }
     printf("\n");
     RUN_NAMED(more_blocks_than_are_resident_are_refused);
+#ifndef PRECISION_FP32
+    RUN_NAMED(walks_in_several_stages);
+#endif
     RUN_NAMED(every_head_dim_at_short_and_odd_lengths);
     RUN_NAMED(every_group_on_the_tensor_core_head_dims);
     RUN_NAMED(lengths_around_every_tile_edge);

@@ -57,7 +57,7 @@ passes() {
     done
 
     # blocks of a walk wait for each other, but the emulated card runs blocks one after the other: so a walk gets one block
-    for test in rows_with_scores_in_the_hundreds lengths_around_every_tile_edge gradients_turned_back; do
+    for test in rows_with_scores_in_the_hundreds lengths_around_every_tile_edge gradients_turned_back walks_in_several; do
         check "test_attention_cu walk $test, BF16_90" env EMULATOR_PROCESSORS=1 timeout "${LIMIT:-300}" \
             "$emulated/BF16_90/test_attention_cu" walk $test
     done

@@ -6,6 +6,7 @@
  */
 #include "llmc/optim/optimizer.h"
 #include "llmc/attention.h"
+#include "llmc/attention_walk.h"
 #include "llmc/crossentropy.h"
 #include "llmc/embedding.h"
 #include "llmc/lora.h"
@@ -827,6 +828,75 @@ static double swiglu_loss(const void* ctx) {
         sum += gate / (1 + exp(-gate)) * up * c->dout[i];
     }
     return sum;
+}
+
+/* Simulates the blocks of a walk: a part of a sum takes time 1, and is seen 0.2 after it was added. Returns the time of the last
+ * part; -1 if a part waits for one that comes later in the list of work, or if a sum lacks parts. */
+static double walk_simulated(WalkOrder o, uint32_t group) {
+    const size_t blocks = (size_t)o.step * o.together, sums = (size_t)o.heads * group * o.tiles;
+    uint32_t* added = (uint32_t*)xcalloc(sums, sizeof *added);
+    double *when = (double*)xcalloc(sums, sizeof *when), *time = (double*)xcalloc(blocks, sizeof *time), last = 0;
+    WalkPiece* pieces = (WalkPiece*)xcalloc(blocks, sizeof *pieces);
+    bool right = true;
+    for (size_t i = 0; i < blocks; i++) { pieces[i] = walk_begin(o, (uint32_t)i); }
+    for (size_t at_work = blocks; at_work > 0;) {
+        at_work = 0;
+        for (size_t i = 0; i < blocks; i++) {
+            const WalkPiece piece = pieces[i];
+            if (piece.head >= o.heads) { continue; }
+            at_work++;
+            pieces[i] = walk_next(o, piece);
+            const uint32_t tile = walk_tile(o, piece);
+            for (uint32_t h = 0; h < group; h++) {
+                for (uint32_t m = tile; m < o.tiles; m++) {
+                    const size_t sum = ((size_t)piece.head * group + h) * o.tiles + m;
+                    right &= added[sum] == walk_before(o, tile, m);
+                    time[i] = fmax(time[i] + 1, added[sum]++ > 0 ? when[sum] + 0.2 : 0);
+                    when[sum] = time[i];
+                }
+            }
+            last = fmax(last, time[i]);
+        }
+    }
+    for (size_t i = 0; i < sums; i++) { right &= added[i] == i % o.tiles + 1; }
+    free(added);
+    free(when);
+    free(time);
+    free(pieces);
+    return right ? last : -1;
+}
+
+/* In any order, and with fewer blocks than share a head's tiles, as on the emulated card. */
+TEST(parts_of_a_walk_wait_only_for_earlier_pieces) {
+    for (uint32_t tiles = 1; tiles <= 13; tiles++) {
+        for (uint32_t blocks = 1; blocks <= tiles + 1; blocks++) {
+            for (uint32_t processors = 1; processors <= 3 * blocks; processors += 1 + processors / 3) {
+                const WalkOrder o = walk_order_of(3, 2, (int)tiles * 128 - 5, blocks, processors);
+                CHECK(o.step * o.together <= processors && walk_simulated(o, 2) > 0, "%u tiles, %u x %u of %u blocks a head",
+                      tiles, o.step, o.together, blocks);
+            }
+        }
+    }
+}
+
+/* The share of a card that a walk keeps at work, waits and all. */
+TEST(a_walk_keeps_the_card_at_work_at_any_length) {
+    static const struct {
+        int T, NKV, processors, blocks, percent;  // blocks of a head; percent of the card
+    } cases[] = {{1000, 8, 132, 4, 20},   {4096, 8, 132, 16, 94},  {5120, 8, 132, 16, 86},   {6144, 8, 132, 16, 86},
+                 {8192, 8, 132, 32, 95},  {10240, 8, 132, 33, 89}, {12288, 8, 132, 16, 96},  {16384, 8, 132, 64, 95},
+                 {20480, 8, 132, 33, 95}, {24576, 8, 132, 33, 98}, {32768, 2, 132, 128, 94}, {65536, 1, 132, 132, 97},
+                 {20480, 4, 132, 33, 95}, {8192, 8, 114, 14, 94},  {16384, 8, 78, 39, 91},   {8200, 1, 132, 33, 22}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const WalkOrder o = walk_order(1, cases[i].NKV, cases[i].T, cases[i].processors);
+        const double pairs = (double)o.heads * o.tiles * (o.tiles + 1) / 2, time = walk_simulated(o, 4) / 4;
+        CHECK(o.blocks == (uint32_t)cases[i].blocks && time > 0 && pairs / time * 100 >= cases[i].percent * cases[i].processors,
+              "T %d, %d heads, %d multiprocessors: %u blocks a head, %.1f %% of the card", cases[i].T, cases[i].NKV,
+              cases[i].processors, o.blocks, pairs / time * 100 / cases[i].processors);
+        CHECK(time <= 1.02 * walk_time(o), "T %d: a time of %.0f was foreseen, it is %.0f", cases[i].T, walk_time(o), time);
+        CHECK(walk_order(7, cases[i].NKV, cases[i].T, cases[i].processors).blocks == o.blocks,
+              "T %d: seven rows have another order than one", cases[i].T);
+    }
 }
 
 TEST(swiglu_and_its_gradient_match) {
