@@ -13,6 +13,7 @@
 #ifndef LLMC_KERNELS_CUH
 #define LLMC_KERNELS_CUH
 
+#include "llmc/attention_common.cuh"  // defines: attention_launch_resident
 #include "llmc/attention_walk.h"      // defines: walk_order, walk_time, walk_time_of_two_kernels
 #include "llmc/config.h"              // defines: AttentionShape
 #include "llmc/cuda/cuda_common.cuh"  // defines: device_attribute, compiled_arch
@@ -22,17 +23,32 @@
 typedef struct {
     bool wgmma;      // it loaded code for sm_90a, and the build has kernels of 16 bits
     bool async;      // it loaded code for sm_80 or newer
-    bool together;   // it can start the blocks of a grid together
+    bool together;   // it starts the blocks of a grid together, if it has wgmma
     int processors;  // multiprocessors
     size_t shared;   // bytes of shared memory that a block may have
     size_t l2;       // bytes of the L2 cache
 } Card;
 
+__global__ static void whole_processor_kernel(int) {}
+
+/* Asks the driver whether it starts a block on each multiprocessor together. It may refuse that to a process with a part of the
+ * card: a share under MPS, or a green context. */
+static inline bool card_starts_together(void) {
+    const unsigned processors = (unsigned)device_attribute(cudaDevAttrMultiProcessorCount);
+    cudaStream_t apart;  // others may be captured
+    CUDA_CHECK(cudaStreamCreateWithFlags(&apart, cudaStreamNonBlocking));
+    const cudaError_t status = attention_launch_resident(whole_processor_kernel, dim3(processors), 32,
+                                                         (int)shared_limit(whole_processor_kernel), apart, 0);
+    cudaGetLastError();  // a refused launch leaves its error there, too
+    CUDA_CHECK(cudaStreamDestroy(apart));
+    return status == cudaSuccess;
+}
+
 /* Returns the current device; a process uses one. */
 static inline const Card* this_card(void) {
     static const Card c = {sizeof(floatX) == 2 && has_wgmma(),
                            compiled_arch(wgmma_probe_kernel) >= 80,
-                           device_attribute(cudaDevAttrCooperativeLaunch) != 0,
+                           sizeof(floatX) == 2 && has_wgmma() && card_starts_together(),
                            device_attribute(cudaDevAttrMultiProcessorCount),
                            (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
                            (size_t)device_attribute(cudaDevAttrL2CacheSize)};

@@ -768,6 +768,30 @@ static void walks_in_several_stages(void) {
     }
     walk_blocks = 0;
 }
+
+/* Where the driver does not start all blocks together, two kernels run instead of a walk. */
+static void a_part_of_a_card_runs_two_kernels(void) {
+    const Card* card = this_card();
+    const cudaError_t status = attention_launch_resident(empty_kernel, dim3((unsigned)card->processors), 32,
+                                                         (int)shared_limit(empty_kernel), (cudaStream_t)0, 0);
+    cudaGetLastError();  // a refused launch leaves its error there, too
+    CHECK(card->together == (card->wgmma && status == cudaSuccess), "a block a multiprocessor: %s", cudaGetErrorName(status));
+    if (card->together || !card->wgmma) { return; }
+    const AttentionShape s = {1, 1024, 1, 1, 64};
+    const AttentionArgs args = attention_args(s, 3 * 64, 64);
+    Card whole = *card;
+    whole.together = true;
+    CHECK(kernel_takes(CHOOSE_ATTENTION_BACKWARD, ATTENTION_WALK, attention_sizes(s, false), &whole), "it would not walk");
+    Results two = new_results(s), any = new_results(s);
+    Inputs in = new_inputs(s, ATTENTION_AUTO);
+    attention_forward_cuda(two.out, two.lse, in.qkv, 1, args, 0);
+    attention_backward_cuda(two.dqkv, in.scratch, in.dout, {in.qkv, two.out, two.lse}, 1, args, 0, ATTENTION_WGMMA);
+    attention_backward_cuda(any.dqkv, in.scratch, in.dout, {in.qkv, two.out, two.lse}, 1, args, 0);
+    CHECK(same_bytes(two.dqkv, any.dqkv, (size_t)s.T * 3 * 64 * sizeof(floatX)), "the card's choice computes other gradients");
+    free_inputs(&in);
+    free_results(&two);
+    free_results(&any);
+}
 #endif
 
 /* The table's choices for cards that are not here. */
@@ -842,6 +866,7 @@ int main(int argc, char** argv) {
     printf("\n");
     RUN_NAMED(more_blocks_than_are_resident_are_refused);
 #ifndef PRECISION_FP32
+    RUN_NAMED(a_part_of_a_card_runs_two_kernels);
     RUN_NAMED(walks_in_several_stages);
 #endif
     RUN_NAMED(every_head_dim_at_short_and_odd_lengths);

@@ -9,6 +9,7 @@
  * for them: so a wait that it lacks shows. With EMULATOR_PINNED_MIB no more can be pinned at once.
  *
  * Memory of the card is memory of the host, full of NaN. The program sees EMULATOR_GPUS (8) cards of EMULATOR_MIB (8192) each.
+ * With EMULATOR_PART=3 it starts together only blocks for which three of a card's multiprocessors have room.
  * With EMULATOR_CAPABILITY=120 they are newer than the code: cards of compute capability 12.0, with their shared memory.
  */
 #include "runtime.h"
@@ -249,7 +250,7 @@ cudaError_t emulator_launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s
         shadow_refused(grid, block, shared, SHADOW_HERE);
         return result(cudaErrorInvalidValue);
     }
-    if (together && blocks > (size_t)processors() * emulator_resident((int)threads, shared)) {
+    if (together && blocks > (size_t)setting("EMULATOR_PART", processors()) * emulator_resident((int)threads, shared)) {
         return result(cudaErrorCooperativeLaunchTooLarge);
     }
     const void* const line = SHADOW_HERE;

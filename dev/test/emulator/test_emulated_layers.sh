@@ -63,6 +63,8 @@ passes() {
     done
 
     emulated BF16_90 test_attention_cu walk more_blocks_than_are_resident
+    check "test_attention_cu wgmma a_part_of_a_card, 3 of 4 multiprocessors, BF16_90" env EMULATOR_PART=3 timeout "${LIMIT:-300}" \
+        "$emulated/BF16_90/test_attention_cu" wgmma a_part_of_a_card
 
     for test in resident_blocks_are attention_has_these_warps; do emulated BF16_80 test_attention_cu mma $test; done
 
