@@ -65,7 +65,12 @@ SHAPES = {
     "1B-2k": ("llama3.2-1b", 128256, 16, 2048, "", "--preset 1b --seqlen 2048 --batch 16"),
     "1B-8k": ("llama3.2-1b", 128256, 4, 8192, "", "--preset 1b"),
     "8B": ("llama3.1-8b", 128256, 1, 8192, "--master split --moments bf16 --recompute auto", "--preset 8b"),
+    "1B-3k": ("llama3.2-1b", 128256, 10, 3072, "", ""),
+    "1B-24k": ("llama3.2-1b", 128256, 1, 24576, "", ""),
+    "8B-12k": ("llama3.1-8b", 128256, 1, 12288, "--master split --moments bf16 --recompute auto", ""),
+    "8B-24k": ("llama3.1-8b", 128256, 1, 24576, "--master split --moments bf16 --recompute auto", ""),
 }
+USUAL = ["126M", "1B-2k", "1B-8k", "8B"]  # without --shapes: the others have lengths that are no powers of two
 # PyTorch's allocator then loses less memory: at 8B in 80 GB it recomputes 7 blocks instead of 9
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 SMALL = "d12:32768:16:1024"  # the shape of --minutes: its steps are short on a small card
@@ -604,7 +609,7 @@ def main():
     suffix = f"-x{a.gpus}" if a.gpus else {"ours before": "-before", "ours b": "-b"}.get(other, "")
     path = page_path(a, suffix)
     try:
-        for name in a.shapes or SHAPES:
+        for name in a.shapes or USUAL:
             shape = SHAPES.get(name)
             if not shape:
                 model, vocab, batch, seq = name.split(":")
