@@ -636,7 +636,7 @@ static bool train_step(void* model, const Recipe* recipe, double lr, Error* e) {
     runner_begin(&m->runner, lr);
     if (m->in_fp8) { CUDA_CHECK(cudaMemsetAsync(m->queue.counts, 0, sizeof m->runner.state->quantised, m->queue.stream)); }
     for (int k = 0; ok && k < recipe->accumulate; k++) {
-        const MicroKind kind = micro_kind(recipe, k, m->grads.host);
+        const MicroKind kind = micro_kind(recipe, &m->grads, k);
         const cudaGraphExec_t captured = m->runner.micro[kind];
         ok = !run_stop_requested() && feed_next(&m->feed, &recipe->data, e);
         // otherwise one rank would wait for another that has dropped the step
@@ -751,7 +751,7 @@ static void trainer_prepare(void* model, const Recipe* recipe, const Options* o,
     fp8_refresh(&m->fp8, &m->queue, &m->weights);
     if (!recipe) { return; }
     MicroKind kinds[MICRO_KINDS];
-    const int count = micro_kinds(recipe, kinds);
+    const int count = micro_kinds(recipe, &m->grads, kinds);
     runner_restore(&m->runner, recipe->run);
     feed_aim(&m->feed, &recipe->data);
     feed_clear(&m->feed);

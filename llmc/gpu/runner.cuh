@@ -6,21 +6,20 @@
 
 #include "llmc/cuda/cuda_common.cuh"  // defines: CUDA_CHECK, copy_in
 #include "llmc/gpu/feed.cuh"          // defines: IN_FLIGHT
-#include "llmc/gpu/gradients.cuh"     // defines: MicroKind, MICRO_FIRST, MICRO_LAST, MICRO_KINDS
+#include "llmc/gpu/gradients.cuh"     // defines: Gradients, MicroKind, MICRO_FIRST, MICRO_LAST, MICRO_KINDS
 #include "llmc/optim/step_state.cuh"  // defines: StepState, step_begin_cuda
 #include "llmc/train/step.h"          // defines: Recipe, Metrics
 
-/* Returns the kind of a step's micro-step k. A single process has MICRO_LAST only if it asks for it. */
-static inline MicroKind micro_kind(const Recipe* recipe, int k, bool with_last) {
-    return (k == 0 ? MICRO_FIRST : 0u) | ((recipe->team || with_last) && k == recipe->accumulate - 1 ? MICRO_LAST : 0u);
+/* Returns the kind of a step's micro-step k. The last one has its own with several processes, or gradients on the host. */
+static inline MicroKind micro_kind(const Recipe* recipe, const Gradients* g, int k) {
+    return (k == 0 ? MICRO_FIRST : 0u) | ((recipe->team || g->host) && k == recipe->accumulate - 1 ? MICRO_LAST : 0u);
 }
 
-/* Lists the kinds of micro-steps that a step has, in their order, with MICRO_LAST for several processes alone. Returns their
- * number. */
-static inline int micro_kinds(const Recipe* recipe, MicroKind list[MICRO_KINDS]) {
+/* Lists the kinds of micro-steps that a step has, in their order. Returns their number. */
+static inline int micro_kinds(const Recipe* recipe, const Gradients* g, MicroKind list[MICRO_KINDS]) {
     int count = 0;
     for (int k = 0; k < recipe->accumulate; k++) {
-        const MicroKind kind = micro_kind(recipe, k, false);
+        const MicroKind kind = micro_kind(recipe, g, k);
         if (count == 0 || list[count - 1] != kind) { list[count++] = kind; }
     }
     return count;
