@@ -708,6 +708,21 @@ TEST(a_hint_moves_state_to_a_host_that_has_room) {
     }
 }
 
+TEST(checkpoints_keep_offload_auto_and_logs_what_it_took) {
+    Options o;
+    char text[OPTION_TEXT];
+    uint64_t host = 0;
+    const Trainer trainer = {.measure = offload_measure, .device = &host};
+    const MemoryRoom room = pretend_room(&trainer, 50 << 20);
+    options_default(&o, ON_GPU);
+    o.offload = OFFLOAD_AUTO;
+    choose_offload(&o, &room, NULL);
+    char* log = options_log_text(&o, 1000);
+    CHECK(o.offload == OFFLOAD_OPTIMIZER && strstr(log, "\"offload\":\"optimizer\""), "%d, %s", o.offload, log);
+    CHECK(strcmp(option_text(&o, OPT_offload, text), "auto") == 0, "checkpoints keep %s", text);
+    free(log);
+}
+
 TEST(what_does_not_fit_is_refused_with_flags_that_fit) {
     static const struct {
         OptionScope trainer;

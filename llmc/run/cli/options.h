@@ -76,6 +76,7 @@ typedef struct {
 #include "llmc/run/cli/options.def"
 #undef OPTION
     bool given[NUM_OPTIONS];          // whether the flag OPT_<field> is on the command line
+    bool offload_auto;                // --offload auto: `offload` is what choose_offload() took
     OptionScope trainer;              // ON_CPU or ON_GPU
     char* own_text[NUM_OPTIONS];      // text values that option_own_text() was given
     char* file_text[MAX_FLAG_FILES];  // text of each @FILE; values point into it
@@ -183,7 +184,11 @@ static inline const char* option_text(const Options* o, int i, char* out /* OPTI
         case OPTION_LONG: snprintf(out, OPTION_TEXT, "%lld", (long long)*(const int64_t*)v); break;
         case OPTION_SIZE: snprintf(out, OPTION_TEXT, "%llu", (unsigned long long)*(const uint64_t*)v); break;
         case OPTION_SWITCH: snprintf(out, OPTION_TEXT, "%s", *(const bool*)v ? "on" : "off"); break;
-        case OPTION_CHOICE: choice_word(s->value, *(const int*)v, out, OPTION_TEXT); break;
+        case OPTION_CHOICE: {
+            const int word = i == OPT_offload && o->offload_auto ? OFFLOAD_AUTO : *(const int*)v;
+            choice_word(s->value, word, out, OPTION_TEXT);
+            break;
+        }
         case OPTION_RECOMPUTE: return recompute_text((const Recompute*)v, out, OPTION_TEXT);
         case OPTION_FLOAT: {
             // the shortest text that reads back as the same double
@@ -695,7 +700,7 @@ static inline char* options_log_text(const Options* o, size_t room) {
     size_t size = 0;
     FILE* f = xopen_memory(&text, &size);
     Options shown = *o;
-    shown.recompute.automatic = false;  // what auto chose
+    shown.recompute.automatic = shown.offload_auto = false;  // what auto chose
     options_json(f, &shown, &room);
     xclose_memory(f, &text);
     return text;

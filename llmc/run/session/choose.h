@@ -246,7 +246,8 @@ static inline void choose_dtype(Options* chosen, SafeDtype build, bool adapters)
     if (chosen->export_dtype == EXPORT_AUTO) { chosen->export_dtype = export_dtype_of(build); }
 }
 
-/* --offload auto: takes the least that fits on every rank, with what --recompute auto may do. */
+/* --offload auto: takes the least that fits on every rank, with what --recompute auto may do. Checkpoints keep the word auto here,
+ * too. */
 static inline void choose_offload(Options* chosen, const MemoryRoom* room, Team* team) {
     char text[OPTION_TEXT];
     if (chosen->offload != OFFLOAD_AUTO) { return; }
@@ -260,6 +261,7 @@ static inline void choose_offload(Options* chosen, const MemoryRoom* room, Team*
     }
     agree_most(team, &chosen->offload, 1);
     printf("memory  --offload auto takes %s\n", option_text(chosen, OPT_offload, text));
+    chosen->offload_auto = true;
 }
 
 /* --recompute auto: takes the cheapest value that fits on every rank, and --zero with it where that is free to choose. They
