@@ -258,7 +258,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
     if (o->train) {
         const bool alone = o->ranks <= 1;
         if (!alone) { exchange_lay_out(&m->exchange, &m->grads, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
-        weights_lay_out_state(&m->weights, &mem[MEM_MASTER], &mem[MEM_M], &mem[MEM_V], &mem[MEM_WINDOWS]);
+        weights_lay_out_state(&m->weights, c->lora.rank > 0, &mem[MEM_MASTER], &mem[MEM_M], &mem[MEM_V], &mem[MEM_WINDOWS]);
         m->dh = take<floatX>(w, N * C);
         m->dnorm = take<floatX>(w, N * C);
         m->dqkv = take<floatX>(w, N * QKV);

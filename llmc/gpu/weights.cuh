@@ -79,13 +79,14 @@ static inline size_t state_width(const WeightArena* a, SlotKind kind) {
     return kind == SLOT_MASTER ? master_bytes(a->master_kind) : moment_bytes(a->bf16_moments);
 }
 
-/* Lays out master weights, m and v, and the windows through which they pass if they lie on the host. */
-static inline void weights_lay_out_state(WeightArena* a, Arena* master, Arena* m, Arena* v, Arena* windows) {
+/* Lays out master weights, m and v, and the windows through which they pass if they lie on the host. Weights on the host pass
+ * beside them, except under `adapters`. */
+static inline void weights_lay_out_state(WeightArena* a, bool adapters, Arena* master, Arena* m, Arena* v, Arena* windows) {
     const size_t* n = a->held.elements;
     if (a->master_kind != MASTER_NONE) { a->master = take<char>(master, n[SLOT_MASTER] * state_width(a, SLOT_MASTER)); }
     a->m = take<char>(m, n[SLOT_M] * state_width(a, SLOT_M));
     a->v = take<char>(v, n[SLOT_V] * state_width(a, SLOT_V));
-    const size_t passing = a->blocks.ranks == 1 ? sizeof(floatX) : 0;  // weights
+    const size_t passing = a->blocks.ranks == 1 && !adapters ? sizeof(floatX) : 0;
     const size_t bytes = state_width(a, SLOT_MASTER) + 2 * state_width(a, SLOT_M) + passing;
     if (a->host) { host_stream_lay_out(a->host, n[SLOT_M], bytes, windows); }
 }

@@ -183,6 +183,13 @@ for kind in "split: a weight's upper half is its BF16 value" "none: rounded stoc
         plan --model d2 --master "${kind%%:*}" --max-memory 80G
 done
 
+windows_hold_what_passes() { # under adapters no weights do
+    for place in optimizer weights; do
+        plan --model llama3.2-1b --lora 16 --offload $place --max-memory 40G | grep '^memory  windows ' >"windows_$place" || return 1
+    done
+    cmp windows_optimizer windows_weights
+}
+check "adapters: no window has room for weights that stay frozen" windows_hold_what_passes
 check "adapters of 1B T=4096 fit into 7 GiB" fits 7 --model llama3.2-1b --lora 16 --seq 4096 --batch 1
 name="adapters of 8B T=4096 fit into 22 GiB"
 built_for "BF16 FP16" "$name" && check "$name" fits 22 --model llama3.1-8b --lora 16 --seq 4096 --batch 1
