@@ -166,7 +166,7 @@ class Case:
         finite = steps and b'"not_finite": false' in lab.read(os.path.join(newest, "trainer_state.json"))
         flags = ["--resume"] if steps and r.random() < 0.6 else [*self.flags, "--resume"]
         flags += [newest] if finite and r.random() < 0.2 else []
-        return flags + self.moved() + (["--strict-resume"] if r.random() < 0.3 and not self.gpu else [])
+        return flags + self.moved() + (["--strict-resume"] if r.random() < 0.3 else [])
 
     def piece(self, span):
         """Runs a piece that ends early, if the run has not ended before."""

@@ -201,8 +201,8 @@ moves() {
     shift 2
     cu BF16 "$m" "$@" && late=1 && cu BF16 "${m}_host" "$@" --offload $most && late=0 && same_bits "$m" "${m}_host" &&
         cu BF16 "${m}_parts" "$@" --offload $most --stop-after $half &&
-        cu BF16 "${m}_parts" --resume "$@" --offload off --stop-after $((half + quarter)) &&
-        cu BF16 "${m}_parts" --resume "$@" --offload optimizer && same_bits "$m" "${m}_parts"
+        cu BF16 "${m}_parts" --resume --strict-resume "$@" --offload off --stop-after $((half + quarter)) &&
+        cu BF16 "${m}_parts" --resume --strict-resume "$@" --offload optimizer && same_bits "$m" "${m}_parts"
 }
 
 # The adapters of two blocks have fewer pieces than there are windows. There a step's first copies would overtake the last ones of

@@ -180,6 +180,9 @@ static inline bool option_sets_rate(int i) {
            i == OPT_final_lr_frac;
 }
 
+/* Returns whether the flag i says where a card keeps or recomputes what it needs: it fits a machine, and changes no bit. */
+static inline bool option_places(int i) { return i == OPT_recompute || i == OPT_offload; }
+
 /* Reports every saved flag on the command line that had another value; together those that give the first step another rate.
  * Files are compared by their fingerprints, a resumed run has the model of its checkpoint, and a branch says its decay. */
 static inline void resume_compare_options(const Run* run, const Options* o, const Data* d, const Start* start) {
@@ -195,6 +198,7 @@ static inline void resume_compare_options(const Run* run, const Options* o, cons
         const char *a = option_text(o, i, now), *b = option_text(&was, i, before);
         const bool compared = option_specs[i].life == OPTION_SAVED && i != OPT_model && i != OPT_train && i != OPT_tokenizer;
         if (!compared || !o->given[i] || strcmp(a, b) == 0 || (branch && option_sets_rate(i) && i != OPT_lr)) { continue; }
+        if (option_places(i)) { continue; }
         if (i == OPT_documents && documents_read_alike(d, (Documents)o->documents, (Documents)was.documents)) { continue; }
         option_flag(i, flag);
         if (lr != run->lr_before && option_sets_rate(i)) {
