@@ -215,7 +215,7 @@ moves_once() {
 optimizer --model $tmp/wide --lora 1 --lora-on qkvo --moments bf16
 optimizer --gpus 3 $muon
 gradients --master none --moments bf16 --fp8 --total-batch 384 --recompute block
-weights $muon --master split --moments bf16 --grad-clip 0.1
+weights $muon --fp8 --fp8-head --master split --moments bf16 --grad-clip 0.1
 weights --lora 4 --moments bf16
 END
 }
