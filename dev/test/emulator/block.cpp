@@ -25,13 +25,17 @@ unsigned emulator_thread;
 static char shared_memory[SHADOW_SHARED + 2 * SHADOW_GAP] __attribute__((aligned(1024)));
 char* const emulator_shared = shared_memory + SHADOW_GAP;
 
+static unsigned warps, alive;                 // of the running block
+static const void* asked_from[MOST_THREADS];  // the code that called a barrier or an exchange which has not ended
+
 void emulator_die(const char* format, ...) {
+    char text[256];
     va_list list;
     va_start(list, format);
-    fprintf(stderr, "emulated card: ");
-    vfprintf(stderr, format, list);
-    fprintf(stderr, "\n");
+    vsnprintf(text, sizeof text, format, list);
     va_end(list);
+    shadow_died(text, asked_from[emulator_thread] ? asked_from[emulator_thread] : SHADOW_HERE);
+    fprintf(stderr, "emulated card: %s%s\n", text, alive ? "\n  hint: make emulated-sanitize says at which line" : "");
     _Exit(1);
 }
 
@@ -116,14 +120,17 @@ static struct Thread {
     const unsigned* awaited;  // waits until this word is no longer `old`; NULL: waits for no word
     unsigned old;
 } threads[MOST_THREADS];
-static int free_stacks[MOST_THREADS], num_free;  // the stack given back last is taken next: it is in the cache
-static unsigned warps, alive;
+static int free_stacks[MOST_THREADS], num_free;          // the stack given back last is taken next: it is in the cache
 static unsigned lanes_alive[WARPS], lanes_ready[WARPS];  // ready: waits for no barrier and no exchange
 static void* scheduler;
 static const std::function<void()>* thread_body;
 
 [[noreturn]] static void die_stuck(void) {
-    emulator_die("block (%u, %u, %u) is stuck: its last %u threads wait", blockIdx.x, blockIdx.y, blockIdx.z, alive);
+    for (unsigned t = 32 * warps; t-- > 0;) {
+        if (lanes_alive[t / 32] >> t % 32 & 1) { emulator_thread = t; }
+    }
+    emulator_die("block (%u, %u, %u) is stuck: %u threads wait for others, this one among them", blockIdx.x, blockIdx.y,
+                 blockIdx.z, alive);
 }
 
 static inline unsigned rotated(unsigned lanes, unsigned by) { return lanes >> by | lanes << (-by & 31); }
@@ -196,7 +203,9 @@ void emulator_wait(const unsigned* word, unsigned old) {
     if (*word != old) { return; }
     Thread* self = &threads[emulator_thread];
     self->awaited = word, self->old = old;
+    asked_from[emulator_thread] = SHADOW_HERE;
     let_others_run();
+    asked_from[emulator_thread] = NULL;
     self->awaited = NULL;
 }
 
@@ -218,7 +227,8 @@ static void release(Barrier* b) {
     }
 }
 
-static void arrive(Barrier* b, unsigned wanted) {
+static void arrive(Barrier* b, unsigned wanted, const void* from) {
+    asked_from[emulator_thread] = from;
     if (++b->arrived == wanted) {
         if (b != &block_barrier) {
             b->asleep[emulator_thread / 32] |= 1u << emulator_thread % 32;
@@ -229,18 +239,19 @@ static void arrive(Barrier* b, unsigned wanted) {
         b->asleep[emulator_thread / 32] |= 1u << emulator_thread % 32;
         fall_asleep();
     }
+    asked_from[emulator_thread] = NULL;
 }
 
 int emulator_barrier(int x) {
     shadow_wait(SHADOW_HERE);
     block_barrier.sum += x;
-    arrive(&block_barrier, alive);
+    arrive(&block_barrier, alive, SHADOW_HERE);
     return block_barrier.sum_of_turn;
 }
 
 void emulator_barrier_of(int id, int wanted) {
     if (id < 0 || id >= BARRIERS) { emulator_die("barrier %d: a block has %d", id, BARRIERS); }
-    arrive(&named[id], (unsigned)wanted);
+    arrive(&named[id], (unsigned)wanted, SHADOW_HERE);
 }
 
 /* Lanes that exchange, found by the lowest lane. Two sets of slots take turns: no lane writes the second set before all lanes
@@ -264,7 +275,8 @@ static inline bool exchange_if_all_came(Exchange* x, unsigned warp) {
 
 const EmulatorSlots* emulator_exchange(unsigned mask, uint64_t first, uint64_t second, uint64_t third) {
     const unsigned lane = emulator_thread % 32, warp = emulator_thread / 32;
-    if (!(mask >> lane & 1)) { emulator_die("lane %u waits for lanes %08x, of which it is none", lane, mask); }
+    asked_from[emulator_thread] = SHADOW_HERE;
+    if (!(mask >> lane & 1)) { emulator_die("lane %u takes part in an exchange whose mask, %08x, lacks it", lane, mask); }
     Exchange* x = &exchanges[warp][__builtin_ctz(mask)];
     EmulatorSlots* slots = &x->slots[x->turn % 2];
     if (x->arrived == 0) {
@@ -276,6 +288,7 @@ const EmulatorSlots* emulator_exchange(unsigned mask, uint64_t first, uint64_t s
     memcpy(&slots->at[lane], mine, sizeof mine);
     x->arrived |= 1u << lane;
     if (!exchange_if_all_came(x, warp)) { fall_asleep(); }
+    asked_from[emulator_thread] = NULL;
     return slots;
 }
 

@@ -117,7 +117,7 @@ inline T emulator_shuffle(unsigned mask, T value, unsigned from, bool inside = t
     memcpy(&mine, &value, sizeof value);
     const EmulatorSlots* all = emulator_exchange(mask, mine);
     if (!inside) { return value; }
-    if (!(all->lanes >> from & 1)) { emulator_die("a shuffle reads lane %u, but only %08x came", from, all->lanes); }
+    if (!(all->lanes >> from & 1)) { emulator_die("a shuffle reads lane %u, but only the lanes %08x came", from, all->lanes); }
     memcpy(&value, &all->at[from], sizeof value);
     return value;
 }

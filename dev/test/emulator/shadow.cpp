@@ -229,6 +229,7 @@ static std::string place(uint32_t line, const Calls* from) {
         const char *const function = all[i].c_str(), *const file = all[i + 1].c_str();
         std::string at(file, strcspn(file, " \n"));
         if (!first.empty() && (strstr(function, "std::") || strstr(function, "auto:1"))) { break; }  // the launch
+        if (!first.empty() && !strncmp(function, "operator()", 10)) { continue; }  // or a lambda in the kernel
         if (at.compare(0, strlen(here), here) == 0) { at = at.substr(strlen(here) + 1); }
         if (is_foreign(at)) {
             if (!first.empty()) { break; }  // who calls the kernel
@@ -406,7 +407,7 @@ static void outside(uintptr_t at, ShadowAccess how, uint32_t line) {
     if (at < 4096 || emulator_is_pinned((const void*)at)) { return; }
     if (!of_kernel.count(line)) {
         const std::vector<std::string> all = functions_at({line});
-        const std::string function = all.size() < 2 ? "" : all[all.size() - 2];  // a kernel's, or a launch's
+        const std::string function = all.empty() ? "" : all[0];  // of the table of symbols: a kernel, or a launch
         of_kernel[line] = all.size() > 1 && !is_foreign(all[1]) && function.find("auto:1") == std::string::npos &&
                           function.substr(0, function.find_first_of("(<")).find("std::") == std::string::npos;
     }
@@ -447,6 +448,12 @@ void shadow_wait(const void* line) {
     if (place(w.line, NULL) == place(here.line, NULL)) { return; }
     const Stamp other = {w.line, block_number, 0, 0, w.thread, 0, 0};
     fault("threads of a warp at two barriers", here.line, "waits", &other, "for those that wait");
+}
+
+void shadow_died(const char* rule, const void* line) {
+    if (!on_card) { return; }
+    fault("a rule of the card is broken", (uint32_t)(uintptr_t)line, rule);
+    stop();
 }
 
 void shadow_atomic(const void* p, size_t size, const void* line) {

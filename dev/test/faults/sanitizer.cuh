@@ -358,6 +358,24 @@ __global__ void barrier_in_a_branch(PARAMETERS) {
 }
 VERSION_OF(barrier_in_a_branch, rows.N, 32, 0)
 
+__global__ void half_a_mask(PARAMETERS) {
+    float square = square_of(x + blockIdx.x * rows.pitch, rows.C);
+    for (int k = 16; k > 0; k /= 2) { square += __shfl_xor_sync(0xffff, square, k); }  // FAULT a rule of the card is broken
+    FINISH(square);
+}
+VERSION_OF(half_a_mask, rows.N, 32, 0)
+
+__global__ void some_lanes_alone(PARAMETERS) {
+    float square = square_of(x + blockIdx.x * rows.pitch, rows.C);
+    if (threadIdx.x < 31) {
+        __syncwarp();  // FAULT a rule of the card is broken
+    } else {
+        __syncthreads();
+    }
+    FINISH(square);
+}
+VERSION_OF(some_lanes_alone, rows.N, 32, 0)
+
 __global__ void small_array_by_pointer(PARAMETERS) {
     __shared__ float small[8];
     __shared__ float sums[32];
