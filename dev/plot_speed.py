@@ -53,7 +53,7 @@ def draw(axis, machine, speeds):
 def draw_sweep(axis, rows, HD):
     """Draws, for a head dimension, how fast each kernel is beside the fastest of all at each length, and the one that is taken."""
     names = ["mma", "wgmma", "pairs", "walk"]
-    rows = sorted((int(row[1]), [float(ms) for ms in row[4:8]], row[-2]) for row in rows if int(row[0]) == HD)
+    rows = sorted((int(row[1]), [float(ms) for ms in row[4:8]], row[13]) for row in rows if int(row[0]) == HD)
     lengths = [T for T, _, _ in rows]
     best = [min(ms for ms in times if ms == ms) for _, times, _ in rows]
     for i, name in enumerate(names):
@@ -73,7 +73,7 @@ def sweep_rows(path):
             rows = [line.replace("|", " | ").split() for line in f]
     except OSError as error:
         fail(f"{path}: {error.strerror}")
-    rows = [row for row in rows if len(row) == 15 and row[3] == "|"]
+    rows = [row for row in rows if len(row) == 17 and row[3] == "|"]
     if not rows:
         fail(f"{path}: no lines of `bench_attention_cu sweep`")
     return rows

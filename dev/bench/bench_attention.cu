@@ -14,7 +14,8 @@
  * in 32,768 tokens, at 128 in 8,192, or in one row. It appends a line for each length to FILE, and begins with those that FILE
  * lacks, coarse steps first, until SECONDS are over: so a second call continues. `pairs` is a walk in two stages, `walk` one in
  * the stages that the program would take. The kernels run in two turns, in the opposite order, each for at least 60 ms; the
- * median counts. `dev/plot_speed.py --sweep FILE` draws the file.
+ * median counts. The error is the distance of wgmma's and walk's results; 1: a kernel gave other bits in its second turn.
+ * `dev/plot_speed.py --sweep FILE` draws the file.
  *
  * `./bench_attention variants` runs each mma and wgmma kernel, and the walk, with other tiles (a minute). A third word selects
  * one kind. It prints one line a variant: its error against the plain kernel (about 2e-3 in BF16; more is a bug), its registers
@@ -358,6 +359,28 @@ static void time_turn(std::vector<float>* ms, F launch) {
 enum { SWEEP_MMA, SWEEP_WGMMA, SWEEP_PAIRS, SWEEP_WALK, NUM_SWEEP };
 static const char* sweep_names[NUM_SWEEP] = {"mma", "wgmma", "pairs", "walk"};
 
+/* Returns the values of every 16th row of dqkv. */
+static std::vector<floatX> sixteenth(const Buffers* b, int B) {
+    const size_t rows = ceil_div((size_t)B * b->args.T, 16), bytes = b->args.qkv_pitch * sizeof(floatX);
+    std::vector<floatX> x(rows * b->args.qkv_pitch);
+    CUDA_CHECK(cudaMemcpy2D(x.data(), bytes, b->dqkv, 16 * bytes, bytes, rows, cudaMemcpyDeviceToHost));
+    return x;
+}
+
+/* Returns how far the results of two turns of two kernels and of a walk are apart: the relative L2 distance of the kernels and
+ * the walk; 1 if two turns of a kernel differ in any bit. */
+static double sweep_error(const std::vector<floatX> (&results)[2][2]) {
+    double diff = 0, norm = 0;
+    for (size_t i = 0; i < results[0][0].size(); i++) {
+        const double x = to_float(results[0][0][i]), e = x - to_float(results[1][0][i]);
+        diff += e * e, norm += x * x;
+    }
+    for (auto& turns : results) {
+        if (memcmp(turns[0].data(), turns[1].data(), turns[0].size() * sizeof(floatX)) != 0) { return 1; }
+    }
+    return sqrt(diff / norm);
+}
+
 /* Times the backward kernels at a length and appends a line to `file`. */
 static void sweep_length(FILE* file, int T, int HD) {
     const Shape s = {{(int)size_max(1, (HD == 64 ? 32768 : 8192) / (size_t)T), T, 32, 8, HD}, ""};
@@ -367,14 +390,17 @@ static void sweep_length(FILE* file, int T, int HD) {
     const size_t processors = (size_t)this_card()->processors;
     const WalkOrder pairs = walk_order_of(s.B, s.NKV, T, (order.tiles + 1) / 2, processors);
     std::vector<float> ms[NUM_SWEEP];
+    std::vector<floatX> results[2][2];  // of wgmma and walk, in two turns
     for (int i = 0; i < 2 * NUM_SWEEP; i++) {
         const int way = i < NUM_SWEEP ? i : 2 * NUM_SWEEP - 1 - i;
         const AttentionKernel kernel = way == SWEEP_MMA ? ATTENTION_MMA : ATTENTION_WGMMA;
         if (!attention_has_kernel(kernel, HD) || (way >= SWEEP_PAIRS && !this_card()->together)) { continue; }
+        CUDA_CHECK(cudaMemset(b.dqkv, 0xff, (size_t)s.B * T * b.args.qkv_pitch * sizeof(floatX)));
         time_turn(&ms[way], [&]() {
             if (way >= SWEEP_PAIRS) { return launch_order(&b, way == SWEEP_WALK ? order : pairs); }
             attention_backward_cuda(b.dqkv, b.scratch, b.dout, {b.qkv, b.out, b.lse}, s.B, b.args, 0, kernel);
         });
+        if (way == SWEEP_WGMMA || way == SWEEP_WALK) { results[way == SWEEP_WALK][i >= NUM_SWEEP] = sixteenth(&b, s.B); }
     }
     release(&b);
     const int chosen = attention_choose(ATTENTION_AUTO, CHOOSE_ATTENTION_BACKWARD, s.B, b.args);
@@ -388,7 +414,8 @@ static void sweep_length(FILE* file, int T, int HD) {
     for (FILE* out : {stdout, file}) {
         fprintf(out, "%3d %6d %3d |", HD, T, s.B);
         for (const float m : median) { fprintf(out, " %9.3f", m); }
-        fprintf(out, " | %3u x %3u | %-6s %6.3f\n", order.blocks, order.together, sweep_names[taken], best / median[taken]);
+        fprintf(out, " | %3u x %3u | %-6s %6.3f | %.1e\n", order.blocks, order.together, sweep_names[taken],
+                best / median[taken], results[1][0].empty() ? 0 : sweep_error(results));
         fflush(out);
     }
 }
@@ -404,7 +431,7 @@ static void bench_sweep(double seconds, const char* path) {
     }
     printf("%3s %6s %3s |", "HD", "T", "B");
     for (const char* name : sweep_names) { printf(" %6s ms", name); }
-    printf(" | blocks     | taken, best / taken\n");
+    printf(" | blocks    | taken, best / taken | error\n");
     int left = 0;
     for (int step = 32; step > 0; step /= 2) {
         for (int n = step; n <= 64; n += step) {
