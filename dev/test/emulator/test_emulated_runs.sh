@@ -133,7 +133,7 @@ cards_agree() {
     done
     wait
     cat "$tmp"/rank?.out
-    grep -x "memory  --recompute auto takes norm+swiglu,ffn:1" "$tmp/rank0.out" && same_bits agreed agreeing 1
+    grep -x "memory  --recompute auto takes norm+swiglu,ffn:1 with --zero 1" "$tmp/rank0.out" && same_bits agreed agreeing 1
 }
 
 zeros_repeat() { # zeros_repeat NAME "ZEROS" FLAGS...: the same bits however two cards share the model
