@@ -80,19 +80,19 @@ def read_weights(folder, tensors, tied):
     if not os.path.exists(paths[0]) and os.path.exists(index):
         with open(index, encoding="utf-8") as f:
             paths = [os.path.join(folder, p) for p in sorted(set(json.load(f)["weight_map"].values()))]
-    wanted, head = dict(tensors), None
+    known, wanted, head = dict(tensors), dict(tensors), None
     embedding = wanted["model.embed_tokens.weight"]
-    for path in paths:
+    for path in reversed(paths):  # of two tensors with one name, transformers takes that of the last file
         try:
             with safe_open(path, framework="pt") as f:
                 for name in f.keys():
                     w = f.get_tensor(name)
-                    if name.endswith("inv_freq"):
+                    if name.endswith("inv_freq") or (name in known and name not in wanted):
                         continue
                     if name == "lm_head.weight" and tied:
                         head = w
                     elif name not in wanted:
-                        die(f"{path}: tensor {name} is unknown or there twice")
+                        die(f"{path}: tensor {name} is unknown")
                     elif wanted[name].shape != w.shape:
                         die(f"{path}: {name} has shape {list(w.shape)}, wanted {list(wanted[name].shape)}")
                     else:

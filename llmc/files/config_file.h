@@ -71,23 +71,13 @@ enum { NUM_CONFIG_FIELDS = sizeof config_fields / sizeof *config_fields };
 // reading
 
 // Fields that would change what the model computes. Each must be absent, null, false or 0, otherwise the file is refused.
+// clang-format off
 static const char* const config_unsupported[] = {
-    "attention_bias",
-    "mlp_bias",
-    "quantization_config",
-    "sliding_window",
-    "num_local_experts",
-    "num_experts",
-    "n_routed_experts",
-    "layer_types",
-    "no_rope_layers",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "use_qk_norm",
-    "qk_norm",
-    "is_encoder_decoder",
-    "add_cross_attention",
+    "attention_bias", "mlp_bias", "quantization_config", "sliding_window", "num_local_experts", "num_experts",
+    "n_routed_experts", "layer_types", "no_rope_layers", "attn_logit_softcapping", "final_logit_softcapping", "use_qk_norm",
+    "qk_norm", "is_encoder_decoder", "add_cross_attention"
 };
+// clang-format on
 
 // the numbers of RoPE type llama3
 enum { ROPE_FACTOR, ROPE_LOW, ROPE_HIGH, ROPE_ORIGINAL, NUM_ROPE_NUMBERS };
@@ -347,19 +337,12 @@ static inline int config_pad_of(const char* source, int vocab_size) {
 
 /* Returns the known field whose name is one edit away from `key`; NULL if there is none, or if `key` is known itself. */
 static inline const char* config_meant(const char* key, size_t len) {
-    static const char* const others[] = {"bos_token_id",
-                                         "eos_token_id",
-                                         "rope_theta",
-                                         "rope_scaling",
-                                         "rope_parameters",
-                                         "rope_type",
-                                         "type",
-                                         "factor",
-                                         "low_freq_factor",
-                                         "high_freq_factor",
-                                         "original_max_position_embeddings",
-                                         "partial_rotary_factor",
-                                         "dtype"};
+    // clang-format off
+    static const char* const others[] = {
+        "bos_token_id", "eos_token_id", "rope_theta", "rope_scaling", "rope_parameters", "rope_type", "type", "factor",
+        "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "partial_rotary_factor", "dtype"
+    };
+    // clang-format on
     enum { UNSUPPORTED = sizeof config_unsupported / sizeof *config_unsupported, OTHERS = sizeof others / sizeof *others };
     const char* meant = NULL;
     for (int i = 0; i < NUM_CONFIG_FIELDS + UNSUPPORTED + OTHERS; i++) {

@@ -224,25 +224,14 @@ static inline bool text_rules_find_template(TextRules* r, Error* e) {
 /* Members that change the text of `transformers`, and that we do not compute: a warning names them, unless they are off. Those
  * of the first list count only where tokens are drawn. */
 static const char* const generation_drawing[] = {"min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"};
-static const char* const generation_unsupported[] = {"num_beams",
-                                                     "penalty_alpha",
-                                                     "dola_layers",
-                                                     "guidance_scale",
-                                                     "no_repeat_ngram_size",
-                                                     "min_length",
-                                                     "min_new_tokens",
-                                                     "bad_words_ids",
-                                                     "force_words_ids",
-                                                     "constraints",
-                                                     "suppress_tokens",
-                                                     "sequence_bias",
-                                                     "stop_strings",
-                                                     "token_healing",
-                                                     "begin_suppress_tokens",
-                                                     "forced_bos_token_id",
-                                                     "forced_eos_token_id",
-                                                     "watermarking_config",
-                                                     "exponential_decay_length_penalty"};
+// clang-format off
+static const char* const generation_unsupported[] = {
+    "num_beams", "penalty_alpha", "dola_layers", "guidance_scale", "no_repeat_ngram_size", "min_length", "min_new_tokens",
+    "bad_words_ids", "force_words_ids", "constraints", "suppress_tokens", "sequence_bias", "stop_strings", "token_healing",
+    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "watermarking_config",
+    "exponential_decay_length_penalty"
+};
+// clang-format on
 
 /* Reads a number from min on, up to max. Any other value is left out with a warning: it ends no job. */
 static inline void generation_number(const Json* j, const char* key, double min, double max, double* out, bool says) {

@@ -616,6 +616,23 @@ static inline void config_read_added(Tokenizer* t, const Json* j) {
     if (name[0]) { warn("%s: tokenizer.json has no token \"%s\", which transformers adds: here it stays text", j->path, name); }
 }
 
+/* Warns of members of tokenizer_config.json by which transformers changes the ids of tokenizer.json. Only some classes heed
+ * add_prefix_space. */
+static inline void tokenizer_warn_of_members(const Json* j) {
+    static const char* const classes[] = {"GPT2", "Qwen2", "Roberta", "CodeGen", "GPTNeoX"};
+    const JsonNode *root = json_root(j), *splits = json_get(j, root, "split_special_tokens");
+    const JsonNode* space = json_get(j, root, "add_prefix_space");
+    const char* kind = json_string(j, json_get(j, root, "tokenizer_class"), NULL);
+    if (splits && splits->type == JSON_TRUE) {
+        warn("%s: split_special_tokens is true: names of special tokens are text in transformers, here they are tokens",
+             j->path);
+    }
+    for (int i = 0; kind && space && space->type == JSON_TRUE && i < 5; i++) {
+        if (!text_starts(kind, classes[i])) { continue; }
+        warn("%s: add_prefix_space is true: transformers puts a space before each text, here it stays as it is", j->path);
+    }
+}
+
 /* Reads one of the two files, if it is there. *text (or NULL) becomes its text. *has_added: it has added_tokens_decoder. */
 static inline bool tokenizer_read_names(Tokenizer* t, const char* folder, const char* file, char** text, bool* has_added,
                                         Error* e) {
@@ -634,10 +651,7 @@ static inline bool tokenizer_read_names(Tokenizer* t, const char* folder, const 
     config_name(&j, "eos_token", &t->eos_name);
     config_name(&j, "pad_token", &t->pad_name);
     config_read_added(t, &j);
-    const JsonNode* splits = json_get_any(&j, json_root(&j), "split_special_tokens");
-    if (splits && splits->type == JSON_TRUE) {
-        warn("%s: split_special_tokens is true: names of special tokens are text in transformers, here they are tokens", path);
-    }
+    tokenizer_warn_of_members(&j);
     *has_added = json_get_any(&j, json_root(&j), "added_tokens_decoder") != NULL;
     json_free(&j);
     if (!text) { free(read); }

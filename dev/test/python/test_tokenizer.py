@@ -394,6 +394,12 @@ def test_tokens_that_transformers_would_add_are_named(tmp_path, lists):
         assert done.returncode == 0 and ('no token "<tool>"' in done.stderr) == missing, done.stderr
         tok.add_special_tokens(["<tool>"])
         tok.save(str(tmp_path / "tokenizer.json"))
+    # members by which transformers makes other ids
+    for member, kind in (("split_special_tokens", "PreTrainedTokenizerFast"), ("add_prefix_space", "GPT2Tokenizer")):
+        for on in (True, False):
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps({member: on, "tokenizer_class": kind}))
+            done = subprocess.run([TOKENIZE, "--tokenizer", tmp_path, "--jsonl"], input='{"text": "a"}', capture_output=True, text=True)
+            assert done.returncode == 0 and (f"{member} is true" in done.stderr) == on, done.stderr
 
 
 def test_bytes_missing_in_the_vocabulary_are_dropped_as_in_tokenizers(tmp_path):
