@@ -19,7 +19,8 @@
  *              reading it in place is slow: when it is transposed (its columns are contiguous), or when its rows are a
  *              multiple of 4096 bytes apart and would compete for the same few sets of the L1 cache.
  *
- * If the core has a matrix unit, matmul_amx.h computes the large products.
+ * If the core has a matrix unit, matmul_amx.h computes the large products. Of a product a a^T only the tiles are computed that
+ * reach the diagonal. matmul_general() mirrors the others.
  *
  *   GFLOP/s of one thread    forward    dx    dw     Layer qkv of d4, 1024 tokens, 256 -> 384: dev/bench/bench_layers.c with
  *   plain loops                    1     5     5     -DLLMC_PLAIN, with -DLLMC_NO_AMX and with neither. A Xeon at 2 GHz that
@@ -261,6 +262,7 @@ static inline MatrixView matmul_block(float* packed, MatrixView a, size_t rows, 
 static inline void matmul_vectors(MatmulSum s, void* scratch, MatrixView a, MatrixView b, size_t M, size_t N, size_t K) {
     float *packed_b = (float*)scratch, *packed_a_0 = packed_b + MATMUL_PACKED_B;
     const size_t kc = ceil_div(K, ceil_div(K, MATMUL_KC));  // runs of equal length
+    const bool half = !s.add && is_transpose(a, b);
     // A tall block pays off; where columns of A are read in pieces of its height, it is twice as tall. But each thread should
     // get about four blocks or more, because their costs differ.
     const size_t tallest = a.col == 1 ? MATMUL_MC : 2 * MATMUL_MC;
@@ -281,12 +283,20 @@ static inline void matmul_vectors(MatmulSum s, void* scratch, MatrixView a, Matr
                 const size_t rows = size_min(M - i, mc);
                 const MatrixView block = matmul_block(packed_a, view_from(a, i, k), rows, depth, mc);
                 for (size_t q = 0; q < cols; q += MATMUL_NR) {
+                    if (half && j + q + MATMUL_NR <= i) { continue; }
                     matmul_panel(rows, size_min(cols - q, MATMUL_NR), depth, block, by_rows(packed_b + q * depth, MATMUL_NR),
                                  sum_from(part, i, j + q));
                 }
             }
         }
     }
+}
+
+/* Copies what lies above the blocks on the diagonal of c (M, M) to below them. */
+static inline void matmul_mirror(float* c, size_t M) {
+    enum { ROWS = 32 };
+#pragma omp parallel for schedule(dynamic)
+    for (size_t i = ROWS; i < M; i += ROWS) { simd_transpose(c + i * M, M, c + i, M, i, size_min(M - i, ROWS)); }
 }
 
 /* Does the same without gaps between rows, on the matrix unit if there is one and the product is large enough to pay for its
@@ -296,10 +306,10 @@ static inline void matmul_general(float* c, void* scratch, const float* add, Mat
 #ifdef LLMC_AMX
     if (size_min(M, size_min(N, K)) >= MATMUL_AMX_EDGE && M * N * K >= MATMUL_AMX_SIZE && amx_available()) {
         amx_matmul(c, scratch, add, a, b, M, N, K);
-        return;
-    }
+    } else
 #endif
-    matmul_vectors(sum_in(c, add, N), scratch, a, b, M, N, K);
+        matmul_vectors(sum_in(c, add, N), scratch, a, b, M, N, K);
+    if (!add && is_transpose(a, b)) { matmul_mirror(c, M); }
 }
 
 /* Does matmul_forward() for a few rows. No element of w is used often enough to pay for packing it. */

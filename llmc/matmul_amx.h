@@ -220,6 +220,7 @@ static inline void amx_matmul(float* c, void* scratch, const float* add, MatrixV
                               size_t K) {
     uint32_t* packed_b = (uint32_t*)scratch;
     const size_t kc = round_up(ceil_div(K, ceil_div(K, AMX_KC)), AMX_DEPTH);  // runs of equal length
+    const bool half = !add && is_transpose(a, b);
     const size_t nc = AMX_PACKED_B / (kc / AMX_DEPTH * AMX_STEP) * AMX_PANEL;
     size_t mc = AMX_PANEL;
     if (a.col != 1) {  // read longer pieces of A's columns, but leave each thread about four blocks
@@ -245,6 +246,7 @@ static inline void amx_matmul(float* c, void* scratch, const float* add, MatrixV
                     amx_pack(packed_a, view_from(a, i, k), rows, depth, false);
                     for (size_t q = 0; q < cols; q += AMX_PANEL) {
                         for (size_t r = 0; r < rows; r += AMX_PANEL) {
+                            if (half && j + q + AMX_PANEL <= i + r) { continue; }
                             const size_t at = (i + r) * N + j + q;
                             amx_panel(c + at, from ? from + at : NULL, N, size_min(rows - r, AMX_PANEL),
                                       size_min(cols - q, AMX_PANEL), packed_a + r / AMX_PANEL * panel,

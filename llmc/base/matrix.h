@@ -24,6 +24,9 @@ static inline MatrixView transposed(MatrixView v) {
     return t;
 }
 
+/* Returns whether a b is a a^T, which is symmetric. */
+static inline bool is_transpose(MatrixView a, MatrixView b) { return a.data == b.data && a.row == b.col && a.col == b.row; }
+
 /* Returns the part of a view from element (i, j) on. */
 static inline MatrixView view_from(MatrixView v, size_t i, size_t j) {
     v.data += i * v.row + j * v.col;

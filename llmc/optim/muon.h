@@ -17,7 +17,8 @@
  * tensor of Hugging Face: q, k and v are three.
  *
  * PyTorch computes X in bfloat16. Here it is fp32; muon.cuh has the dtype of the weights. The last line of the loop is one
- * product here, (a I + C) X.
+ * product here, (a I + C) X. A is symmetric, so the other two are products of a matrix with its transpose, of which matmul.h
+ * computes half.
  */
 #ifndef LLMC_MUON_H
 #define LLMC_MUON_H
@@ -100,7 +101,7 @@ static inline void muon_orthogonalize(float* x, size_t rows, size_t cols, void* 
         const float* from = step % 2 ? x : copy;
         const MatrixView rows_of = by_rows(from, cols), wide = tall ? transposed(rows_of) : rows_of;
         muon_product(gram, room, wide, transposed(wide), m, m, k);
-        muon_product(poly, room, by_rows(gram, m), by_rows(gram, m), m, m, m);
+        muon_product(poly, room, by_rows(gram, m), transposed(by_rows(gram, m)), m, m, m);
 #pragma omp parallel for schedule(static)
         for (size_t i = 0; i < m * m; i++) {
             poly[i] = (float)MUON_B * gram[i] + (float)MUON_C * poly[i] + (i % (m + 1) ? 0 : (float)MUON_A);
