@@ -5,6 +5,7 @@ of the zoo, and a prediction against the measured time. learn.py --check [FILE..
 as it begins, and pass with its solution; FILE is rmsnorm, softmax ... or predict."""
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,7 @@ def check(everything, files):
 
 
 def main():
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     everything, words = exercises(), sys.argv[1:]
     if {"-h", "--help"} & set(words):
         sys.exit(print(__doc__))

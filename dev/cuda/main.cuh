@@ -170,7 +170,8 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
             path = argv[++i];
         } else if (word == "--shape" && more) {
             shape = argv[++i];
-            if (*read_sizes(shape, &own) && strcmp(shape, "classic") != 0 && strcmp(shape, "large") != 0) {
+            const bool is_whole = !*read_sizes(shape, &own) && own.n[0];
+            if (!is_whole && strcmp(shape, "classic") != 0 && strcmp(shape, "large") != 0) {
                 fprintf(stderr, "error: %s: --shape is %s, wanted classic, large or sizes such as 4096,1024\n", file, shape);
                 return 2;
             }
@@ -182,9 +183,11 @@ static int zoo(int argc, char** argv, const char* file, std::vector<Ladder> ladd
             name = argv[i];
         } else {
             fprintf(stderr,
-                    "error: %s: unknown word '%s'; ladders and versions are: %s\n"
+                    "error: %s: %s '%s'; ladders and versions are: %s\n"
                     "  hint: %s [LADDER] [N...] [--test] [--shape classic|large|N,C] [--json FILE] [--predict CARD]\n",
-                    file, argv[i], names_of(ladders).c_str(), file);
+                    file,
+                    word == "--json" || word == "--shape" || word == "--predict" ? "a value is missing behind" : "unknown word",
+                    argv[i], names_of(ladders).c_str(), file);
             return 2;
         }
     }

@@ -121,7 +121,9 @@ static int predict(const char* of, const char* file, const std::vector<Ladder>& 
     for (std::string line; std::getline(in, line);) {
         const std::string name = text_of(line, "gpu");
         names += name.empty() || is_file ? "" : ", " + name;
-        if (name.empty() || (!is_file && name.find(of) == std::string::npos)) { continue; }
+        if (name.empty() || (!is_file && (" " + name + " ").find(" " + std::string(of) + " ") == std::string::npos)) {
+            continue;
+        }
         lines.push_back(line);
         results |= !text_of(line, "ladder").empty();
         gpu = name, about = text_of(line, "about", about);
@@ -142,6 +144,8 @@ static int predict(const char* of, const char* file, const std::vector<Ladder>& 
     printf("%s%s%s\n", gpu.c_str(), about.empty() ? "" : ": ", about.c_str());
     printf("copy %.4g GB/s, a trip %.4g ns, a launch %.3g us, %.4g G instructions/s of threads, products %.4g TFLOP/s in %s\n",
            1e-9 * card.copy, 1e9 * card.trip, 1e6 * card.launch, 1e-9 * card.lanes, 1e-12 * card.product, PRECISION_NAME);
+    std::string left_out;
+    int predicted = 0;
     for (const Ladder& l : ladders) {
         if (ladder && strcmp(ladder, l.name)) { continue; }
         std::vector<Shape> shapes = own.n[0] ? std::vector<Shape>(1, own) : l.classic;
@@ -154,13 +158,16 @@ static int predict(const char* of, const char* file, const std::vector<Ladder>& 
             const size_t given = 6 - (size_t)std::count(s.n, s.n + 6, (size_t)0);
             std::string sizes = sizes_of(l, s);
             if (given != wanted) {
-                fprintf(stderr, "%s %s takes the sizes %s: left out\n", file, l.name, l.sizes);
+                left_out += "; " + std::string(l.name) + " takes the sizes " + l.sizes;
                 continue;
             }
+            predicted++;
             printf("\n%s %s %s, ms; the greatest of four (*), launches and more add up\n", file, l.name, sizes.c_str());
             predict_ladder(l, numbers, s, card.major == 7 ? 75 : card.major == 9 ? 90 : 80);
         }
     }
+    if (!predicted) { die("%s: no prediction for %s%s", file, shape ? shape : "it", left_out.c_str()); }
+    if (!left_out.empty()) { printf("\nleft out%s\n", left_out.c_str()); }
     return 0;
 }
 

@@ -73,6 +73,9 @@ if [ "${1:-}" = sanitizer ]; then
     done <"$tmp/faults"
     check "versions are listed if one is not there" sh -c 'build/emulated/FP32_90_sanitized/zoo/rmsnorm forward 99 2>&1 |
         grep -q "no version 99; there are forward 1 2 3"'
+    for line in "A10|no such card .* A100 SXM" "A100 --shape 1,2,3|no prediction for 1,2,3; forward takes the sizes N,C" "A100 --shape 0,8|wanted classic"; do
+        check "--predict ${line%|*}" sh -c "build/emulated/FP32_90_sanitized/zoo/rmsnorm --predict ${line%|*} 2>&1 | grep '${line#*|}'"
+    done
     for line in 'static float mine = one + two;|^[^ ]*mine.cuh:1:21: error: .*one' \
         "__device__ float two = 2;|mine.cuh: it adds no version to a ladder, so nothing of it would run"; do
         echo "${line%%|*}" >"$tmp/mine.cuh"
