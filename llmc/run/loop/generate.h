@@ -97,18 +97,17 @@ static inline void generator_emit(Generator* g, const char* text, size_t len) {
     g->text[g->text_len] = 0;
 }
 
-/* Emits the characters that one more token completes, or the id if there is no text for it. */
+/* Emits the characters that one more token completes, or without a tokenizer the id. A padded vocabulary has ids without text,
+ * of which transformers writes nothing, either. */
 static inline void generator_emit_token(Generator* g, int id) {
     size_t len = 0;
     char number[16];
-    if (g->tokenizer && id < g->tokenizer->vocab_size) {
+    if (!g->tokenizer) {
+        len = (size_t)snprintf(number, sizeof number, g->text_len ? " %d" : "%d", id);
+        generator_emit(g, number, len);
+    } else if (id < g->tokenizer->vocab_size) {
         const char* text = decoder_push(&g->decoder, id, &len);
         generator_emit(g, text, len);
-    } else {
-        // a padded vocabulary has ids without text
-        const char* format = g->tokenizer ? "<%d>" : g->text_len ? " %d" : "%d";
-        len = (size_t)snprintf(number, sizeof number, format, id);
-        generator_emit(g, number, len);
     }
 }
 
