@@ -530,10 +530,11 @@ static inline void encode_added(TokenEncoder* enc, const uint8_t* s, const uint8
         if (stop > start && normalized) { encode_plain(enc, start, stop); }
         if (stop > start && !normalized) { encode_added(enc, start, stop, specials, TOKEN_NORMALIZED); }
         if (!name) { break; }
-        token_list_add(&enc->out, name->id);
-        s += name->len;  // a name may begin in the white space, too
+        s += name->len;  // a name may begin in the white space of a token, too, or stand in it
         if ((flags & TOKEN_RSTRIP) && s > blank) { blank = space_end(s, end); }
-        start = flags & TOKEN_RSTRIP ? blank : s;
+        stop = flags & TOKEN_RSTRIP ? blank : s;
+        if (!(flags & TOKEN_LSTRIP) || stop > start) { token_list_add(&enc->out, name->id); }
+        start = stop;
     }
 }
 
