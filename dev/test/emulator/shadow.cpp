@@ -79,7 +79,8 @@ static std::vector<uint16_t> symbol_of;        // of each 4 bytes of `statics`; 
 static std::map<uintptr_t, size_t> functions;  // addresses and sizes
 static std::map<uintptr_t, size_t> allowed;    // functions and their dynamic shared memory
 static unsigned faults;
-static std::set<std::pair<std::string, uint32_t>> told;
+static std::set<std::pair<std::string, uint32_t>> told;  // kinds and addresses
+static std::set<std::string> printed;                    // kinds and places: the compiler may have copied a line
 
 // ---------------------------------------------------------------------------------------------------------------------
 // what happened before
@@ -262,8 +263,10 @@ static std::string thread_of(uint32_t block, unsigned thread) {
 /* Counts a fault, and prints it unless this line has had its kind before. */
 static void fault(const char* kind, uint32_t line, const std::string& what, const Stamp* other = NULL, const char* did = "") {
     faults++;
-    if (!told.insert({kind, line}).second || told.size() > MOST_PRINTED) { return; }
-    printf("%s: %s\n    %s", kind, place(line, on_card ? &calls[emulator_thread] : NULL).c_str(), what.c_str());
+    if (!told.insert({kind, line}).second || printed.size() >= MOST_PRINTED) { return; }
+    const std::string head = kind + (": " + place(line, on_card ? &calls[emulator_thread] : NULL));
+    if (!printed.insert(head).second) { return; }
+    printf("%s\n    %s", head.c_str(), what.c_str());
     if (on_card) { printf("\n    by %s", thread_of(block_number, emulator_thread).c_str()); }
     if (other) {
         printf("\n    %s by %s, at %s", did, thread_of(other->block, other->thread).c_str(), place(other->line, NULL).c_str());
@@ -274,7 +277,8 @@ static void fault(const char* kind, uint32_t line, const std::string& what, cons
 unsigned shadow_faults(void) { return faults; }
 
 [[noreturn]] static void stop(void) {
-    printf("the sanitizer found %u faults at %zu places\n", faults, told.size());
+    printf("the sanitizer found %u fault%s at %zu place%s\n", faults, faults == 1 ? "" : "s", printed.size(),
+           printed.size() == 1 ? "" : "s");
     fflush(stdout);
     _Exit(1);
 }
