@@ -80,7 +80,8 @@ def read_weights(folder, tensors, tied):
     if not os.path.exists(paths[0]) and os.path.exists(index):
         with open(index, encoding="utf-8") as f:
             paths = [os.path.join(folder, p) for p in sorted(set(json.load(f)["weight_map"].values()))]
-    known, wanted, head = dict(tensors), dict(tensors), None
+    wanted, head = dict(tensors), None
+    known = set(wanted)
     embedding = wanted["model.embed_tokens.weight"]
     for path in reversed(paths):  # of two tensors with one name, transformers takes that of the last file
         try:
