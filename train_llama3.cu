@@ -75,7 +75,7 @@ typedef struct {
 
 static const Recomputed ALL_GROUPS = {true, true, true};  // of activations
 
-/* A pass through the layers: over a batch, or over new rows of one sequence, which multiply in 16 bits. */
+/* A pass through the layers: over a batch, or over new rows of one sequence: in 16 bits, unless blocks are frozen in 8. */
 typedef enum { BATCH, DECODE } Pass;
 
 enum { HEAD_ROWS = 4096 };  // tokens whose logits exist at one time; 8192 and 16384 take more memory and gain no time
@@ -149,7 +149,7 @@ static Linear linear_at(const Llama* m, LinearKind kind, int l, const floatX* w,
     r.w = w;
     r.dw = grad_at(m, linear_params[kind], l);
     linear_shape(&m->config, kind, &r.OC, &r.C);
-    if (pass == BATCH) { r.fp8 = fp8_copies_of(&m->fp8, kind, l < 0 ? 0 : l); }
+    if (pass == BATCH || (m->fp8.frozen && l >= 0)) { r.fp8 = fp8_copies_of(&m->fp8, kind, l < 0 ? 0 : l); }
     r.lora = lora_at(&m->config, &m->trained, kind, l);
     r.adapters = m->weights.trained;
     r.dadapters = {m->grads.all, m->grads.fp32};
@@ -277,8 +277,8 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->queue.counts = m->runner.state ? m->runner.state->quantised : NULL;
     }
     if (m->in_fp8) {
-        fp8_lay_out_copies(&m->fp8, c, &m->table, m->head_in_fp8, m->sharded != NULL, &mem[MEM_FP8]);
-        fp8_lay_out_factors(&m->fp8, &m->queue, N, rows, o->train, w);
+        fp8_lay_out_copies(&m->fp8, c, &m->table, m->head_in_fp8, m->sharded != NULL, m->weights.params, &mem[MEM_FP8]);
+        fp8_lay_out_factors(&m->fp8, &m->queue, size_max(N, o->cache_len > 0 ? DECODE_ROWS : 0), rows, o->train, w);
     }
     if (o->cache_len > 0) {
         Arena* a = &mem[MEM_CACHE];
@@ -323,7 +323,7 @@ static Llama llama_open(const ModelConfig* c, const ModelUse* use, const Options
     m.grads.buckets = buckets_list(&m.trained);
     if (ranks > 1 || m.weights.host) { m.exchange.buckets = m.grads.buckets; }
     if (ranks > 1) { m.weights.shards = m.exchange.buckets; }
-    m.fp8.apart = m.exchange.buckets.count > 0;
+    m.fp8.frozen = lora || !use->train, m.fp8.apart = m.exchange.buckets.count > 0 && !m.fp8.frozen;
     ArenaRanges own = ranks > 1 ? shard_ranges(&m.exchange.buckets, use->rank) : ArenaRanges{NULL, 0};
     m.weights.held = ranks > 1 ? held_state(&m.trained, &own) : held_whole(&m.trained);
     free(own.items);
@@ -838,7 +838,7 @@ static bool trainer_name_not_finite(void* model, char name[TENSOR_TEXT]) {
     FiniteSearch gradients = search_on_gpu(&m->queue, name), f = gradients;
     search_gradients(&gradients, &m->grads, &m->exchange);
     llama_forward(m);  // all ranks run it, whatever each finds
-    search_weights(&f, &m->weights, &m->table);
+    if (!m->fp8.in_place) { search_weights(&f, &m->weights, &m->table); }
     if (m->config.lora.rank > 0) { search_arena(&f, "", &m->trained, m->weights.trained, sizeof(floatX)); }
     for (int l = 0; l < m->config.num_layers; l++) { search_block(&f, m, l); }
     llama_loss(m, 0.0f, false);

@@ -64,11 +64,11 @@ def fp8_head(h, w):
 
 
 def use_fp8(model, head=False):
-    """Makes the linear layers of a model's blocks compute as with --fp8, and with `head` the head as with --fp8-head. Returns
-    the model."""
+    """Makes the linear layers of a model's blocks compute as with --fp8, and with `head` the head as with --fp8-head; adapters
+    stay as they are. Returns the model."""
     for block in model.blocks:
         for layer in (block.qkv, block.o, block.gate_up, block.down):
-            layer.__class__ = Fp8Linear
+            (layer.base if model.lora else layer).__class__ = Fp8Linear
     if head:
         model.project = fp8_head
     return model

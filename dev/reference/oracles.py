@@ -156,7 +156,7 @@ def exact_muon():
 def errors_of_kinds(model, new_optimizer, batch, want, clip):
     """Returns the metadata of write_state() about PyTorch's own errors in every 16-bit kind that the model allows."""
     meta, kinds = {}, TYPES_16BIT
-    if fits_fp8(model.c, batch[0].numel()) and not model.lora:
+    if fits_fp8(model.c, batch[0].numel()):
         kinds += (FP8,) + ((FP8_HEAD,) if model.c.vocab_size % 16 == 0 else ())
     for kind, dtype, loss_scale in kinds:
         for name, errors in gradient_errors_16bit(model, dtype, loss_scale, batch, kind).items():
@@ -256,7 +256,7 @@ PAIRS = {
 # pairs with adapters beside the weights of another pair: their folders hold adapters alone
 LORA_PAIRS = {
     "lora_all": dict(base="gqa2_untied_rope8", rank=3, alpha=4.5, on=LORA_ON["all"], batch=2, seq=24),
-    "lora_some": dict(base="tied_gqa4_rope32", rank=8, alpha=16, on=["k_proj", "v_proj", "o_proj", "up_proj"], batch=2, seq=32),
+    "lora_some": dict(base="fp8_head", rank=8, alpha=16, on=["k_proj", "v_proj", "o_proj", "up_proj"], batch=2, seq=24),
 }
 
 # fixed, not selected

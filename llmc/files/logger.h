@@ -344,12 +344,14 @@ static inline void log_sources(FILE* f, const SourceLosses* sources) {
 
 /* Logs the shares of counts (NUM_QUANTISED), for the kinds that have any; nothing if there are none. */
 static inline void log_quantised(FILE* f, const QuantiseCounts* counts) {
-    if (counts[QUANTISED_WEIGHT].values == 0) { return; }
+    char before = '{';
+    if (counts[QUANTISED_NORM].values == 0) { return; }
     log_key(f, "quantised");
     for (int i = 0; i < NUM_QUANTISED; i++) {
         const QuantiseCounts* c = &counts[i];
         if (c->values == 0) { continue; }
-        fprintf(f, "%c\"%s\":[", i ? ',' : '{', quantised_names[i]);
+        fprintf(f, "%c\"%s\":[", before, quantised_names[i]);
+        before = ',';
         json_write_double(f, (double)c->flushed / (double)c->values);
         fputc(',', f);
         json_write_double(f, (double)c->subnormal / (double)c->values);

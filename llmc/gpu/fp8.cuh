@@ -10,6 +10,10 @@
  * Weights are quantised before the first step and after each update. Validation and --eval --fp8 compute as training does.
  * Text is generated in BF16.
  *
+ * Frozen weights (--lora, --eval) are quantised once, when they are loaded. Both copies of a matrix, a byte a weight each, then
+ * take its place, so --fp8 needs no memory for them. They have no dW, and a sample's blocks multiply in 8 bits, too. Adapters
+ * multiply in BF16. Blocks that are gathered keep their BF16 weights, and have copies in their slots.
+ *
  * The head is one more weight, outside of the blocks, so it has one copy of each kind. It takes the tokens in chunks, and the
  * gradients of a chunk's logits overwrite the shared buffer: so a pass quantises its x chunk by chunk. `largest` of x and of
  * the gradient covers the chunks so far, in their order. A head that is also the embedding stays in 16 bits as the embedding.
@@ -20,11 +24,11 @@
  * copies of the gathered blocks alone, one a slot (fp8_follow_slot()); the head's copies are made as in ZeRO 1. All ranks have
  * the same weights and scales, so they make the same copies. --offload weights does as ZeRO 3, on the stream of its gathers.
  *
- * Counts: each rank counts the values that it quantises, and rank 0 logs its own counts. With several GPUs or --offload,
- * weights are counted in a buffer of their own. fp8_take_counts() copies it at the update, where the streams are synchronized:
- * a step then reports the weights that it computed with. Otherwise it reports the weights after its update.
+ * Counts: each rank counts the values that it quantises, except frozen weights. Rank 0 logs its own counts. With several GPUs
+ * or --offload, weights are counted in a buffer of their own. fp8_take_counts() copies it at the update, where the streams are
+ * synchronized: a step then reports the weights that it computed with. Otherwise it reports the weights after its update.
  *
- * Limits: BF16, compute capability 9.0, no adapters, and widths, a rank's tokens of a micro-batch and, for the head, the
+ * Limits: BF16, compute capability 9.0, and widths, a rank's tokens of a micro-batch and, for the head, the
  * vocabulary in multiples of 16.
  */
 #ifndef LLMC_FP8_CUH
@@ -44,6 +48,9 @@ typedef struct {
     QuantisedWeights of[NUM_LINEARS];  // the copies of the first block; the copies of the other blocks follow
     int blocks;                        // blocks with room for copies: all, or slots of them; block l has number l % blocks
     bool gathered;                     // slots, which are filled as blocks are gathered
+    bool frozen;                       // no step changes the weights
+    bool in_place;                     // the copies of the blocks lie where their weights lay, which were finite when loaded
+    bool made;                         // the copies of frozen weights have been made
     bool apart;                        // a stream other than the model's makes the copies, and counts in a buffer of its own
     size_t first_block, block;         // elements of the arena before the first block, and from one to the next
     size_t first[BLOCK_LINEARS];       // elements from a block's start to the weight
@@ -67,7 +74,6 @@ typedef struct {
  * micro-batch; words: the flags that set them */
 static inline void fp8_check(const ModelConfig* c, bool head, size_t tokens, const char* words) {
     if (!IS_BF16) { die_usage("--fp8: this is a build for %s, wanted PRECISION=BF16", PRECISION_NAME); }
-    if (c->lora.rank > 0) { die_usage("--fp8: the run trains adapters (--lora), wanted one that trains all weights"); }
     const struct {
         const char* name;
         int64_t size;
@@ -101,11 +107,12 @@ static inline void fp8_check_device(const Device* d) {
 }
 
 /* Lays out the copies of the blocks, or of the slots if blocks are `gathered`; with `head` also of the head. table: all
- * weights */
+ * weights, which lie at `weights` unless they are gathered */
 static inline void fp8_lay_out_copies(Fp8* f, const ModelConfig* c, const ParamTable* table, bool head, bool gathered,
-                                      Arena* memory) {
+                                      floatX* weights, Arena* memory) {
     f->blocks = gathered ? GATHER_SLOTS : c->num_layers;
     f->gathered = gathered;
+    f->in_place = f->frozen && !gathered;
     f->first_block = param_offset(table, P_INPUT_NORM, 0);
     f->block = c->num_layers > 1 ? param_offset(table, P_INPUT_NORM, 1) - f->first_block : 0;
     f->head = param_offset(table, P_LM_HEAD, -1);
@@ -116,29 +123,35 @@ static inline void fp8_lay_out_copies(Fp8* f, const ModelConfig* c, const ParamT
         QuantisedWeights* w = &f->of[i];
         linear_shape(c, (LinearKind)i, &w->R, &w->C);
         const size_t R = (size_t)w->R, C = (size_t)w->C, count = i == LINEAR_HEAD ? 1 : (size_t)f->blocks;
-        w->rows = take<uint8_t>(memory, count * R * C);
-        w->columns = take<uint8_t>(memory, count * R * C);
+        if (f->in_place && i != LINEAR_HEAD) {
+            w->rows = (uint8_t*)(weights + f->first_block + f->first[i]);
+            w->columns = w->rows + R * C;
+        } else {
+            w->rows = take<uint8_t>(memory, count * R * C);
+            w->columns = take<uint8_t>(memory, count * R * C);
+        }
         w->scales = take<float>(memory, count * (R + C));
     }
 }
 
-/* Lays out the buffer of one factor of a product, and with `train` the buffer of two transposes. N: rows of a block
- * chunk: rows of the head */
+/* Lays out the buffer of one factor of a product, and unless weights are frozen the buffer of two transposes.
+ * N: rows of a block; chunk: rows of the head; train: there is a backward pass */
 static inline void fp8_lay_out_factors(Fp8* f, Queue* q, size_t N, size_t chunk, bool train, Arena* memory) {
     size_t most_bytes = 0, most_transposed = 0;
     for (int i = 0; i < NUM_LINEARS; i++) {
         const size_t R = (size_t)f->of[i].R, C = (size_t)f->of[i].C, rows = i == LINEAR_HEAD ? chunk : N;
         most_bytes = size_max(most_bytes, rows * size_max(train ? quantised_pitch(R) : 0, quantised_pitch(C)));
+        if (f->in_place) { most_bytes = size_max(most_bytes, R * C * sizeof(floatX)); }  // see fp8_replace_weights()
         most_transposed = size_max(most_transposed, (R + C) * quantised_pitch(rows));
     }
     q->quantised.data = take<uint8_t>(memory, most_bytes);
     q->quantised.scale = take<float>(memory, N);
-    if (train) {
+    if (!f->frozen) {
         q->transposes = take<uint8_t>(memory, most_transposed);
         for (float*& scale : q->transpose_scale) { scale = take<float>(memory, 1); }
         f->largest = take<uint32_t>(memory, f->num_largest);
     }
-    f->counts = f->apart ? take<QuantiseCounts>(memory, 1) : q->counts ? q->counts + QUANTISED_WEIGHT : NULL;
+    f->counts = f->frozen ? NULL : f->apart ? take<QuantiseCounts>(memory, 1) : q->counts + QUANTISED_WEIGHT;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -148,8 +161,9 @@ static inline void fp8_lay_out_factors(Fp8* f, Queue* q, size_t N, size_t chunk,
 static inline QuantisedWeights fp8_copies(const Fp8* f, int product, int l) {
     QuantisedWeights w = f->of[product];
     const size_t at = (size_t)(l % f->blocks), R = (size_t)w.R, C = (size_t)w.C;
-    w.rows += at * R * C;
-    w.columns += at * R * C;
+    const size_t block = f->in_place ? f->block * sizeof(floatX) : R * C;
+    w.rows += at * block;
+    w.columns += at * block;
     w.scales += at * (R + C);
     return w;
 }
@@ -185,6 +199,19 @@ static inline void fp8_quantise_weights(const Fp8* f, const floatX* block, int l
     for (int i = 0; i < BLOCK_LINEARS; i++) { fp8_quantise_product(f, i, block + f->first[i], l, count, profiler, stream); }
 }
 
+/* Makes the copies of all blocks, which begin at `first`, in place of their matrices. Meanwhile the buffer of a product's
+ * factor holds the matrix. */
+static inline void fp8_replace_weights(const Fp8* f, const Queue* q, const floatX* first) {
+    floatX* room = (floatX*)q->quantised.data;
+    for (int i = 0; i < f->blocks * BLOCK_LINEARS; i++) {
+        const int l = i / BLOCK_LINEARS, product = i % BLOCK_LINEARS;
+        const size_t size = (size_t)f->of[product].R * (size_t)f->of[product].C;
+        const floatX* matrix = first + (size_t)l * f->block + f->first[product];
+        CUDA_CHECK(cudaMemcpyAsync(room, matrix, size * sizeof(floatX), cudaMemcpyDeviceToDevice, q->stream));
+        fp8_quantise_product(f, product, room, l, 1, q->profiler, q->stream);
+    }
+}
+
 /* Makes the copies of the head; nothing without --fp8-head. */
 static inline void fp8_quantise_head(const Fp8* f, const WeightArena* a, Profiler* profiler, cudaStream_t stream) {
     size_t run = 0;
@@ -192,11 +219,16 @@ static inline void fp8_quantise_head(const Fp8* f, const WeightArena* a, Profile
 }
 
 /* Makes the copies of all weights, except those that are made as blocks are gathered; nothing without --fp8. Call it when
- * weights are loaded or drawn and, with one GPU, after the update. */
-static inline void fp8_refresh(const Fp8* f, const Queue* q, const WeightArena* a) {
-    if (!f->of[0].rows) { return; }
+ * weights are loaded or drawn and, with one GPU, after the update. Of frozen weights the first call makes them. */
+static inline void fp8_refresh(Fp8* f, const Queue* q, const WeightArena* a) {
+    if (!f->of[0].rows || f->made) { return; }
+    f->made = f->frozen;
     if (f->apart) { CUDA_CHECK(cudaMemsetAsync(f->counts, 0, sizeof *f->counts, q->stream)); }
-    if (!f->gathered) { fp8_quantise_weights(f, a->params + f->first_block, 0, f->blocks, q->profiler, q->stream); }
+    if (f->in_place) {
+        fp8_replace_weights(f, q, a->params + f->first_block);
+    } else if (!f->gathered) {
+        fp8_quantise_weights(f, a->params + f->first_block, 0, f->blocks, q->profiler, q->stream);
+    }
     fp8_quantise_head(f, a, q->profiler, q->stream);
 }
 
@@ -205,7 +237,7 @@ static inline void fp8_refresh(const Fp8* f, const Queue* q, const WeightArena* 
 static inline void fp8_follow(const Fp8* f, const Exchange* x, int bucket, const WeightArena* a) {
     const Bucket* b = &x->buckets.items[bucket];
     const bool last = bucket + 1 == x->buckets.count || b[1].layer != b->layer;
-    if (!f->of[0].rows || !last) { return; }
+    if (!f->of[0].rows || f->frozen || !last) { return; }
     if (b->layer == f->head_layer) { fp8_quantise_head(f, a, x->profiler, x->stream); }
     if (f->gathered || b->layer < 0 || b->layer >= f->blocks) { return; }
     const floatX* block = a->params + f->first_block + (size_t)b->layer * f->block;

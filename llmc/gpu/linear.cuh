@@ -194,11 +194,13 @@ static inline void lora_dw(const Queue* q, const Linear* l, const floatX* dy, co
 // ---------------------------------------------------------------------------------------------------------------------
 // a matrix
 
-/* Writes y (N, OC) from x (N, C); adds residual (N, OC) unless it is NULL; residual may be y. */
+/* Writes y (N, OC) from x (N, C); adds residual (N, OC) unless it is NULL; residual may be y. In 8 bits N is rounded up to a
+ * multiple of 16: generation has room for more rows. */
 static inline void linear(const Queue* q, floatX* y, const Linear* l, const floatX* x, const floatX* residual, size_t N) {
     const LinearSpec* spec = &linear_specs[l->kind];
     const bool in8 = l->fp8.rows.data;
     if (in8 && !spec->x_made) { fp8_quantise(q, fp8_x(q, l), spec->x, x, N, l->C); }
+    if (in8) { N = round_up(N, QUANTISE_WIDTH); }
     const Operand of_x = in8 ? fp8_operand(fp8_x(q, l), FP8_FAST_FORWARD) : operand(x, pitch_of(l->C));
     const Operand of_w = in8 ? fp8_operand(l->fp8.rows, FP8_FAST_FORWARD) : operand(l->w, l->C);
     {

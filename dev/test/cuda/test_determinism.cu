@@ -411,10 +411,9 @@ static void check_near(const Outcome* fp8, const Outcome* bf16, const Outcome* o
     CHECK(fp8->hash != other->hash, "the bits are those without");
 }
 
-static void fp8_is_near_bf16_and_repeats_its_bits() {
-    const Trial plain = {"d3", 1000, "--batch 4 --seq 512 --total-batch 4096 --steps 10"};
-    const Trial base = trial_with(&plain, "--fp8");
-    const Outcome bf16 = run_trial(&plain), first = run_trial(&base);
+static void check_fp8_repeats(const Trial* plain) {
+    const Trial base = trial_with(plain, "--fp8");
+    const Outcome bf16 = run_trial(plain), first = run_trial(&base);
     check_near(&first, &bf16, &bf16);
     for (const char* level : recompute_flags) {
         char more[64];
@@ -424,6 +423,16 @@ static void fp8_is_near_bf16_and_repeats_its_bits() {
         t.busy = level == recompute_flags[0];
         check_same(&first, &t, more);
     }
+}
+
+static void fp8_is_near_bf16_and_repeats_its_bits() {
+    const Trial plain = {"d3", 1000, "--batch 4 --seq 512 --total-batch 4096 --steps 10"};
+    check_fp8_repeats(&plain);
+}
+
+static void fp8_beside_adapters_is_near_bf16_and_repeats_its_bits() {
+    const Trial plain = {"d3", 1000, "--batch 4 --seq 512 --total-batch 4096 --steps 5 --lora 16"};
+    check_fp8_repeats(&plain);
 }
 
 /* The logits take two chunks. */
@@ -464,6 +473,7 @@ static const struct {
     ENTRY(five_million_tokens_at_once_are_four_times_a_quarter, 100, false),
     ENTRY(four_rows_of_3_billion_weights_are_one_after_the_other, 75, false),
     ENTRY(fp8_is_near_bf16_and_repeats_its_bits, 0, true),
+    ENTRY(fp8_beside_adapters_is_near_bf16_and_repeats_its_bits, 0, true),
     ENTRY(fp8_head_is_near_bf16_and_repeats_its_bits, 0, true),
 };
 

@@ -216,8 +216,18 @@ optimizer --model $tmp/wide --lora 1 --lora-on qkvo --moments bf16
 optimizer --gpus 3 $muon
 gradients --master none --moments bf16 --fp8 --total-batch 384 --recompute block
 weights $muon --fp8 --fp8-head --master split --moments bf16 --grad-clip 0.1
-weights --lora 4 --moments bf16
 END
+}
+
+# Their copies lie in the place of the weights, or are made of gathered blocks: the same bits and samples. --eval computes as the
+# last validation.
+adapters_in_8_bits() {
+    eights="--lora 4 --fp8 --moments bf16 --sample-tokens 9 --val $tmp/rows.bin --val-batches 2"
+    for moved in off weights; do cu BF16 eights_$moved $eights --offload $moved >"$tmp/eights_$moved.out" || return 1; done
+    for moved in off weights; do grep '^sample ' "$tmp/eights_$moved.out" >"$tmp/sample_$moved"; done
+    [ -s "$tmp/sample_off" ] && cmp "$tmp/sample_off" "$tmp/sample_weights" && same_bits eights_off eights_weights || return 1
+    LD_LIBRARY_PATH=$emulated "$emulated/BF16_90/train_llama3cu" --eval --fp8 --model "$tmp/eights_off" --val "$tmp/rows.bin" --val-batches 2 --batch 2 --seq 32 >"$tmp/eights_eval" &&
+        grep "^loss $(sed -n 's/.*"event":"val".*"loss":\([0-9.]*\).*/\1/p' "$tmp/eights_off/log.jsonl" | tail -n 1 | xargs printf '%.6f') " "$tmp/eights_eval"
 }
 
 pinned_in_vain() { # one line names the limits and the flags that help
@@ -329,7 +339,7 @@ one_card() {
     check "no master weights: losses are near those of fp32 masters" no_master_is_near masters
     in_full "no master weights: the same bits in any order, without a graph, recomputed, resumed" repeats none16 $none
     in_full "no master weights: the same bits in any order ..., fp32 moments, --fp8" repeats none_fp8 --master none --fp8
-    in_full "no master weights: the same bits in any order ..., adapters" repeats none_lora $none --lora 4
+    in_full "no master weights: the same bits in any order ..., adapters beside 8 bits" repeats none_lora $none --lora 4 --fp8
     check "no master weights, and fp32 and split ones: a run goes on as another" masters_change
     check "no master weights: saved in any dtype, the same bits; the CPU trainer goes on" weights_are_saved_as
     check "Muon: the CPU trainer's losses" like_the_cpu muon $muon
@@ -343,7 +353,8 @@ one_card() {
     check "as many blocks recompute as --recompute says" blocks_are_counted
     check "what is not finite is named in its block, whatever recomputes" ruined_block_is_named
     check "some blocks recompute, and others after a resume: the same bits, two micro-batches" by_blocks blocks --total-batch 128
-    check "some blocks recompute ...: the same bits, adapters" by_blocks blocks_lora --lora 4
+    check "some blocks recompute ...: the same bits, adapters beside 8 bits" by_blocks blocks_lora --lora 4 --fp8
+    check "adapters beside 8 bits, in the place of the weights or gathered: the same bits, samples and validation" adapters_in_8_bits
     check "some blocks recompute ...: the same bits, documents" documents_by_blocks
     in_full "some blocks recompute ...: the same bits, --fp8" by_blocks blocks_fp8 --fp8
     check "--recompute auto takes what fits, and chooses anew: the same bits" auto_chooses
@@ -357,7 +368,7 @@ two_cards() {
     check "two cards have the losses of one, ZeRO 3" two_are_one zero3 --zero 3
     check "two cards, ZeRO 1, 2 and 3: the same bits" zeros_repeat zeros "1 2 3"
     check "two cards, ZeRO 2 and 3, two micro-batches: the same bits" zeros_repeat zeros_micro "2 3" --total-batch 256
-    in_full "two cards, ZeRO 1, 2 and 3, --fp8 with the head: the same bits" zeros_repeat zeros_fp8 "1 2 3" --fp8 --fp8-head
+    in_full "two cards, ZeRO 1, 2 and 3, adapters beside 8 bits: the same bits" zeros_repeat zeros_fp8 "1 2 3" --lora 4 --fp8 --fp8-head
     in_full "two cards, ZeRO 1, 2 and 3, no master weights: the same bits" zeros_repeat zeros_none "1 2 3" $none
     check "two cards, ZeRO 1, 2 and 3, no master weights, --fp8 with the head: the same bits" zeros_repeat zeros_none_fp8 "1 2 3" $none --fp8 --fp8-head
     check "two cards, ZeRO 3, some blocks recompute, and others after a resume: the same bits" by_blocks blocks_zero --gpus 2 --zero 3

@@ -118,6 +118,8 @@ tests() {
     full "--fp8: 10 and 10, blocks recomputed, split master, bf16 moments: the same bits" fp8_parts_are_the_whole fp8_lean --fp8 --recompute block --master split --moments bf16
     full "--fp8: 10 and 10, no master weights, bf16 moments: the same bits" fp8_parts_are_the_whole fp8_none --fp8 --master none --moments bf16
     quick "--fp8: a captured graph changes no bit" fp8_graph_changes_no_bit
+    quick "--fp8 --lora trains like BF16" fp8_adapters_train_like_bf16
+    quick "--fp8 --lora: 10 and 10, and blocks recomputed: the same bits" with_fp8 adapters_resume bf16 fp8 --fp8 --seq 256
     full "--fp8: plans of other choices travel with the checkpoint" fp8_plans_travel
     quick "--fp8 has rows in --profile" fp8_profile_has_rows
     quick "--fp8-head trains like BF16, and tells what it loses" fp8_head_trains_like_bf16

@@ -229,15 +229,17 @@ if [ "$precision" = BF16 ]; then
     expect "--fp8 takes shared rows" 0 "timed   nothing: " fp8 --model d6 --batch 1 --seq 32 --gpus 2 --seq-parallel 2
     expect "--fp8 takes multiples of 16 on each GPU" 1 "error: --fp8: --batch * --seq / --seq-parallel is 24, wanted a multiple of 16" \
         fp8 --model d6 --batch 1 --seq 48 --gpus 2 --seq-parallel 2
-    expect "--fp8 takes no adapters" 2 "error: --fp8: the run trains adapters (--lora), wanted one that trains all weights" \
-        fp8 --model d2 --lora 4
+    # 16 blocks of 37,888 scales
+    expect "--fp8 is planned beside adapters" 0 "timed   nothing: " fp8 --model llama3.2-1b --seq 2048 --batch 16 --lora 16
+    check "its copies take the place of the weights" grep -q "^memory  fp8 weights  *4.0 MiB$" "$tmp/stdout"
+    check "and it has no transposes" grep -q "^memory  workspace, estimated  *1.61 GiB$" "$tmp/stdout"
     expect "--fp8 takes multiples of 16" 1 "error: --fp8: hidden_size is 40, wanted a multiple of 16" \
         fp8 --model "$pairs/gqa2_untied_rope8" --train "$tmp/low.bin" --seq 20
     expect "of tokens as well" 1 "error: --fp8: --batch * --seq is 60, wanted a multiple of 16" fp8 --model d2 --batch 3 --seq 20
 else
     expect "--fp8 needs a build for BF16" 2 "error: --fp8: this is a build for $precision, wanted PRECISION=BF16" \
         plan --fp8 --model d2 --max-memory 80G
-    skip "what --fp8 takes" "this build is for $precision, wanted BF16" 19
+    skip "what --fp8 takes" "this build is for $precision, wanted BF16" 21
 fi
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -395,7 +395,7 @@ def test_16_bit_limits_pass_pytorch_and_fail_faults(kind, name):
 
 @pytest.mark.parametrize("kind", ["fp8", "fp8_head"])
 def test_fp8_limits_pass_pytorch_and_fail_faults(kind, monkeypatch):
-    assert over_the_limits(kind, kind) <= 1  # each on the pair of its name
+    assert over_the_limits(kind, kind) <= 1 and over_the_limits(kind, "lora_some") <= 1  # each on the pair of its name
     right = fp8.quantised
 
     def unscaled(x, kind=fp8.E4M3):

@@ -342,8 +342,9 @@ TEST(every_line_of_the_log_is_json_of_its_event) {
     const LoggedRun how = {"train_llama3", "FP32", "a machine", options, 2, argv};
     CHECK(logger_open(&g, dir, -1, &e), "%s", e.msg);
     CHECK(log_config(&g, &run, &how, &c, &t, 123, &e), "%s", e.msg);
-    const Metrics steps[] = {{.loss = 3.25, .norm = NAN, .lr = 3e-4, .ms = 41.2},
-                             {.loss = INFINITY, .norm = 1, .ms = 1, .trained = 77, .quantised = {{100, 1, 25}, {64, 0, 16}}}};
+    const Metrics steps[] = {
+        {.loss = 3.25, .norm = NAN, .lr = 3e-4, .ms = 41.2},
+        {.loss = INFINITY, .norm = 1, .ms = 1, .trained = 77, .quantised = {{0, 0, 0}, {64, 0, 16}, {100, 1, 25}}}};
     StepLines shown = {.last_step = 1, .tok_s = 1000};
     CHECK(log_step(&g, &shown, &steps[0], 1.5, 64, false, NULL, &e), "%s", e.msg);
     shown.last_step = 2;
@@ -386,7 +387,7 @@ TEST(every_line_of_the_log_is_json_of_its_event) {
         const JsonNode* shares = json_get(&j, json_root(&j), "quantised");
         CHECK((shares != NULL) == (lines == 2), "line %d tells what --fp8 lost", lines);
         if (shares) {
-            const char* want = "\"quantised\":{\"weight\":[0.01,0.25],\"norm\":[0.0,0.25]}";
+            const char* want = "\"quantised\":{\"norm\":[0.0,0.25],\"att\":[0.01,0.25]}";
             CHECK(strstr(p, want), "%.*s", (int)len, p);
         }
         CHECK(lines != 6 || strstr(p, "\"step\":2,\"steps\":90,\"ms\":41.500}"), "%s", p);
