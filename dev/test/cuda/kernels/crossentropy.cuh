@@ -38,7 +38,7 @@ static void crossentropy_agrees_for_all_vocabularies() {
                                 {7, 32769}, {150, 50257}, {4, 65536},  {80, 128256}, {3, 131079}, {2, 262144},  {2, 300001}};
     for (auto& s : shapes) {
         for (int large = 0; large < 2; large++) {
-            const size_t N = rows_of_shape(s[0]), V = s[1], pitch = padded(V);
+            const size_t N = sanitized && s[1] > 12291 ? 2 : rows_of_shape(s[0]), V = s[1], pitch = padded(V);
             char what[64];
             snprintf(what, sizeof what, "crossentropy N=%zu V=%zu%s", N, V, large ? " large logits" : "");
             const Floats logits = random_values<floatX>(N * V, large ? 1000.0f : 3.0f);
@@ -84,7 +84,7 @@ static const char* const crossentropy_names[NUM_CE_WAYS] = {"held", "row", "loop
 static void crossentropy_plans_agree() {
     const float dloss = 0.25f, scale = 8.0f;
     for (size_t V : {2, 97, 301, 32767, 32768, 32769, 50257, 128256, 131072, 131073, 262144, 262152}) {
-        const size_t N = 8, pitch = padded(V);
+        const size_t N = sanitized ? 4 : 8, pitch = padded(V);
         const Floats logits = random_values<floatX>(N * V, 3);
         std::vector<int32_t> targets = random_tokens(N, (int)V);
         targets[0] = 0;

@@ -62,7 +62,7 @@ static Hyperparameters test_hyper() {
 }
 
 static void norm_and_loss_sums_agree() {
-    for (size_t n : {(size_t)8, (size_t)1000, (size_t)8192, (size_t)100008, (size_t)40000000}) {
+    for (size_t n : {(size_t)8, (size_t)1000, (size_t)8192, (size_t)100008, (size_t)(sanitized ? 400000 : 40000000)}) {
         const Floats g = random_values<floatX>(n, 0.01f), apart = random_values<float>(1024, 1);
         std::vector<char> scratch(global_norm_scratch(n));
         const double first = global_norm(g.data(), n, scratch.data()), second = global_norm(apart.data(), 1024, scratch.data());
@@ -154,7 +154,8 @@ static void ordered_sums_agree_with(int ranks, size_t n) {
 
 static void ordered_sums_agree() {
     // counted in vectors of 8: less than a block, a whole grid and one vector more, several rounds of the grid
-    for (size_t n : {(size_t)8, (size_t)1024, (size_t)SUM_BLOCKS * SUM_THREADS * 8 + 8, (size_t)3000000}) {
+    for (size_t n :
+         {(size_t)8, (size_t)1024, (size_t)SUM_BLOCKS * SUM_THREADS * 8 + 8, (size_t)(sanitized ? 300000 : 3000000)}) {
         for (int ranks : {1, 2, 3, 8}) {
             ordered_sums_agree_with<floatX>(ranks, n);
             if (sizeof(floatX) != sizeof(float)) { ordered_sums_agree_with<float>(ranks, n); }
