@@ -29,7 +29,9 @@ typedef struct {
     size_t l2;       // bytes of the L2 cache
 } Card;
 
-__global__ static void whole_processor_kernel(int) {}
+__global__ static void whole_processor_kernel(int* none) {
+    if (none) { *none = 0; }  // the emulated card's sanitizer sees kernels that write
+}
 
 /* Asks the driver whether it starts a block on each multiprocessor together. It may refuse that to a process with a part of the
  * card: a share under MPS, or a green context. */
@@ -38,7 +40,7 @@ static inline bool card_starts_together(void) {
     cudaStream_t apart;  // others may be captured
     CUDA_CHECK(cudaStreamCreateWithFlags(&apart, cudaStreamNonBlocking));
     const cudaError_t status = attention_launch_resident(whole_processor_kernel, dim3(processors), 32,
-                                                         (int)shared_limit(whole_processor_kernel), apart, 0);
+                                                         (int)shared_limit(whole_processor_kernel), apart, (int*)NULL);
     cudaGetLastError();  // a refused launch leaves its error there, too
     CUDA_CHECK(cudaStreamDestroy(apart));
     return status == cudaSuccess;
@@ -58,9 +60,10 @@ static inline const Card* this_card(void) {
 typedef enum {
     CHOOSE_ATTENTION,
     CHOOSE_ATTENTION_BACKWARD,
-    CHOOSE_GATE_UP,  // the product of gate and up, and SwiGLU
-    CHOOSE_DOWN_DX,  // dx of down, and SwiGLU's gradient
-    CHOOSE_QKV,      // the product of q, k and v, and RoPE
+    CHOOSE_GATE_UP,    // the product of gate and up, and SwiGLU
+    CHOOSE_DOWN_DX,    // dx of down, and SwiGLU's gradient
+    CHOOSE_QKV,        // the product of q, k and v, and RoPE
+    CHOOSE_SYMMETRIC,  // x x^T, of `width` rows
     CHOOSE_CROSSENTROPY
 } KernelChoice;
 
@@ -117,7 +120,7 @@ static inline bool attention_walks(const Card* c, const KernelSizes* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // products: our own kernel also computes the layer that follows
 
-typedef enum { PRODUCT_APART, PRODUCT_JOINED, PRODUCT_JOINED_TURNS } ProductKernel;
+typedef enum { PRODUCT_APART, PRODUCT_JOINED, PRODUCT_JOINED_TURNS, PRODUCT_HALF } ProductKernel;
 
 /* Whether the sums are whole tiles, enough for all multiprocessors, and nothing comes between. */
 static inline bool product_joins(const Card* c, const KernelSizes* s) {
@@ -189,6 +192,9 @@ static const KernelRow kernel_table[] = {
     {CHOOSE_QKV, PRODUCT_JOINED, "joined, by rows", "code for sm_90a, head_dim 64 or 128, whole tiles, nothing between",
      TAKES(attention_tensor_cores(s->attention.HD) && product_joins(c, s))},
     {CHOOSE_QKV, PRODUCT_APART, "cuBLASLt, then rope", "otherwise", TAKES(true)},
+    {CHOOSE_SYMMETRIC, PRODUCT_HALF, "half, mirrored", "code for sm_90a, whole tiles, four of them in a row or more",
+     TAKES(c->wgmma && s->width % (128 * CLUSTER_BLOCKS) == 0 && s->width >= 256 * CLUSTER_BLOCKS && s->sum % 64 == 0)},
+    {CHOOSE_SYMMETRIC, PRODUCT_APART, "cuBLASLt", "otherwise", TAKES(true)},
     {CHOOSE_CROSSENTROPY, CE_HELD, "held", "a row fits a block's registers",
      TAKES(crossentropy_packs(s->width) <= CE_BLOCK_PACKS)},
     {CHOOSE_CROSSENTROPY, CE_ROW, "row", "code for sm_80 or newer, a row fits registers and shared memory",

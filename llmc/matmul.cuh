@@ -45,7 +45,7 @@
 #include <cublasLt.h>
 #include <cuda_fp8.h>
 
-#include "llmc/base/matrix.h"    // defines: ProductShape, matrix_stride
+#include "llmc/base/matrix.h"    // defines: ProductShape, SumFactors, matrix_stride
 #include "llmc/matmul_choice.h"  // defines: MatmulKey, MatmulChoice
 #include "llmc/cuda/cuda_common.cuh"
 
@@ -332,11 +332,6 @@ static inline MatmulPlan* matmul_plan(MatmulContext* c, const MatmulKey* key, co
     p->algo = result.algo;
     return p;
 }
-
-/* Factors of a product and of what is added to it. */
-typedef struct {
-    float product, added;
-} SumFactors;
 
 /* Computes D = f.product op(A) op(B), plus f.added C unless C is NULL. C has D's type and pitch, and may be D. With `batch`, so
  * many products, whose matrices lie matrix_stride() apart. */

@@ -1,11 +1,12 @@
 /* matmul_sm90.cuh -- matrix products of 16-bit factors with Hopper's own instructions (code for sm_90a), and SwiGLU, its
- * gradient and RoPE computed from sums that are still in registers.
+ * gradient and RoPE computed from sums that are still in registers. Of symmetric products only half is computed.
  *
  *   forward           out (N, OC)      = x (N, C) W^T                        W: (OC, C)
  *   backward input    dx (N, C)        = dout (N, OC) W                      W: (OC, C)
  *   SwiGLU            gate_up (N, 2 F) = x (N, C) W^T, act (N, F) = silu(gate) * up
  *   SwiGLU backward   dact (N, F) = dout (N, C) W, which stays here; dgate_up (N, 2 F), and act again   W: (C, F)
  *   RoPE              qkv (N, QKV)     = x (N, C) W^T, in which q and k are rotated
+ *   symmetric         out (M, M)       = x x^T [+ added], with factors, of each of several x (M, K); or x^T x of x (K, M)
  *
  * Sums are rounded before SwiGLU or RoPE takes them, so that results have the bits of the kernels of swiglu.cuh and rope.cuh.
  * Widths and N are multiples of a tile.
@@ -24,7 +25,8 @@
  *   SPLIT_ROWS    each has 64 rows of a tile of 128 x 256. The factors are read least often, but the tensor cores rest while
  *                 both write
  *   SPLIT_TILES   they take tiles of 128 x 128 in turns: one multiplies while the other writes. This is for SwiGLU, which
- *                 writes three values for two sums, where the L2 cache delivers the factors fast enough
+ *                 writes three values for two sums, where the L2 cache delivers the factors fast enough, and for symmetric
+ *                 products, which write two
  *
  * A consumer passes its turn on when its last step is in the ring. A barrier distinguishes only two adjacent phases, so no
  * thread may wait two phases ahead.
@@ -35,7 +37,9 @@
  * products run.
  *
  * Blocks are persistent. They take tiles in the order of a list: MATMUL_GROUP tiles of rows after each other in each column of
- * tiles. So this part of A stays in the L2 cache while B passes by, once a group.
+ * tiles. So this part of A stays in the L2 cache while B passes by, once a group. A symmetric product's list has the tiles on
+ * and above the diagonal, matrix after matrix. Element (j, i) is the sum of the products of (i, j) in the same order, so a warp
+ * also writes the transpose of its tile, and the result has the bits of the whole product.
  *
  * On an H200 (dev/results/nvidia-h200-kernels.md), with tiles split by rows, sums alone have 89 to 98.6 % of the speed of
  * cuBLASLt's best. With SwiGLU, measured in turns, they are 0.6 to 10 % faster forward than cuBLASLt and swiglu.cuh, and 4 to
@@ -46,7 +50,7 @@
 
 #include "llmc/config.h"             // defines: AttentionShape
 #include "llmc/kernels.cuh"          // defines: kernel_row, PRODUCT_JOINED_TURNS
-#include "llmc/base/matrix.h"        // defines: ProductShape
+#include "llmc/base/matrix.h"        // defines: ProductShape, SumFactors, SymmetricShape
 #include "llmc/cuda/warpgroups.cuh"  // defines: Ring, WarpgroupSplit, tensor_map
 #include "llmc/rope.cuh"             // defines: rope_vectors
 #include "llmc/swiglu.cuh"           // defines: swiglu_vector, swiglu_gradient
@@ -56,7 +60,8 @@
 /* The share of each of the two consumers: half of a tile's rows, or every second tile. */
 enum MatmulSplit { SPLIT_ROWS, SPLIT_TILES };
 
-enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE };  // the first: bench_product's
+enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE, EPILOGUE_SYMMETRIC };
+// the first is bench_product's
 
 /* The steps that led to this kernel, for dev/cuda/matmul.cu: a buffer is filled, then multiplied; a ring of them; a list of
  * tiles for a block, by groups; clusters; stores through boxes. Each has those before it. */
@@ -68,7 +73,8 @@ template <MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 
 struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int B_COLUMNS = B_COLUMNS_, HD = HD_;
     static constexpr bool SWIGLU = EPILOGUE == EPILOGUE_SWIGLU, GRADIENT = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD,
-                          ROPE = EPILOGUE == EPILOGUE_ROPE;
+                          ROPE = EPILOGUE == EPILOGUE_ROPE, SYMMETRIC = EPILOGUE == EPILOGUE_SYMMETRIC;
+    static constexpr int A_COLUMNS = SYMMETRIC && B_COLUMNS;    // both factors are x
     static constexpr int TURNS = SPLIT == SPLIT_TILES ? 2 : 1;  // consumers that take turns
     static constexpr int BANDS = TURNS;                         // bands of 64 rows that a consumer has of a tile
     static constexpr int BM = 128, BN = 256 / TURNS, BK = 64, BOXES = 2;
@@ -97,7 +103,10 @@ struct MatmulTilesArgs {
     int F;                   // distance from gate to up, for the epilogues of SwiGLU
     bool writes_act;         // whether they write act
     MatmulRope rope;
-    floatX* sums;          // out, for lanes that write without boxes
+    floatX* sums;           // out, for lanes that write without boxes
+    uint32_t pieces, each;  // of all matrices, of one
+    const floatX* added;    // NULL, or (matrices, M, M): out = factors.product * sums + factors.added * added
+    SumFactors factors;
     CUtensorMap a, b;      // the factors
     CUtensorMap out, act;  // the outputs: sums, or what the epilogue makes of them; act of SwiGLU
     CUtensorMap gate_up;   // what SwiGLU's gradient reads
@@ -106,11 +115,26 @@ struct MatmulTilesArgs {
 /* The place of a cluster's piece of work. */
 struct MatmulPlace {
     int row, column;  // tiles
+    int matrix = 0;
+    bool mirrored = false;  // the tile's transpose is nobody's piece
     __device__ __forceinline__ MatmulPlace(const MatmulTilesArgs& s, uint32_t piece, int rank, int cluster = CLUSTER_BLOCKS) {
         const uint32_t in_group = s.group * s.columns, first = piece / in_group * s.group, rest = piece % in_group;
         const uint32_t rows = min(s.group, s.rows - first);
         row = (int)(first + rest % rows) * cluster + rank;
         column = (int)(rest / rows);
+    }
+    /* The same in the list of a symmetric product: each row of clusters begins at the diagonal. */
+    template <typename Tiles>
+    static __device__ __forceinline__ MatmulPlace of(const MatmulTilesArgs& s, uint32_t piece, int rank) {
+        MatmulPlace place(s, piece, rank, Tiles::CLUSTER);
+        if (!Tiles::SYMMETRIC) { return place; }
+        uint32_t rest = piece % s.each, first = 0;
+        for (; rest >= s.columns - first; first += Tiles::CLUSTER) { rest -= s.columns - first; }
+        place.row = (int)first + rank;
+        place.column = (int)(first + rest);
+        place.matrix = (int)(piece / s.each);
+        place.mirrored = rest >= Tiles::CLUSTER;
+        return place;
     }
 };
 
@@ -182,11 +206,12 @@ struct MatmulAngles {
 /* The boxes in shared memory through which a warp writes. */
 template <typename Tiles>
 struct MatmulBoxes {
+    const char* memory;
     uint32_t boxes;
     int turn = 0;
-    __device__ __forceinline__ explicit MatmulBoxes(uint32_t address) : boxes(address) {}
+    __device__ __forceinline__ explicit MatmulBoxes(const char* p) : memory(p), boxes(shared_address(p)) {}
     /* Writes a box to rows row .. row + 15, columns 64 block .. 64 block + 63. */
-    __device__ __forceinline__ void write(const MatmulBox& box, const CUtensorMap* map, int row, int block) {
+    __device__ __forceinline__ void write(const MatmulBox& box, const CUtensorMap* map, int row, int block, int matrix = 0) {
         const uint32_t at = boxes + turn * Tiles::BOX_BYTES;
         const bool leader = threadIdx.x % 32 == 0;
         if (leader) { store_wait<Tiles::BOXES - 1>(); }
@@ -196,10 +221,28 @@ struct MatmulBoxes {
         fence_async_readers();
         __syncwarp();
         if (leader) {
-            store_box_4d(map, at, 0, row, block, 0);
+            store_box_4d(map, at, 0, row, block, matrix);
             store_commit();
         }
         turn = turn + 1 == Tiles::BOXES ? 0 : turn + 1;
+    }
+    /* Writes the transpose of a box: 64 rows of 16, `width` apart. */
+    __device__ __forceinline__ void write_transposed(const MatmulBox& box, floatX* to, size_t width) {
+        const int at = turn * Tiles::BOX_BYTES, lane = threadIdx.x % 32;
+        const auto half = [&](int row, int i) { return at + row * 32 + (i ^ row / 4 % 2) * 16; };  // of a row
+        if (lane == 0) { store_wait<Tiles::BOXES - 1>(); }
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t x[4] = {box.x[4 * j], box.x[4 * j + 1], box.x[4 * j + 2], box.x[4 * j + 3]};
+            store_matrix_x4_transposed(boxes + half(16 * j + lane / 16 * 8 + lane % 8, lane / 8 % 2), x);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int row = lane / 2; row < 64; row += 16) {
+            *(uint4*)(to + row * width + lane % 2 * 8) = *(const uint4*)(memory + half(row, lane % 2));
+        }
+        __syncwarp();
     }
 };
 
@@ -230,6 +273,31 @@ __device__ __forceinline__ void matmul_write_sums(MatmulBoxes<Tiles>& boxes, con
         const int block = column * (Tiles::BN / 64) + q;
         if (Tiles::BOXED) { boxes.write(box, &s.out, row, block); }
         if (!Tiles::BOXED) { box.write(s.sums + row * (size_t)(s.columns * Tiles::BN) + block * 64, s.columns * Tiles::BN); }
+    }
+}
+
+/* Write a tile of a symmetric result, and its transpose unless another piece has it. */
+template <typename Tiles>
+__device__ __forceinline__ void matmul_write_symmetric(MatmulBoxes<Tiles>& boxes, const MatmulTilesArgs& s,
+                                                       float (&d)[Tiles::BN / 2], int row, const MatmulPlace& place) {
+    const size_t M = (size_t)s.columns * Tiles::BN, matrix = place.matrix * M * M;
+#pragma unroll
+    for (int q = 0; q < Tiles::BN / 64; q++) {
+        const int block = place.column * (Tiles::BN / 64) + q, lane = threadIdx.x % 32;
+        MatmulBox box;
+        if (s.added) {
+            const floatX* added = s.added + matrix + (size_t)(row + lane / 4) * M + block * 64 + lane % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                const Vec<floatX, 2> v = load_vec<2>(added + i % 2 * 8 * M + i / 2 * 8);
+                float* sums = d + 32 * q + 2 * i;
+                sums[0] = __fmaf_rn(s.factors.product, sums[0], __fmul_rn(s.factors.added, to_float(v.v[0])));
+                sums[1] = __fmaf_rn(s.factors.product, sums[1], __fmul_rn(s.factors.added, to_float(v.v[1])));
+            }
+        }
+        box.round(d, q);
+        boxes.write(box, &s.out, row, block, place.matrix);
+        if (place.mirrored) { boxes.write_transposed(box, s.sums + matrix + (size_t)block * 64 * M + row, M); }
     }
 }
 
@@ -328,21 +396,22 @@ __device__ __forceinline__ void matmul_write_swiglu_gradient(MatmulBoxes<Tiles>&
 template <typename Tiles>
 __device__ __forceinline__ void matmul_produce(Ring<Tiles::STAGES>& ring, uint32_t stages, const MatmulTilesArgs& s, int rank) {
     constexpr int BN = Tiles::BN;
-    for (uint32_t piece = blockIdx.x / Tiles::CLUSTER; piece < s.rows * s.columns; piece += gridDim.x / Tiles::CLUSTER) {
-        const MatmulPlace place(s, piece, rank, Tiles::CLUSTER);
+    for (uint32_t piece = blockIdx.x / Tiles::CLUSTER; piece < s.pieces; piece += gridDim.x / Tiles::CLUSTER) {
+        const MatmulPlace place = MatmulPlace::of<Tiles>(s, piece, rank);
         const int row = place.row * Tiles::BM;
 #pragma unroll 1
         for (int k = 0; k < s.steps; k++) {
             const uint32_t a = stages + ring.stage * Tiles::STAGE_BYTES;
             ring.begin_fill(Tiles::STAGE_BYTES);
-            copy_box_4d(a, &s.a, 0, row, k, 0, ring.full());
+            copy_box_4d(a, &s.a, 0, Tiles::A_COLUMNS ? k * Tiles::BK : row, Tiles::A_COLUMNS ? row / 64 : k, place.matrix,
+                        ring.full());
 #pragma unroll
             for (int i = 0; i < 2 / Tiles::CLUSTER; i++) {  // the emulated card has clusters of one block
                 const int half = rank + i;
                 const int n = Tiles::SWIGLU ? half * s.F + place.column * (BN / 2) : place.column * BN + half * (BN / 2);
                 const int b_row = Tiles::B_COLUMNS ? k * Tiles::BK : n, b_block = Tiles::B_COLUMNS ? n / 64 : k;
                 const uint32_t b = a + Tiles::A_BYTES + half * Tiles::HALF_BYTES;
-                copy_box_4d_to((1 << Tiles::CLUSTER) - 1, b, &s.b, 0, b_row, b_block, 0, ring.full());
+                copy_box_4d_to((1 << Tiles::CLUSTER) - 1, b, &s.b, 0, b_row, b_block, place.matrix, ring.full());
             }
             ring.advance();
         }
@@ -366,7 +435,8 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
     extern __shared__ __align__(128) char smem[];
     __shared__ uint64_t barriers[2 * Tiles::STAGES], turns[2];
     // layout: A, first half of B, second half of B of each of STAGES; boxes of each consumer warp
-    const uint32_t stages = shared_address(wgmma_tiles(smem)), boxes_smem = stages + Tiles::STAGES * Tiles::STAGE_BYTES;
+    const char* boxes_smem = wgmma_tiles(smem) + Tiles::STAGES * Tiles::STAGE_BYTES;
+    const uint32_t stages = shared_address(wgmma_tiles(smem));
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), rank = blockIdx.x % Tiles::CLUSTER;
     Ring<Tiles::STAGES> ring(barriers);
     if (threadIdx.x == 0) {
@@ -382,17 +452,18 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
         registers_raise<Tiles::CONSUMER>();
         const int consumer = warpgroup - 1, warp = threadIdx.x / 32 % 4;
         const int turn = TURNS == 1 ? 0 : consumer, first_row = TURNS == 1 ? consumer * 64 : 0;  // first_row: of a tile
-        const uint32_t pieces = s.rows * s.columns, clusters = gridDim.x / Tiles::CLUSTER;
+        const uint32_t clusters = gridDim.x / Tiles::CLUSTER;
         MatmulBoxes<Tiles> boxes(boxes_smem + (consumer * 4 + warp) * Tiles::BOXES * Tiles::BOX_BYTES);
         MatmulTurn mine(turns, turn);
         float acc[BANDS][BN / 2];
         if (turn > 0) { ring.skip(s.steps); }
-        for (uint32_t piece = blockIdx.x / Tiles::CLUSTER + turn * clusters; piece < pieces; piece += TURNS * clusters) {
-            const MatmulPlace place(s, piece, rank, Tiles::CLUSTER);
+        for (uint32_t piece = blockIdx.x / Tiles::CLUSTER + turn * clusters; piece < s.pieces; piece += TURNS * clusters) {
+            const MatmulPlace place = MatmulPlace::of<Tiles>(s, piece, rank);
             uint32_t held;                           // the `empty` barrier of the buffer that pending products read
             const auto multiply = [&](bool first) {  // first: acc is not read, so its registers are free between tiles
                 const uint32_t stage = matrix_address(stages) + ring.stage * Tiles::STAGE_BYTES;
-                const uint32_t a = matrix_rows(stage + first_row * 128), b_smem = stage + Tiles::A_BYTES;
+                const uint32_t a_smem = stage + first_row * 128, b_smem = stage + Tiles::A_BYTES;
+                const uint32_t a = Tiles::A_COLUMNS ? matrix_columns(a_smem, Tiles::BK * 128) : matrix_rows(a_smem);
                 const uint32_t b = Tiles::B_COLUMNS ? matrix_columns(b_smem, Tiles::BK * 128) : matrix_rows(b_smem);
                 if (Tiles::STAGES == 1 && !first) { wgmma_wait<0>(), ring_release_cluster(held, Tiles::CLUSTER); }
                 ring.wait_full();
@@ -401,8 +472,9 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                 for (int i = 0; i < Tiles::BK / 16; i++) {
 #pragma unroll
                     for (int band = 0; band < BANDS; band++) {
-                        wgmma_shared<BN, Tiles::B_COLUMNS>(acc[band], a + band * (64 * 128 >> 4) + i * 2,
-                                                           b + i * (Tiles::B_COLUMNS ? 128 : 2), !first || i > 0);
+                        wgmma_shared<BN, Tiles::B_COLUMNS, Tiles::A_COLUMNS>(
+                            acc[band], a + band * (64 * 128 >> 4) + i * (Tiles::A_COLUMNS ? 128 : 2),
+                            b + i * (Tiles::B_COLUMNS ? 128 : 2), !first || i > 0);
                     }
                 }
                 wgmma_commit();
@@ -436,6 +508,8 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                 for (int band = 0; band < BANDS; band++) {
                     if constexpr (Tiles::SWIGLU) {
                         matmul_write_swiglu(boxes, s, acc[band], row + band * 64, place.column);
+                    } else if constexpr (Tiles::SYMMETRIC) {
+                        matmul_write_symmetric(boxes, s, acc[band], row + band * 64, place);
                     } else {
                         matmul_write_sums(boxes, s, acc[band], row + band * 64, place.column);
                     }
@@ -461,6 +535,16 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
 // Measured in dev/results/nvidia-h100.md.
 constexpr size_t MATMUL_GROUP = 8;
 
+template <typename Tiles>
+static inline void matmul_tiles_start(const MatmulTilesArgs& s, cudaStream_t stream) {
+    const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / Tiles::CLUSTER;
+    const unsigned blocks = (unsigned)(size_min(Tiles::LIST ? clusters : SIZE_MAX, s.pieces) * Tiles::CLUSTER);
+    auto* kernel = matmul_tiles_kernel<Tiles>;
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::SMEM));
+    kernel<<<blocks, Tiles::THREADS, Tiles::SMEM, stream>>>(s);
+    CUDA_CHECK_LAUNCH("matmul_tiles_kernel");
+}
+
 /* Computes M x N sums over K, and what the epilogue makes of them, from the packed matrices a (M, K) and b (N, K), or (K, N)
  * if B_COLUMNS. Writes out; with SwiGLU and its gradient also act, unless act is NULL. The gradient reads gate_up. */
 template <typename Tiles>
@@ -480,14 +564,35 @@ static inline void matmul_tiles_launch(floatX* out, const floatX* a, const float
     s.gate_up = gate_up ? tensor_map(gate_up, 1, (int)M, width, width, BM, 64) : s.out;
     s.rows = (uint32_t)(M / cluster_rows), s.columns = (uint32_t)(N / BN), s.steps = (int)(K / BK);
     s.group = Tiles::LIST ? (uint32_t)size_min(s.rows, MATMUL_GROUP) : s.rows;
-    s.F = (int)F, s.writes_act = act != NULL, s.rope = rope, s.sums = out;
-    const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / Tiles::CLUSTER;
-    const unsigned blocks =
-        (unsigned)(size_min(Tiles::LIST ? clusters : SIZE_MAX, (size_t)s.rows * s.columns) * Tiles::CLUSTER);
-    auto* kernel = matmul_tiles_kernel<Tiles>;
-    CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::SMEM));
-    kernel<<<blocks, Tiles::THREADS, Tiles::SMEM, stream>>>(s);
-    CUDA_CHECK_LAUNCH("matmul_tiles_kernel");
+    s.F = (int)F, s.writes_act = act != NULL, s.rope = rope, s.sums = out, s.pieces = s.each = s.rows * s.columns;
+    matmul_tiles_start<Tiles>(s, stream);
+}
+
+template <int COLUMNS>
+static inline void matmul_symmetric_as(floatX* out, const floatX* x, const floatX* added, SymmetricShape p, SumFactors f,
+                                       cudaStream_t stream) {
+    typedef MatmulTiles<SPLIT_TILES, COLUMNS, EPILOGUE_SYMMETRIC> Tiles;
+    static_assert(Tiles::BM == Tiles::BN, "a tile's transpose is a tile");
+    const size_t cluster_rows = (size_t)Tiles::BM * Tiles::CLUSTER, rows = COLUMNS ? p.K : p.M, cols = COLUMNS ? p.M : p.K;
+    const auto map = [&](int height) {  // boxes of `height` rows of S, or columns
+        return tensor_map(x, (size_t)p.count, (int)rows, cols, cols, COLUMNS ? Tiles::BK : height,
+                          COLUMNS ? height : Tiles::BK);
+    };
+    assert(p.count > 0 && p.M % cluster_rows == 0 && p.K % Tiles::BK == 0);
+    MatmulTilesArgs s = {};
+    s.a = map(Tiles::BM), s.b = map(Tiles::BN / 2);
+    s.out = s.act = s.gate_up = tensor_map(out, (size_t)p.count, (int)p.M, p.M, p.M, 16, 64);
+    s.rows = (uint32_t)(p.M / cluster_rows), s.columns = (uint32_t)(p.M / Tiles::BN), s.steps = (int)(p.K / Tiles::BK);
+    s.group = s.rows, s.sums = out, s.added = added, s.factors = f;
+    s.each = s.rows * s.columns - Tiles::CLUSTER * s.rows * (s.rows - 1) / 2, s.pieces = s.each * (uint32_t)p.count;
+    matmul_tiles_start<Tiles>(s, stream);
+}
+
+/* Writes out = S of SymmetricShape, or f.product S + f.added `added` unless that is NULL: count symmetric matrices (M, M). M is a
+ * multiple of 128 CLUSTER_BLOCKS, K of 64. */
+static inline void matmul_symmetric_cuda(floatX* out, const floatX* x, const floatX* added, SymmetricShape p, SumFactors f,
+                                         cudaStream_t stream) {
+    (p.columns ? matmul_symmetric_as<1> : matmul_symmetric_as<0>)(out, x, added, p, f, stream);
 }
 
 /* Writes gate_up (M, N) = x (M, K) w^T, w: (N, K), and its SwiGLU act (M, N / 2) unless act is NULL. */
@@ -530,6 +635,7 @@ static inline void matmul_swiglu_backward_cuda(floatX*, floatX*, const floatX*, 
                                                cudaStream_t) {}
 static inline void matmul_rope_cuda(floatX*, const floatX*, const floatX*, const int32_t*, const float*, AttentionShape, size_t,
                                     cudaStream_t) {}
+static inline void matmul_symmetric_cuda(floatX*, const floatX*, const floatX*, SymmetricShape, SumFactors, cudaStream_t) {}
 
 #endif  // PRECISION_FP32
 #endif

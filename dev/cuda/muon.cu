@@ -3,8 +3,8 @@
  *
  *   make -C dev/cuda muon && build/zoo/muon [orthogonalize] [N...]
  *
- * A step is three products, A = X X^T, B = b A + c A A and a X + B X: 4 R R C + 2 R R R operations. All versions compute with
- * cuBLASLt. The question is how many products of which shape there are, and how many matrices are in a launch.
+ * A step is three products, A = X X^T, B = b A + c A A and a X + B X: 4 R R C + 2 R R R operations. All versions but 2 compute
+ * with cuBLASLt. The question is how many products of which shape there are, and how many matrices are in a launch.
  */
 #include "llmc/optim/muon.cuh"
 #include "dev/cuda/product.cuh"
@@ -25,16 +25,17 @@ struct Buffers {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 0, the trainer's: all matrices of a shape go through each product in one launch. 1: a matrix after the other.
+// 0: all matrices of a shape go through each product in one launch. 1: a matrix after the other. 2, the trainer's on Hopper: as
+// 0, but of X X^T and A A only the tiles on and above the diagonal are computed. Each is stored twice.
 
-template <bool TOGETHER>
+template <bool TOGETHER, bool HALVES = false>
 static void trainer(const Case& c, cudaStream_t stream) {
     const Buffers b(c);
     const size_t each = b.R * b.C, count = TOGETHER ? b.M : 1;
     CUDA_CHECK(cudaMemcpyAsync(b.u, c.at<float>(U), b.M * each * sizeof(float), cudaMemcpyDeviceToDevice, stream));
     for (size_t i = 0; i < b.M; i += count) {
         float* u = b.u + i * each;
-        muon_orthogonalize_cuda(product_context(), u, b.R, b.C, (int)count, b.copy, stream);
+        muon_orthogonalize_by(product_context(), u, b.R, b.C, (int)count, b.copy, HALVES && muon_halves(b.R, b.C), stream);
         CUDA_CHECK(cudaMemcpyAsync(b.x + i * each, u, count * each * sizeof(floatX), cudaMemcpyDeviceToDevice, stream));
     }
 }
@@ -51,9 +52,16 @@ static Work predict1(const Case& c) {
     return predict(c, 10, 5, 19 * (double)c.n[0], ceil(tiles / n) * n / tiles);
 }
 
+// Two tiles of 128 x 128, which version 2 has, take an SM the time of one of 128 x 256.
+static Work predict2(const Case& c) {
+    const double R = (double)c.n[1], n = sms() > 0 ? sms() : 1, whole = (double)c.n[0] * R / 128 * R / 128,
+                 half = whole * (R / 256 + 1) / (R / 128), rounds = ceil(half / n) / (2 * ceil(whole / 2 / n));
+    return predict(c, 5 + 5 * rounds, 5 * rounds, 19);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
-// 2: the Gram form (Dao AI Lab, "Gram Newton-Schulz", 2026). X is always Q X_0, and A is Q A_0 Q. So the steps need only square
-// products: Q <- (a I + B) Q, A <- (a I + B) A (a I + B). One product makes A_0, one the last X. 3: A has the squares of X's
+// 3: the Gram form (Dao AI Lab, "Gram Newton-Schulz", 2026). X is always Q X_0, and A is Q A_0 Q. So the steps need only square
+// products: Q <- (a I + B) Q, A <- (a I + B) A (a I + B). One product makes A_0, one the last X. 4: A has the squares of X's
 // singular values, so the small ones lose more digits. Before the third step, A is computed from X again.
 
 __global__ void begin_kernel(floatX* sum, const floatX* poly, size_t R, size_t n) {
@@ -101,8 +109,8 @@ static void gram_form(const Case& c, cudaStream_t stream) {
     }
 }
 
-static Work predict2(const Case& c) { return predict(c, 2, 17, 22); }
-static Work predict3(const Case& c) { return predict(c, 4, 14, 22); }
+static Work predict3(const Case& c) { return predict(c, 2, 17, 22); }
+static Work predict4(const Case& c) { return predict(c, 4, 14, 22); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -124,11 +132,13 @@ static void oracle(Case& c) {
 #include "dev/cuda/main.cuh"
 
 int main(int argc, char** argv) {
-    const Ladder o("orthogonalize", "M,R,C", make, NULL, oracle, {{{3, 32, 72}}, {{2, 64, 136}}, {{1, 96, 256}}},
-                   {{{12, 768, 2048}}}, {{{16, 2048, 8192}}},
-                   {{0, "all matrices of a shape in a launch", BOLD | REFERENCE, trainer<true>, predict0},
+    const Ladder o("orthogonalize", "M,R,C", make, NULL, oracle,
+                   {{{3, 32, 72}}, {{2, 64, 136}}, {{1, 256 * CLUSTER_BLOCKS, 256 * CLUSTER_BLOCKS + 64}}}, {{{12, 768, 2048}}},
+                   {{{16, 2048, 8192}}},
+                   {{0, "all matrices of a shape in a launch", REFERENCE, trainer<true>, predict0},
                     {1, "a matrix after the other", 0, trainer<false>, predict1},
-                    {2, "the Gram form: square products", 0, gram_form<0>, predict2},
-                    {3, "the Gram form, begun again before step 3", 0, gram_form<2>, predict3}});
+                    {2, "all, symmetric products by half", BOLD | SM90 | ONLY_16, trainer<true, true>, predict2},
+                    {3, "the Gram form: square products", 0, gram_form<0>, predict3},
+                    {4, "the Gram form, begun again before step 3", 0, gram_form<2>, predict4}});
     return zoo(argc, argv, "muon", {o});
 }

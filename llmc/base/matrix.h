@@ -38,6 +38,18 @@ typedef struct {
     size_t M, N, K;
 } ProductShape;
 
+/* Factors of a product and of what is added to it. */
+typedef struct {
+    float product, added;
+} SumFactors;
+
+/* S = X X^T of each of `count` matrices X (M, K), or X^T X of X (K, M) with `columns`. */
+typedef struct {
+    size_t M, K;
+    int count;
+    bool columns;
+} SymmetricShape;
+
 /* Returns the elements from one matrix of a batch to the next: all begin at the same alignment, 256 bytes in 16 bits. */
 LLMC_HOST_DEVICE static inline size_t matrix_stride(size_t elements) { return (elements + 127) / 128 * 128; }
 

@@ -352,8 +352,8 @@ __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, con
  * c ^ (r % 8), and a block starts at a multiple of 1024 bytes ("128B swizzle"). The products below take a descriptor's lower
  * half. The upper half is the same for all: 1024 bytes from eight rows to the next eight, and the kind of swizzle.
  *   matrix_rows     the tile's rows are rows of a or columns of b, so sums go along a row. 16 columns further: + 2
- *   matrix_columns  sums go over the tile's rows, so b is the tile itself. 16 rows further: + 128. block_bytes: distance to the
- *                   next 64 columns
+ *   matrix_columns  sums go over the tile's rows, so b is the tile itself and a its transpose. 16 rows further: + 128.
+ *                   block_bytes: distance to the next 64 columns
  * A descriptor has room for 18 bits of an address. In a cluster, the bits above them hold the block's rank: matrix_address()
  * drops them. */
 enum { MATRIX_UPPER_HALF = 0x40000000 | 1024 >> 4 };
@@ -406,31 +406,31 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
 #define WGMMA_D_96 WGMMA_D_64, WGMMA_D8(64), WGMMA_D8(72), WGMMA_D8(80), WGMMA_D8(88)
 #define WGMMA_D_128 WGMMA_D_96, WGMMA_D8(96), WGMMA_D8(104), WGMMA_D8(112), WGMMA_D8(120)
 // x0, x1 ...: the numbers of the operands after d. The two ones are the signs of a and b.
-#define WGMMA_SS(N, REGS, x0, x1, x2, x3)                                                                                   \
+#define WGMMA_SS(N, REGS, x0, x1, x2, x3, x4)                                                                               \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #x2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES        \
-                 "{" WGMMA_NAMES_##REGS "}, %" #x0 ", %" #x1 ", p, 1, 1, 0, %" #x3 ";}"                                     \
-                 : WGMMA_D_##REGS : "l"(a_desc), "l"(b_desc), "r"(add), "n"(B_COLUMNS))
+                 "{" WGMMA_NAMES_##REGS "}, %" #x0 ", %" #x1 ", p, 1, 1, %" #x4 ", %" #x3 ";}"                              \
+                 : WGMMA_D_##REGS : "l"(a_desc), "l"(b_desc), "r"(add), "n"(B_COLUMNS), "n"(A_COLUMNS))
 #define WGMMA_RS(N, REGS, x0, x1, x2, x3, x4, x5, x6)                                                                       \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #x5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES        \
                  "{" WGMMA_NAMES_##REGS "}, {%" #x0 ", %" #x1 ", %" #x2 ", %" #x3 "}, %" #x4 ", p, 1, 1, %" #x6 ";}"        \
                  : WGMMA_D_##REGS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(add), "n"(B_COLUMNS))
 // clang-format on
 
-/* Computes d += a b if `add`, otherwise d = a b. a is given by matrix_rows, b by matrix_columns if B_COLUMNS is 1, otherwise
- * by matrix_rows. */
-template <int N, int B_COLUMNS>
+/* Computes d += a b if `add`, otherwise d = a b. a is given by matrix_columns if A_COLUMNS is 1, otherwise by matrix_rows; b
+ * likewise. */
+template <int N, int B_COLUMNS, int A_COLUMNS = 0>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint32_t b, int add) {
 #if PTX_HAS_SM90A
     const uint64_t a_desc = (uint64_t)MATRIX_UPPER_HALF << 32 | a, b_desc = (uint64_t)MATRIX_UPPER_HALF << 32 | b;
     static_assert(N == 32 || N == 64 || N == 128 || N == 256, "no such product");
     if constexpr (N == 32) {
-        WGMMA_SS(32, 16, 16, 17, 18, 19);
+        WGMMA_SS(32, 16, 16, 17, 18, 19, 20);
     } else if constexpr (N == 64) {
-        WGMMA_SS(64, 32, 32, 33, 34, 35);
+        WGMMA_SS(64, 32, 32, 33, 34, 35, 36);
     } else if constexpr (N == 128) {
-        WGMMA_SS(128, 64, 64, 65, 66, 67);
+        WGMMA_SS(128, 64, 64, 65, 66, 67, 68);
     } else {
-        WGMMA_SS(256, 128, 128, 129, 130, 131);
+        WGMMA_SS(256, 128, 128, 129, 130, 131, 132);
     }
 #endif
 }

@@ -3,7 +3,8 @@
  * Newton-Schulz runs in the dtype of the weights, with sums in fp32. BF16 builds round where PyTorch does (A, C and each new X
  * once a product), but for the beginning: PyTorch rounds the first X before and after it divides, here it is rounded after.
  * FP16 builds have 3 more bits, and also run on cards without bfloat16. FP32 builds round nothing to 16 bits. Products are
- * cuBLASLt's, as the trainer's others, so plans fix their order. The norm is a sum of MUON_SUMS sums, each in its order.
+ * cuBLASLt's, as the trainer's others, so plans fix their order. On Hopper the two symmetric ones, X X^T and A A, are our own:
+ * matmul_sm90.cuh computes half of each. The norm is a sum of MUON_SUMS sums, each in its order.
  *
  * A matrix of 768 x 768 has 18 tiles of 128 x 256, a seventh of an H200's multiprocessors. So all matrices of one shape, up to
  * MATRICES_MOST elements (dist/buckets.h), go through each product in one launch, and through each stage by element.
@@ -18,7 +19,9 @@
 #define LLMC_MUON_CUH
 
 #include "llmc/base/rand.h"           // defines: philox
+#include "llmc/kernels.cuh"           // defines: kernel_row, PRODUCT_HALF
 #include "llmc/matmul.cuh"            // defines: MatmulContext, matmul_product
+#include "llmc/matmul_sm90.cuh"       // defines: matmul_symmetric_cuda
 #include "llmc/optim/master.cuh"      // defines: round_master, stochastic_upper, split_join, split_low
 #include "llmc/optim/muon.h"          // defines: muon_scratch, MUON_STEPS
 #include "llmc/optim/optimizer.cuh"   // defines: MatrixPart, MatrixParts
@@ -181,13 +184,19 @@ static inline void muon_update_cuda(const MatrixParts* parts, const StepState* s
     CUDA_CHECK_LAUNCH("muon_update_kernel");
 }
 
-/* Writes the X of each of `count` matrices u (rows, cols), in floatX, over the memory of all u. Both lie matrix_stride() apart,
- * from an address that 256 divides. scratch: muon_scratch() for floatX */
-static inline void muon_orthogonalize_cuda(MatmulContext* ctx, float* u, size_t rows, size_t cols, int count, void* scratch,
-                                           cudaStream_t stream) {
+/* Whether X X^T and A A are computed by half. */
+static inline bool muon_halves(size_t m, size_t k) {
+    KernelSizes s = {};
+    s.width = m, s.sum = k;
+    return kernel_row(CHOOSE_SYMMETRIC, s)->kernel == PRODUCT_HALF;
+}
+
+static inline void muon_orthogonalize_by(MatmulContext* ctx, float* u, size_t rows, size_t cols, int count, void* scratch,
+                                         bool halves, cudaStream_t stream) {
     const MuonScratch parts = muon_scratch(rows, cols, sizeof(floatX), (size_t)count);
     const size_t n = rows * cols, m = size_min(rows, cols), k = size_max(rows, cols);
     const bool tall = rows > cols;
+    const SumFactors plain = {1.0f, 0.0f}, square = {(float)MUON_C, (float)MUON_B}, last = {1.0f, (float)MUON_A};
     floatX *from = (floatX*)((char*)scratch + parts.copy), *to = (floatX*)u;
     floatX *gram = (floatX*)((char*)scratch + parts.gram), *poly = (floatX*)((char*)scratch + parts.poly);
     double* sums = (double*)((char*)scratch + parts.sums);
@@ -197,15 +206,28 @@ static inline void muon_orthogonalize_cuda(MatmulContext* ctx, float* u, size_t 
     CUDA_CHECK_LAUNCH("muon_scale_kernel");
     for (int step = 0; step < MUON_STEPS; step++) {
         const Operand X = operand(from, cols), A = operand(gram, m), C = operand(poly, m);
-        matmul_product(ctx, output(gram, m), {X, tall ? TRANSPOSED : AS_IS}, {X, tall ? AS_IS : TRANSPOSED}, NULL, {m, m, k},
-                       stream, {1.0f, 0.0f}, count);
-        matmul_product(ctx, output(poly, m), {A, AS_IS}, {A, AS_IS}, gram, {m, m, m}, stream, {(float)MUON_C, (float)MUON_B},
-                       count);
+        if (halves) {
+            matmul_symmetric_cuda(gram, from, NULL, {m, k, count, tall}, plain, stream);
+            matmul_symmetric_cuda(poly, gram, gram, {m, m, count, false}, square, stream);
+        } else {
+            const Factor turned = {X, TRANSPOSED}, as_is = {X, AS_IS};
+            matmul_product(ctx, output(gram, m), tall ? turned : as_is, tall ? as_is : turned, NULL, {m, m, k}, stream, plain,
+                           count);
+            matmul_product(ctx, output(poly, m), {A, AS_IS}, {A, AS_IS}, gram, {m, m, m}, stream, square, count);
+        }
         const Factor first = tall ? Factor{X, AS_IS} : Factor{C, AS_IS},
                      second = tall ? Factor{C, TRANSPOSED} : Factor{X, AS_IS};
-        matmul_product(ctx, output(to, cols), first, second, from, {rows, cols, m}, stream, {1.0f, (float)MUON_A}, count);
+        matmul_product(ctx, output(to, cols), first, second, from, {rows, cols, m}, stream, last, count);
         std::swap(from, to);
     }
+}
+
+/* Writes the X of each of `count` matrices u (rows, cols), in floatX, over the memory of all u. Both lie matrix_stride() apart,
+ * from an address that 256 divides. scratch: muon_scratch() for floatX */
+static inline void muon_orthogonalize_cuda(MatmulContext* ctx, float* u, size_t rows, size_t cols, int count, void* scratch,
+                                           cudaStream_t stream) {
+    const bool halves = muon_halves(size_min(rows, cols), size_max(rows, cols));
+    muon_orthogonalize_by(ctx, u, rows, cols, count, scratch, halves, stream);
 }
 
 #endif

@@ -62,6 +62,7 @@ static const struct {
     ENTRY(adamw_rounds_each_operation),
     ENTRY(muon_agrees_in_all_forms),
     ENTRY(newton_schulz_is_no_worse_than_pytorch_s),
+    ENTRY(newton_schulz_by_half_is_near_the_whole),
 #ifdef PRECISION_BF16
     ENTRY(small_steps_survive_on_average),
     ENTRY(small_steps_of_muon_survive_on_average),
@@ -80,6 +81,7 @@ static const struct {
     ENTRY(a_product_joins_where_it_gains),
     ENTRY(swiglu_joins_its_product),
     ENTRY(rope_joins_its_product),
+    ENTRY(a_half_has_the_bits_of_the_whole),
 #endif
     ENTRY(transposes_are_the_oracle_s),
     ENTRY(products_of_quantised_rows_agree),

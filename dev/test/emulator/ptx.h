@@ -361,13 +361,13 @@ inline void emulated_product(float* d, const float (&rows)[2][16], uint32_t b, b
     }
 }
 
-template <int N, int B_COLUMNS>
+template <int N, int B_COLUMNS, int A_COLUMNS = 0>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint32_t b, int add) {
     float* const out = d;
     const unsigned lane = emulator_lane(), row = emulator_thread / 32 % 4 * 16 + lane / 4;
     emulated_products[emulator_thread].add([=] {
         float rows[2][16];
-        for (unsigned i = 0; i < 32; i++) { rows[i / 16][i % 16] = emulated_element(a, false, row + i / 16 * 8, i % 16); }
+        for (unsigned i = 0; i < 32; i++) { rows[i / 16][i % 16] = emulated_element(a, A_COLUMNS, row + i / 16 * 8, i % 16); }
         emulated_product<N>(out, rows, b, B_COLUMNS, add, lane);
     });
 }

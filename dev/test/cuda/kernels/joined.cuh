@@ -2,6 +2,8 @@
 #ifndef TEST_KERNELS_JOINED_CUH
 #define TEST_KERNELS_JOINED_CUH
 
+#include <numeric>
+
 #include "llmc/matmul_sm90.cuh"
 #include "llmc/swiglu.cuh"
 #include "matmul.cuh"
@@ -88,6 +90,45 @@ static void swiglu_joins_its_product() {
         CHECK(same_bytes(act, want_act, N * F), "%s: the output that backward repeats differs", what);
         matmul_destroy(ctx);
         device_free_all();
+    }
+}
+
+/* A product computed by half has the bits of the whole product, for rows and for columns of x and for each matrix. What is added
+ * counts, where no sum is rounded. */
+static void a_half_has_the_bits_of_the_whole() {
+    const size_t unit = 128 * CLUSTER_BLOCKS, count = emulated ? 2 : 12;  // a card's blocks get several tiles each
+    if (!this_card()->wgmma) { return; }                                  // no code for this card
+    for (const size_t M : {unit, 3 * unit}) {
+        for (const size_t K : {64, 192}) {
+            const size_t n = M * K, square = M * M;
+            const Floats x = random_values<floatX>(count * n, 1), ones = sixteenths(count * n, 6);
+            Floats turned(count * n), want(count * square);
+            for (size_t i = 0; i < count * n; i++) { turned[i / n * n + i % K * M + i % n / K] = x[i]; }
+            for (size_t i = 0; i < count * square; i++) {
+                const float *a = &ones[i / square * n + i % square / M * K], *b = &ones[i / square * n + i % M * K];
+                want[i] =
+                    to_float(from_float<floatX>(0.5f * std::inner_product(a, a + K, b, 0.0f) - 2 * (i % M == i % square / M)));
+            }
+            const floatX *rows = upload_rows<floatX>(x, count, n, n), *columns = upload_rows<floatX>(turned, count, n, n);
+            floatX *whole = device_alloc<floatX>(count * square), *half = device_alloc<floatX>(count * square);
+            for (size_t i = 0; i < count; i++) {
+                matmul_tiles_launch<MatmulTiles<SPLIT_TILES, 0, EPILOGUE_STORE>>(whole + i * square, rows + i * n, rows + i * n,
+                                                                                 {M, M, K}, 0);
+            }
+            for (const bool by_columns : {false, true}) {
+                CUDA_CHECK(cudaMemset(half, 0xff, count * square * sizeof *half));
+                matmul_symmetric_cuda(half, by_columns ? columns : rows, NULL, {M, K, (int)count, by_columns}, {}, 0);
+                CHECK(same_bytes(half, whole, count * square), "M=%zu K=%zu, by %s: half of it differs", M, K,
+                      by_columns ? "columns" : "rows");
+            }
+            Floats diagonal(count * square);
+            for (size_t i = 0; i < count * M; i++) { diagonal[i / M * square + i % M * (M + 1)] = 1; }
+            const floatX* added = upload_rows<floatX>(diagonal, count, square, square);
+            matmul_symmetric_cuda(half, upload_rows<floatX>(ones, count, n, n), added, {M, K, (int)count, false}, {0.5f, -2.0f},
+                                  0);
+            CHECK(download_rows(half, count, square, square) == want, "M=%zu K=%zu: a sum with more differs", M, K);
+            device_free_all();
+        }
     }
 }
 

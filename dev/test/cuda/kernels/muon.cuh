@@ -72,13 +72,14 @@ static Floats pytorch_s_orthogonal(const Floats& u, size_t rows, size_t cols) {
     return rows > cols ? Floats(t.begin(), t.end()) : got;
 }
 
-/* Returns X of `count` matrices u (rows, cols) on the card, one after the other. */
-static Floats orthogonal(const Floats& u, size_t rows, size_t cols, int count) {
+/* Returns X of `count` matrices u (rows, cols) on the card, one after the other. whole: no product is computed by half */
+static Floats orthogonal(const Floats& u, size_t rows, size_t cols, int count, bool whole = false) {
     const size_t n = rows * cols, stride = matrix_stride(n);
     MatmulContext* ctx = matmul_context();
     float* x = upload_rows<float>(u, (size_t)count, n, stride);
     char* scratch = device_alloc<char>(muon_scratch(rows, cols, sizeof(floatX), (size_t)count).end);
-    muon_orthogonalize_cuda(ctx, x, rows, cols, count, scratch, 0);
+    if (whole) { muon_orthogonalize_by(ctx, x, rows, cols, count, scratch, false, 0); }
+    if (!whole) { muon_orthogonalize_cuda(ctx, x, rows, cols, count, scratch, 0); }
     const std::vector<floatX> all = download((floatX*)x, (size_t)count * stride);
     Floats got;
     for (size_t i = 0; i < all.size(); i++) {
@@ -139,6 +140,18 @@ static void newton_schulz_is_no_worse_than_pytorch_s() {
         CHECK(ours <= limit, "%s: Newton-Schulz is off by %.3g, wanted at most %.3g", s.name, ours, limit);
     }
     for (float x : orthogonal(Floats(40 * 24), 40, 24, 1)) { CHECK(x == 0, "a matrix of zeros became %g", (double)x); }
+}
+
+/* Where symmetric products are computed by half, X differs from that of whole products by roundings alone. */
+static void newton_schulz_by_half_is_near_the_whole() {
+    const size_t m = 256 * CLUSTER_BLOCKS, k = m + 64;
+    if (!muon_halves(m, k)) { return; }  // not on this card
+    for (const bool tall : {false, true}) {
+        const size_t rows = tall ? k : m, cols = tall ? m : k;
+        const Floats u = random_values<float>(rows * cols, 3), whole = orthogonal(u, rows, cols, 1, true);
+        const double off = distance(orthogonal(u, rows, cols, 1), Doubles(whole.begin(), whole.end()));
+        CHECK(off <= 0.02, "%s: products by half move X by %.3g", tall ? "tall" : "wide", off);
+    }
 }
 
 /* The stages by element, in parts that begin anywhere, against muon.h. */
