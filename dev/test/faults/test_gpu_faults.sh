@@ -197,8 +197,8 @@ run_test() {
 unfit() {
     [ "$mode" = run ] || return 1
     case "$1 $2 sm_$capability" in
-        *wgmma*sm_90 | *_joins*sm_90) return 1 ;;
-        *wgmma* | *_joins*) echo "needs sm_90" ;;
+        *wgmma*sm_90 | *_joins*sm_90 | *a_half*sm_90) return 1 ;;
+        *wgmma* | *_joins* | *a_half*) echo "needs sm_90" ;;
         *.sh*fp8*sm_90) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
         *.sh*fp8*) echo "needs compute capability 9.0" ;;
         *.sh*) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
