@@ -1,15 +1,16 @@
 #!/bin/sh
-# test_gpu_faults.sh [run|compile|plant] [PATTERN] -- tests that the GPU tests find faults. Plants each fault of the table below
+# test_gpu_faults.sh [run|compile|plant|emulated] [PATTERN] -- tests that the GPU tests find faults. Plants each fault of the table below
 # into its own copy of the sources; its test must then fail, by a comparison and not by a crash. A fault that does not change its
 # file, or does not compile, is a failure too: the sources have changed, and the fault must be rewritten. Without a fault the same
-# tests must pass. `compile` only plants and builds, `plant` only reports whether files change; neither needs a GPU. PATTERN
-# (grep -E) selects lines of the table. Run from the project's root.
+# tests must pass. `compile` only plants and builds, `plant` only reports whether files change; neither needs a GPU. `emulated`
+# runs those of two.sh on-host on the emulated card, which has been built. PATTERN (grep -E) selects lines of the table. Run from
+# the project's root.
 #
 # JOBS: number of faults in parallel. NVCC, GPU_ARCH: as in the Makefile.
 set -u
 mode=${1:-run} pattern=${2:-.} JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}  # threads of the CPU oracles
-case $mode.$JOBS in run.[1-9]* | compile.[1-9]* | plant.[1-9]*) ;; *) echo "usage: JOBS=N $0 [run|compile|plant] [PATTERN]" >&2 && exit 2 ;; esac
+case $mode.$JOBS in run.[1-9]* | compile.[1-9]* | plant.[1-9]* | emulated.[1-9]*) ;; *) echo "usage: JOBS=N $0 [run|compile|plant|emulated] [PATTERN]" >&2 && exit 2 ;; esac
 
 # NAME | PRECISION | TEST and its arguments | FILE | SED
 pair=dev/test/pairs/gqa2_untied_rope8 tied=dev/test/pairs/tied_gqa4_rope32 documents=dev/test/pairs/documents lora=dev/test/pairs/lora_all fp8=dev/test/pairs/fp8 head=dev/test/pairs/fp8_head muon=dev/test/pairs/mha_odd
@@ -149,6 +150,20 @@ Muon: weights without a master are rounded to nearest | BF16 | test_kernels_cu s
 Muon: the low half of a split master dropped | BF16 | test_kernels_cu muon_agrees | llmc/optim/muon.cuh | s/= split_low(p\[k\]);/= 0;/
 Muon: matrices of a rank's own gradients | FP32 | two.sh as-one --optimizer muon | llmc/gpu/update.cuh | s/exchange_matrices(x, .*false);//
 Muon: owners keep their matrices | FP32 | two.sh as-one --optimizer muon | llmc/gpu/update.cuh | s/exchange_matrices(x, .*true);//
+on the host: a step's first copies overtake the last ones of the step before | BF16 | two.sh on-host | llmc/gpu/host_stream.cuh | s/ stream_wait(s->in, s->out, s->left);//
+on the host: a piece arrives in a window that has not left | BF16 | two.sh on-host | llmc/gpu/host_stream.cuh | s/^    CUDA_CHECK(cudaStreamWaitEvent(s->in, w->free));//
+on the host: a piece is updated before it has arrived | BF16 | two.sh on-host | llmc/gpu/host_stream.cuh | s/^    CUDA_CHECK(cudaStreamWaitEvent(stream, w->there));//
+on the host: a piece leaves before it is updated | BF16 | two.sh on-host | llmc/gpu/host_stream.cuh | s/^    stream_wait(s->out, stream, w->used);//
+on the host: the update does not wait for the norm | BF16 | two.sh on-host | train_llama3.cu | s/^        stream_wait(x->stream, x->compute, x->decided);//
+on the host: the forward pass does not wait for a layer's update | BF16 | two.sh on-host | llmc/gpu/exchange.cuh | s/if (last) { exchange_wait_uncaptured(/if (false) { exchange_wait_uncaptured(/
+on the host: a block does not wait for its sums | BF16 | two.sh on-host | llmc/gpu/gradients.cuh | s/^    host_window_wait(g->host, .*//
+on the host: sums of the first micro-batch are squared | BF16 | two.sh on-host | llmc/gpu/gradients.cuh | s/if (kind & MICRO_LAST) { gradients_sq/if (kind \& MICRO_FIRST) { gradients_sq/
+on the host: a block is gathered into a slot in use | BF16 | two.sh on-host | llmc/gpu/sharded_blocks.cuh | s/if (count > 0) {/if (count == GATHER_SLOTS) {/
+on the host: a block is gathered before its update has left | BF16 | two.sh on-host | llmc/gpu/sharded_blocks.cuh | s/if (x->buckets.items\[i\].layer == l) { CUDA.*/if (false) {}/
+on the host: a gather waits for a block's update, not for its copies | BF16 | two.sh on-host | llmc/gpu/sharded_blocks.cuh | s/updated, a->host->out)/updated, x->stream)/
+on the host: a block does not wait for its gather | BF16 | two.sh on-host | llmc/gpu/sharded_blocks.cuh | s/^    CUDA_CHECK(cudaStreamWaitEvent(x->compute, g->there.*//
+on the host: a checkpoint does not wait for copies | BF16 | two.sh on-host | train_llama3.cu | s/^    host_stream_finish(m->weights.host);//
+on the host: a stage of Muon begins in any window | BF16 | two.sh on-host | llmc/gpu/update.cuh | s/^ *if (a->host) { host_stream_align(a->host); }//
 the split master's low half dropped | BF16 | test_kernels_cu adamw_agrees | llmc/optim/adamw.cuh | s/master\.v\[k \/ 2\] = lower_halves(.*;/master.v[k \/ 2] = 0;/
 END
 }
@@ -170,18 +185,25 @@ trap 'exit 130' INT TERM
 # $script, if set, runs the program.
 
 copy_sources() {
-    mkdir -p "$here/build" && cp -r llmc Makefile train_llama3.c train_llama3.cu test_llama3.cu "$here" && ln -s "$root/dev" "$here/dev"
+    mkdir -p "$here/build" && cp -rp llmc Makefile train_llama3.c train_llama3.cu test_llama3.cu "$here" && ln -s "$root/dev" "$here/dev" &&
+        { [ $mode != emulated ] || cp -rp build/emulated build/test_llama3_cpu.o build/cpu_flags "$here/build"; }
 }
 
 aim() { # aim TEST: sets $target, $script and $arguments; TEST names a pair by its model folder
     target=build/${1%% *} script='' arguments=${1#* }
     case $1 in
         test_llama3cu*) target=test_llama3cu arguments="$arguments $arguments.state.safetensors" ;;
-        *.sh | *.sh\ *) target="train_llama3cu tokenize" script=dev/test/gpu/${1%% *} arguments=${1#*.sh} ;; # tokenize: of two.sh as-one
+        *.sh | *.sh\ *) target="train_llama3cu tokenize build/copy" script=dev/test/gpu/${1%% *} arguments=${1#*.sh} ;; # what two.sh runs
     esac
 }
 
-build() { # build PRECISION
+build() { # build PRECISION. On a slow link copies are late
+    if [ $mode = emulated ]; then
+        ln -s "build/emulated/$1_90/train_llama3cu" "$here" &&
+            make -s -C "$here" PRECISION="$1" EMULATED_ARCH=90 "build/emulated/$1_90/train_llama3cu" build/copy >"$here/log" 2>&1
+        return
+    fi
+    case $arguments in *on-host*) export NVCCFLAGS_EXTRA=-DHOST_RATE=0.01 ;; esac
     make -s -C "$here" NVCC="$NVCC" PRECISION="$1" ${GPU_ARCH:+GPU_ARCH="$GPU_ARCH"} $target >"$here/log" 2>&1
 }
 
@@ -199,8 +221,10 @@ unfit() {
     case "$1 $2 sm_$capability" in
         *wgmma*sm_90 | *_joins*sm_90 | *a_half*sm_90) return 1 ;;
         *wgmma* | *_joins* | *a_half*) echo "needs sm_90" ;;
+        *on-host*sm_[89]* | *on-host*sm_1*) return 1 ;;
         *.sh*fp8*sm_90) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
         *.sh*fp8*) echo "needs compute capability 9.0" ;;
+        *on-host*) echo "needs sm_80 or newer" ;;
         *.sh*) [ "$(nvidia-smi -L | grep -c '^GPU')" -lt 2 ] && echo "needs 2 GPUs" ;;
         *products_of_quantised*sm_90 | *pairs/fp8*sm_90) return 1 ;;
         *products_of_quantised* | *pairs/fp8*) echo "needs compute capability 9.0" ;;
@@ -275,9 +299,9 @@ next() { # next COMMAND...: runs it in the background in its own folder $here, J
 }
 ended() { find "$folder" -name result | grep -c .; }
 
-faults | grep -E -- "$pattern" >"$folder/table"
+faults | grep -E -- "$pattern" | grep "$([ $mode != emulated ] || echo on-host)" >"$folder/table"
 : >"$folder/sound"
-[ "$mode" != run ] || awk -F ' [|] ' '{ sub(/ .*/, "", $3) } !seen[$2, $3]++ { print $2 "|" $3 }' "$folder/table" >"$folder/sound"
+[ "$mode" != run ] && [ "$mode" != emulated ] || awk -F ' [|] ' '$3 !~ /on-host/ { sub(/ .*/, "", $3) } !seen[$2, $3]++ { print $2 "|" $3 }' "$folder/table" >"$folder/sound"
 while IFS='|' read -r precision program; do next sound "$precision" "$program"; done <"$folder/sound"
 while IFS= read -r line; do
     name=${line%% | *} line=${line#* | }

@@ -78,5 +78,5 @@ faults_are_caught() {
 # faults in code for several GPUs; the cards cannot hold many such runs at a time
 faults_between_gpus_are_caught() {
     [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ] || { echo "it needs 2 GPUs" && exit 77; }
-    cores=8 && faults_are_caught 500 '[.]sh'
+    cores=8 && faults_are_caught 500 '[.]sh (as|zero)'
 }
