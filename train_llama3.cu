@@ -764,7 +764,7 @@ static void trainer_prepare(void* model, const Recipe* recipe, const Options* o,
         const double micro = runner_time(&m->runner, [&] { micro_step(m, recipe, kinds[count - 1]); });
         const bool waits = m->zero == ZERO_3 || m->parts > 1 || m->optimizer.deal.count > 0;  // for all pieces
         weights_print_price(&m->weights, gradients_passing(&m->grads), waits ? 0 : forward, micro * recipe->accumulate, first);
-        if (first) { gradients_print_price(&m->grads); }
+        if (first) { gradients_print_price(&m->grads), sharded_print_price(m->sharded, &m->weights); }
     }
     if (!o->graph || o->profile > 0 || o->offload > OFFLOAD_OPTIMIZER) { return; }  // a graph would wait for copies
     for (int k = 0; k < count; k++) { runner_capture(&m->runner, micro_step, m, recipe, kinds[k]); }

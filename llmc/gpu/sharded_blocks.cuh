@@ -128,6 +128,13 @@ static inline bool sharded_keeps(const ShardedBlocks* g, const Exchange* x, cons
     return true;
 }
 
+/* Prints what is gathered in a micro-step, if it comes from the host. */
+static inline void sharded_print_price(const ShardedBlocks* g, const WeightArena* a) {
+    if (!sharded_on_host(g, a)) { return; }
+    printf("offload %.2f GB of weights arrive in each forward pass, and again in each backward pass\n",
+           1e-9 * (double)((a->blocks_end - a->blocks_first) * sizeof(floatX)));
+}
+
 /* Replaces each rank's `memory` (bytes) by the memory of rank 0, so that all ranks decide the same way by it. */
 static inline void sharded_take_first(const ShardedBlocks* g, const Exchange* x, void* memory, size_t bytes) {
     if (g && x->links.all) { nccl_broadcast(x->links.all, memory, bytes, 0, x->compute, "the logits of rank 0"); }

@@ -180,7 +180,8 @@ static inline void weights_print_price(const WeightArena* a, double more, double
     const ArenaRange range = a->held.ranges.items[0];
     const size_t n = size_min(range.count, 32 * a->host->piece), *all = a->held.elements;
     const unsigned slots = a->held.items[0].rule->slots;
-    double passed = 0, bytes = more;
+    const bool weights = a->blocks.ranks == 1 && a->trained == a->params;  // pass as well
+    double passed = 0, bytes = more + (weights ? (double)((a->blocks_end - a->blocks_first) * sizeof(floatX)) : 0);
     for (const SlotKind kind : {SLOT_MASTER, SLOT_M, SLOT_V}) {
         passed += slots >> kind & 1 ? (double)(n * state_width(a, kind)) : 0;
         bytes += (double)(all[kind] * state_width(a, kind));
