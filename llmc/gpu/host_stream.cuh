@@ -61,7 +61,7 @@ typedef struct {
     uint64_t pieces;                 // so far
     cudaStream_t in, out;
     cudaEvent_t left;
-    uint64_t* begun;     // (2) on the card: nanoseconds at which the last copy in, and out, began
+    uint64_t* begun;     // (3) on the card: nanoseconds at which the last copy in, out, and of a gather began
     Profiler* profiler;  // NULL: none
 } HostStream;
 
@@ -69,7 +69,7 @@ typedef struct {
 static inline void host_stream_lay_out(HostStream* s, size_t elements, size_t bytes, Arena* a) {
     s->piece = size_min(HOST_PIECE, round_up(elements, 256));
     for (HostWindow& w : s->windows) { w.data = take<char>(a, s->piece * (bytes + s->beside)); }
-    s->begun = take<uint64_t>(a, 2);
+    s->begun = take<uint64_t>(a, 3);
 }
 
 /* Makes the streams and the events. These two, and host_stream_finish(), take NULL where nothing lies on the host. */
@@ -114,9 +114,11 @@ __global__ void host_pace_kernel(uint64_t* begun, double bytes) {
     *begun = card_clock();
 }
 
-/* Call it with 0 before a copy, and with its bytes after it. */
+/* Call it with 0 before a copy on in, out, or a stream of gathers, and with its bytes after it. */
 static inline void host_pace(const HostStream* s, cudaStream_t stream, double bytes) {
-    if (HOST_RATE > 0) { host_pace_kernel<<<1, 1, 0, stream>>>(s->begun + (stream == s->out), bytes); }
+    if (HOST_RATE > 0) {
+        host_pace_kernel<<<1, 1, 0, stream>>>(s->begun + (stream == s->in ? 0 : stream == s->out ? 1 : 2), bytes);
+    }
     CUDA_CHECK_LAUNCH("host_pace_kernel");
 }
 

@@ -18,6 +18,7 @@
 #include "llmc/cuda/cuda_common.cuh"  // defines: Arena, take
 #include "llmc/gpu/exchange.cuh"      // defines: Exchange, exchange_wait_all_gathered
 #include "llmc/gpu/fp8.cuh"           // defines: Fp8, fp8_follow_slot
+#include "llmc/gpu/host_stream.cuh"   // defines: host_pace
 #include "llmc/gpu/weights.cuh"       // defines: WeightArena, weights_get, copy_out_staged
 
 /* Functions take NULL where every rank has all weights, and then do nothing. */
@@ -94,8 +95,10 @@ static inline void sharded_queue(ShardedBlocks* g, const Exchange* x, const Weig
             if (x->buckets.items[i].layer == l) { CUDA_CHECK(cudaStreamWaitEvent(g->stream, x->events[i].updated)); }
         }
         Op op(x->profiler, g->stream, "blocks from the host", 0, (double)bytes);
+        host_pace(a->host, g->stream, 0);
         CUDA_CHECK(
             cudaMemcpyAsync(g->slots[slot], a->own + (first - a->blocks_first), bytes, cudaMemcpyHostToDevice, g->stream));
+        host_pace(a->host, g->stream, (double)bytes);
     } else {
         Op op(x->profiler, x->stream, "blocks to all", 0,
               (double)sharded_block_size(g, a) * sizeof(floatX) * (1 - 1 / (double)ranks));
