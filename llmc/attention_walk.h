@@ -18,9 +18,8 @@
 
 enum { WALK_KEYS = 128 };  // of a tile
 
-/* A round takes `together` heads (of K and V, of all sequences). `blocks` is P above: they share the `tiles` of a head, and a
- * head's list of work has `places`, P for each stage. `step` blocks work on a head at a time: all P, unless a test has a card of
- * fewer. */
+/* A round takes `together` heads (of K and V, of all sequences). `blocks` (P above) share the `tiles` of a head, whose list of
+ * work has `places`, P for each stage. `step` blocks work on a head at a time: all P, unless a test has a card of fewer. */
 typedef struct {
     uint32_t heads, tiles, blocks, together, step, places;
 } WalkOrder;
@@ -49,8 +48,7 @@ LLMC_HOST_DEVICE static inline uint32_t walk_tile(WalkOrder o, WalkPiece p) {
     return stage % 2 ? p.at : (2 * stage + 1) * o.blocks - 1 - p.at;
 }
 
-/* Returns how many parts of some queries' dq are added before that of a tile of keys. m: the tile, of the size of tiles of keys,
- * with these queries */
+/* Returns how many parts of some queries' dq are added before that of a tile of keys. m: the tile of 128 with these queries */
 LLMC_HOST_DEVICE static inline uint32_t walk_before(WalkOrder o, uint32_t tile, uint32_t m) {
     const uint32_t stage = tile / o.blocks, first = stage * o.blocks, last = first + o.blocks - 1;
     return stage % 2 ? tile : first + (m < last ? m : last) - tile;
