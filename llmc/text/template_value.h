@@ -393,19 +393,13 @@ static inline double jinja_double(TemplateValue v) { return v.type == TEMPLATE_F
 
 /* Returns a type's name in messages, as jinja2 has it. */
 static inline const char* jinja_type_name(TemplateValue v) {
-    static const char* const names[] = {"undefined",
-                                        "None",
-                                        "bool object",
-                                        "int object",
-                                        "float object",
-                                        "str object",
-                                        "list object",
-                                        "tuple object",
-                                        "generator object",
-                                        "dict object",
-                                        "transformers.utils.chat_template_utils.TemplateNamespace object",
-                                        "jinja2.runtime.LoopContext object",
-                                        "builtin_function_or_method object"};
+    // clang-format off
+    static const char* const names[] = {
+        "undefined", "None", "bool object", "int object", "float object", "str object", "list object", "tuple object",
+        "generator object", "dict object", "transformers.utils.chat_template_utils.TemplateNamespace object",
+        "jinja2.runtime.LoopContext object", "builtin_function_or_method object"
+    };
+    // clang-format on
     return names[v.type];
 }
 

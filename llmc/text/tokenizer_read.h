@@ -616,20 +616,17 @@ static inline void config_read_added(Tokenizer* t, const Json* j) {
     if (name[0]) { warn("%s: tokenizer.json has no token \"%s\", which transformers adds: here it stays text", j->path, name); }
 }
 
-/* Warns of members of tokenizer_config.json by which transformers changes the ids of tokenizer.json. Only some classes heed
- * add_prefix_space. */
+/* Warns of members of tokenizer_config.json by which transformers makes other ids. Only some classes heed add_prefix_space. */
 static inline void tokenizer_warn_of_members(const Json* j) {
-    static const char* const classes[] = {"GPT2", "Qwen2", "Roberta", "CodeGen", "GPTNeoX"};
-    const JsonNode *root = json_root(j), *splits = json_get(j, root, "split_special_tokens");
-    const JsonNode* space = json_get(j, root, "add_prefix_space");
-    const char* kind = json_string(j, json_get(j, root, "tokenizer_class"), NULL);
-    if (splits && splits->type == JSON_TRUE) {
-        warn("%s: split_special_tokens is true: names of special tokens are text in transformers, here they are tokens",
-             j->path);
-    }
-    for (int i = 0; kind && space && space->type == JSON_TRUE && i < 5; i++) {
-        if (!text_starts(kind, classes[i])) { continue; }
-        warn("%s: add_prefix_space is true: transformers puts a space before each text, here it stays as it is", j->path);
+    static const char* const names[] = {"split_special_tokens", "add_prefix_space"};
+    static const char classes[] = " GPT2 Qwen2 Roberta CodeGen GPTNeoX ";
+    const char* kind = json_string(j, json_get(j, json_root(j), "tokenizer_class"), NULL);
+    const char* end = kind ? strstr(kind, "Tokenizer") : NULL;
+    char word[32] = " ";
+    if (end) { snprintf(word + 1, sizeof word - 1, "%.*s ", (int)(end - kind), kind); }
+    for (int i = 0; i <= (word[1] && strstr(classes, word)); i++) {
+        const JsonNode* n = json_get(j, json_root(j), names[i]);
+        if (n && n->type == JSON_TRUE) { warn("%s: %s is true: transformers makes other ids by it", j->path, names[i]); }
     }
 }
 
