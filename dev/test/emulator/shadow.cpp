@@ -28,6 +28,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -76,7 +77,7 @@ static Region card, statics, dynamic;
 static std::vector<Allocation*> slots(CARD_BYTES >> SLOT_BITS);
 static std::vector<Symbol> symbols(1);         // objects; those before it are not judged
 static std::vector<uint16_t> symbol_of;        // of each 4 bytes of `statics`; 0: none
-static std::map<uintptr_t, size_t> functions;  // addresses and sizes
+static std::map<uintptr_t, size_t> functions;  // addresses and sizes, but for the lambdas and templates of launches
 static std::map<uintptr_t, size_t> allowed;    // functions and their dynamic shared memory
 static unsigned faults;
 static std::set<std::pair<std::string, uint32_t>> told;  // kinds and addresses
@@ -500,6 +501,8 @@ static void aligned_access(const void* p, size_t size, ShadowAccess how, const v
     }
 
 static bool watched;  // the first thread of a grid whose kernel needs to have asked for its shared memory
+static bool entered;  // whether it called a function, as a kernel does that has an access
+static std::mutex allowing;
 
 extern "C" {
 OF_SIZE(1);
@@ -527,7 +530,10 @@ void __tsan_func_entry(void* caller) {
     c.depth++;
     if (!watched) { return; }
     const auto next = functions.upper_bound((uintptr_t)HERE);
-    const auto found = next == functions.begin() ? allowed.end() : allowed.find(std::prev(next)->first);
+    if (next == functions.begin() || (uintptr_t)HERE - std::prev(next)->first >= std::prev(next)->second) { return; }
+    entered = true;
+    const std::lock_guard<std::mutex> lock(allowing);
+    const auto found = allowed.find(std::prev(next)->first);
     watched = found == allowed.end() || found->second < dynamic_bytes;
 }
 
@@ -593,7 +599,9 @@ static void read_symbols(void) {
             const Elf64_Sym& s = list[k];
             const std::string name = names + s.st_name;
             if (ELF64_ST_TYPE(s.st_info) == STT_FILE) { own_file = name.size() > 4 && name.substr(name.size() - 4) == ".cpp"; }
-            if (ELF64_ST_TYPE(s.st_info) == STT_FUNC) { functions[s.st_value] = s.st_size; }
+            const bool launches =
+                name.compare(0, 3, "_ZZ") == 0 || name.compare(0, 4, "_ZSt") == 0 || name.compare(0, 5, "_ZNSt") == 0;
+            if (ELF64_ST_TYPE(s.st_info) == STT_FUNC && !launches) { functions[s.st_value] = s.st_size; }
             if (ELF64_ST_TYPE(s.st_info) != STT_OBJECT || s.st_value - statics.begin >= statics.bytes || s.st_size == 0) {
                 continue;
             }
@@ -701,7 +709,11 @@ void shadow_written(const void* to, size_t bytes, const void* from) {
     }
 }
 
-void shadow_allow(const void* kernel, size_t bytes) { allowed[(uintptr_t)kernel] = bytes; }
+void shadow_allow(const void* kernel, size_t bytes) {
+    const std::lock_guard<std::mutex> lock(allowing);
+    size_t& most = allowed[(uintptr_t)kernel];  // the launches before may not have run yet
+    most = std::max(most, bytes);
+}
 
 void shadow_refused(dim3 grid, dim3 block, size_t shared, const void* line) {
     fault("a launch that a card refuses", (uint32_t)(uintptr_t)line,
@@ -719,7 +731,7 @@ void shadow_grid(size_t shared, const void* line) {
     if (!has_stack) { sigaltstack(&stack, NULL), has_stack = true; }
     launched = line;
     dynamic_bytes = shared;
-    watched = shared > UNASKED_SHARED;
+    watched = shared > UNASKED_SHARED, entered = false;
     grid_first = 0;  // its first block tells the numbers
 }
 
@@ -746,7 +758,7 @@ void shadow_block(size_t index) {
 
 void shadow_block_ended(void) {
     on_card = false;
-    if (watched) {
+    if (watched && entered) {
         fault("too much dynamic shared memory", (uint32_t)(uintptr_t)launched,
               text("%zu bytes: above %d a card wants cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, "
                    "%zu)",

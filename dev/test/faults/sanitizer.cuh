@@ -392,6 +392,15 @@ __global__ void odd_address(PARAMETERS) {
 }
 A_BLOCK_A_ROW(odd_address)
 
+__global__ void nothing(void) { asm volatile(""); }
+__global__ void beside_nothing(PARAMETERS) { SOUND; }
+static void beside_nothing_launch(PARAMETERS, cudaStream_t stream) {  // FAULT none
+    CUDA_CHECK(cudaFuncSetAttribute((const void*)nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 << 10));
+    nothing<<<1, 32, 100 << 10, stream>>>();
+    beside_nothing<<<(unsigned)rows.N, 256, 0, stream>>>(out, rstd, x, weight, rows, eps);
+}
+LAUNCHED(beside_nothing)
+
 __global__ void much_shared(PARAMETERS) { SOUND; }
 VERSION_OF(much_shared, rows.N, 256, 100 << 10)  // FAULT too much dynamic shared memory
 
