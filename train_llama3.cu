@@ -256,8 +256,7 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         m->logits = take<floatX>(&mem[MEM_LOGITS], rows * V);
     }
     if (o->train) {
-        const bool alone = o->ranks <= 1;
-        if (!alone) { exchange_lay_out(&m->exchange, &m->grads, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
+        if (o->ranks > 1) { exchange_lay_out(&m->exchange, &m->grads, &mem[MEM_LANDING], &mem[MEM_SUMS]); }
         weights_lay_out_state(&m->weights, c->lora.rank > 0, &mem[MEM_MASTER], &mem[MEM_M], &mem[MEM_V], &mem[MEM_WINDOWS]);
         m->dh = take<floatX>(w, N * C);
         m->dnorm = take<floatX>(w, N * C);
@@ -926,6 +925,7 @@ int main(int argc, char** argv) {
     Device d = job == JOB_VERIFY ? device_missing("--verify asks for none")
                                  : device_open(&ranks, job_trains(job), o->tf32, o->dry_run && o->max_memory > 0);
     if (fp8) { fp8_check_device(&d); }
+    if (job_trains(job)) { attention_check(attention_shape(&p.spec.config, o->batch, o->seq), !d.missing); }
     run_machine(d.name, 1, p.process.machine, sizeof p.process.machine);
     if (!d.missing) { device_build(&d, p.process.build, sizeof p.process.build); }
     together_open(&p, &team, &ranks);

@@ -49,6 +49,23 @@ static inline AttentionKernel attention_choose(AttentionKernel kernel, KernelCho
     return (AttentionKernel)kernel_row(pass, attention_sizes({B, s.T, s.NH, s.NKV, s.HD}, s.starts != NULL))->kernel;
 }
 
+/* Ends the program if rows are too long for the kernels of forward and backward, as their launchers do once memory is taken.
+ * known: there is a card; otherwise asks for what no card can do */
+static inline void attention_check(const AttentionShape& s, bool known) {
+    const bool tensor_cores = attention_tensor_cores(s.HD);
+    int rows = s.HD <= 64    ? (int)PlainTiles<64>::BACKWARD_BM  // the least of the tiles
+               : s.HD <= 128 ? (int)PlainTiles<128>::BACKWARD_BM
+                             : (int)PlainTiles<256>::BACKWARD_BM;
+    if (tensor_cores && (!known || this_card()->wgmma)) { return; }
+#ifndef PRECISION_FP32
+    const auto least = [&](auto of) {
+        mma_choose(typename decltype(of)::BackwardKV(), [&](auto tiles) { rows = decltype(tiles)::BN; });
+    };
+    if (tensor_cores) { mma_with_tiles(s.HD, least); }
+#endif
+    attention_grid(1, s.NH, s.T, rows);
+}
+
 /* Runs forward for B <= MAX_GRID_YZ sequences. */
 static inline void attention_forward_slice(AttentionKernel kernel, floatX* out, float* lse, const floatX* qkv, int B,
                                            const AttentionArgs& s, cudaStream_t stream) {

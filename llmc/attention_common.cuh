@@ -110,7 +110,7 @@ static inline cudaError_t attention_launch_resident(void (*kernel)(Params...), d
 /* Returns a grid with a block for each tile of `rows` rows of each head of B <= MAX_GRID_YZ sequences. Heads vary fastest.
  * The heads of a group read the same K and V, and what the heads of one sequence read at a time fits in the L2. */
 static inline dim3 attention_grid(int B, int heads, int T, int rows) {
-    return dim3((unsigned)heads, grid_tiles("attention: T with this head_dim", (size_t)T, rows), (unsigned)B);
+    return dim3((unsigned)heads, grid_tiles("--seq, for the kernels of this head_dim,", (size_t)T, rows), (unsigned)B);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ static void quantise_rows_cuda(QuantisedRows q, const T* x, RowShape rows, Quant
 /* Returns a grid with a block for each tile of `count` matrices (rows, columns). */
 static inline dim3 quantise_grid(size_t rows, int columns, int tile_rows, int tile_columns, int count = 1) {
     return dim3((unsigned)ceil_div((size_t)columns, (size_t)tile_columns),
-                grid_tiles("--fp8: the number of rows", rows, tile_rows),
+                grid_tiles("--fp8: the number of tokens of a micro-batch", rows, tile_rows),
                 grid_tiles("--fp8: the number of blocks", (size_t)count, 1));
 }
 

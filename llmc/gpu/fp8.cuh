@@ -41,7 +41,7 @@
 #include "llmc/gpu/exchange.cuh"      // defines: Exchange
 #include "llmc/gpu/layers.cuh"        // defines: Queue
 #include "llmc/gpu/weights.cuh"       // defines: WeightArena, weight_at
-#include "llmc/quantise.cuh"          // defines: QuantisedRows, QuantisedWeights, quantise_weights_cuda
+#include "llmc/quantise.cuh"          // defines: QuantisedRows, QuantisedWeights, quantise_grid, quantise_weights_cuda
 
 /* The 8-bit copies of the weights; all NULL without --fp8, the head's without --fp8-head. */
 typedef struct {
@@ -86,6 +86,7 @@ static inline void fp8_check(const ModelConfig* c, bool head, size_t tokens, con
         if (size.size % QUANTISE_WIDTH == 0) { continue; }
         die("--fp8: %s is %lld, wanted a multiple of %d", size.name, (long long)size.size, (int)QUANTISE_WIDTH);
     }
+    quantise_grid(tokens, c->hidden_size, TRANSPOSE_TILE, TRANSPOSE_TILE);  // refuses what the launcher of transposes would
     if (head && c->vocab_size % QUANTISE_WIDTH != 0) {
         die("--fp8-head: vocab_size is %d, wanted a multiple of %d", c->vocab_size, (int)QUANTISE_WIDTH);
     }

@@ -242,6 +242,13 @@ else
     skip "what --fp8 takes" "this build is for $precision, wanted BF16" 21
 fi
 
+# a plan knows the limits of the launchers
+expect "rows too long for attention's plain kernels" 1 "error: --seq, for the kernels of this head_dim, is 2097152, wanted at most 2097120" \
+    "$bin/train_llama3cu" --model "$pairs/gqa2_untied_rope8" --seq 2097152 --batch 1 --dry-run --max-memory 4000G
+name="--fp8: too many tokens in a micro-batch"
+built_for BF16 "$name" && expect "$name" 1 "error: --fp8: the number of tokens of a micro-batch is 8388608, wanted at most 8388480" \
+    "$bin/train_llama3cu" --fp8 --model llama3.2-1b --batch 4096 --seq 2048 --dry-run --max-memory 4000G
+
 # ---------------------------------------------------------------------------------------------------------------------
 # several GPUs: a rank's table. ZeRO 1 divides the optimizer state, but neither weights nor gradients. ZeRO 2 also divides
 # gradients, ZeRO 3 also the blocks' weights
