@@ -535,12 +535,29 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
 // Measured in dev/results/nvidia-h100.md.
 constexpr size_t MATMUL_GROUP = 8;
 
+/* Returns how many clusters of this kernel run at a time, one block a multiprocessor. Where a part of the card has an odd number
+ * of multiprocessors, they are less than half of all. A list for more would wait for the last cluster twice as long. */
+template <typename Tiles>
+static inline size_t matmul_tiles_clusters() {
+    static const size_t found = [] {
+        const void* kernel = (const void*)matmul_tiles_kernel<Tiles>;
+        const size_t most = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / Tiles::CLUSTER;
+        cudaLaunchConfig_t launch = {};
+        int resident = 0;
+        launch.gridDim = dim3((unsigned)(most * Tiles::CLUSTER)), launch.blockDim = dim3(Tiles::THREADS);
+        launch.dynamicSmemBytes = Tiles::SMEM;
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::SMEM));
+        CUDA_CHECK(cudaOccupancyMaxActiveClusters(&resident, kernel, &launch));
+        return size_min(most, size_max(1, (size_t)resident));
+    }();
+    return found;
+}
+
 template <typename Tiles>
 static inline void matmul_tiles_start(const MatmulTilesArgs& s, cudaStream_t stream) {
-    const size_t clusters = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / Tiles::CLUSTER;
+    const size_t clusters = matmul_tiles_clusters<Tiles>();
     const unsigned blocks = (unsigned)(size_min(Tiles::LIST ? clusters : SIZE_MAX, s.pieces) * Tiles::CLUSTER);
     auto* kernel = matmul_tiles_kernel<Tiles>;
-    CUDA_CHECK(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::SMEM));
     kernel<<<blocks, Tiles::THREADS, Tiles::SMEM, stream>>>(s);
     CUDA_CHECK_LAUNCH("matmul_tiles_kernel");
 }

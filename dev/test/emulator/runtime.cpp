@@ -107,6 +107,12 @@ int emulator_resident(int threads, size_t shared) {
 
 static int processors(void) { return setting("EMULATOR_PROCESSORS", 4); }
 
+/* A part of the card with an odd number of multiprocessors holds fewer clusters than all of them could: EMULATOR_CLUSTERS. */
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
+    *clusters = setting("EMULATOR_CLUSTERS", processors());
+    return cudaSuccess;
+}
+
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

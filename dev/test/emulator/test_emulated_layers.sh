@@ -29,7 +29,11 @@ kernels() {
             case ${FULL:-0}.$variant.$test in # only BF16 runs take 8 bits; this processor rounds quotients and roots, not a card
                 0.FP32*.weights_gradients_of_trans* | 0.FP32*.products_of_quant* | 0.*.quotients*) leave_out && continue ;;
             esac
+            case $test in # a card of four multiprocessors that holds three clusters
+                tiles_of_a_product* | rope_joins*) export EMULATOR_CLUSTERS=3 ;;
+            esac
             emulated "$variant" test_kernels_cu "$test"
+            unset EMULATOR_CLUSTERS
         done
     done
     for test in crossentropy_plans_agree crossentropy_shows_what_is_not_finite swiglu_agrees_in_place_and_apart loss_scale_halves_and_doubles \

@@ -20,7 +20,12 @@ __global__ static void place_kernel(int* taken, MatmulTilesArgs s) {
     }
 }
 
+/* A list has a part for each cluster that is resident: another one would begin when one of these has ended. */
 static void tiles_of_a_product_are_taken_once() {
+    const char* fewer = getenv("EMULATOR_CLUSTERS");
+    const size_t all = (size_t)device_attribute(cudaDevAttrMultiProcessorCount) / CLUSTER_BLOCKS;
+    const size_t found = this_card()->wgmma ? matmul_tiles_clusters<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_SWIGLU>>() : all;
+    CHECK(fewer ? found == (size_t)atoi(fewer) : found > 0 && found <= all, "%zu of %zu clusters", found, all);
     for (uint32_t rows : {1u, 7u, 12u}) {
         for (uint32_t columns : {1u, 5u}) {
             for (uint32_t group = 1; group <= rows; group++) {
