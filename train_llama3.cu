@@ -337,7 +337,7 @@ static Llama llama_open(const ModelConfig* c, const ModelUse* use, const Options
     g->trained = m.trained;
     g->in_ring = m.zero != ZERO_1 && !lora;  // adapters' are small
     g->host = o->offload >= OFFLOAD_GRADIENTS && !lora ? m.weights.host : NULL;
-    g->lends = use->train && ranks == 1 && step == micro && !lora && !g->host;
+    g->lends = use->train && !g->in_ring && step == micro && !lora && !g->host, g->sent = ranks > 1;
     const int64_t sums = g->in_ring ? 1 : step / micro, chunks = (int64_t)ceil_div((size_t)o->batch * m.use.T, HEAD_ROWS);
     g->fp32 = o->grad_dtype == GRAD_DTYPE_FP32 || gradients_need_fp32(automatic, sums, lora);
     g->fp32_head = !g->fp32 && automatic && gradients_need_fp32(true, sums * chunks, false);

@@ -17,17 +17,18 @@
  * The streams wait as for the state (host_stream.cuh), with a window for each part of the ring: the sums of l - 3 go into the
  * part of block l, and so arrive once that block has left. The next step's sums leave once the update has read these.
  *
- * One GPU with one micro-step a step lends this memory to activations. The backward pass goes from the last block to the first:
- * when it writes the gradients of block l, it has read the activations of all later blocks. So activations of block l may lie
- * anywhere below its own gradients. With more micro-steps, the gradients of earlier ones need this memory. With several GPUs,
- * gradients may still be on their way from it.
+ * With one micro-step a step, one GPU and ZeRO 1 lend this memory to activations. The backward pass goes from the last block to
+ * the first: when it writes the gradients of block l, it has read the activations of all later blocks. So activations of block l
+ * may lie anywhere below its own gradients. With more micro-steps, the gradients of earlier ones need this memory. Gradients on
+ * their way to their owners lie above, and all have arrived before the next forward pass begins. A ring lends nothing: blocks
+ * take turns in it throughout the backward pass.
  *
  *   the gradients   | embedding  | block 0 | block 1 | block 2 | block 3 | norm, head |
  *   activations         |    of 1    |    of 2    |    of 3    |  (block 0 has its own memory)
  *
  * Gaps between tensors, and the places of norms among the matrices, are zero when the gradients are summed or sent. They begin
- * as zero and stay so, unless activations have lain there: then they are zeroed after the backward pass of the blocks. In the
- * ring head and embedding take turns in one place, where the gaps are zeroed each time.
+ * as zero and stay so, unless activations have lain there: then they are zeroed after the backward pass of the blocks, or
+ * with each block if it is sent. In the ring head and embedding take turns in one place, where the gaps are zeroed each time.
  */
 #ifndef LLMC_GRADIENTS_CUH
 #define LLMC_GRADIENTS_CUH
@@ -58,11 +59,13 @@ typedef struct {
     bool fp32_head;      // of the head alone
     bool in_ring;
     bool lends;        // activations lie here until the backward pass writes
+    bool sent;         // to owners, block by block
     HostStream* host;  // the blocks' gradients lie in the host's memory; NULL: on the card
 
     void* all;  // without a ring: of the matrices, elements [first, end) of the trained tensors
     size_t first, end;
-    float* extra;  // (extra_size) in fp32: the norms' gradients; then, without a ring, the head's if fp32_head
+    size_t lent, lent_end;  // bytes of `all` that activations use, from the first to behind the last; lent_end 0: none
+    float* extra;           // (extra_size) in fp32: the norms' gradients; then, without a ring, the head's if fp32_head
     size_t extra_size;
     GradientRing ring;
     void* parts[GRADIENT_PARTS];
@@ -163,6 +166,7 @@ static inline void gradients_lay_out(Gradients* g, Arena* a, Arena* host) {
     g->first = moves && head.first == 0 ? head.count : 0;
     g->end = head.first > 0 ? head.first : g->trained.elements;
     g->extra_size = norms_size(g) + head.count;
+    g->lent_end = 0;
     if (g->in_ring) {
         gradients_lay_out_ring(g, a);
     } else {
@@ -176,7 +180,7 @@ static inline void gradients_lay_out(Gradients* g, Arena* a, Arena* host) {
 /* Finds memory for `bytes` of block l's activations, below its gradients and below *top, where the activations of later blocks
  * begin. Ask for the last block first, with *top = SIZE_MAX. Returns false if there is no room; otherwise lowers *top, and
  * *place hands out the memory. A tied embedding's gradient lends nothing, since the head writes it first. */
-static inline bool gradients_lend(const Gradients* g, int l, size_t bytes, size_t* top, Arena* place) {
+static inline bool gradients_lend(Gradients* g, int l, size_t bytes, size_t* top, Arena* place) {
     if (!g->lends) { return false; }
     const size_t one = gradients_bytes(g->fp32), own = (param_offset(&g->trained, P_INPUT_NORM, l) - g->first) * one;
     const size_t least = g->config.tied ? (param_offset(&g->trained, P_INPUT_NORM, 0) - g->first) * one : 0;
@@ -184,6 +188,8 @@ static inline bool gradients_lend(const Gradients* g, int l, size_t bytes, size_
     if (end < least + bytes) { return false; }
     *top = (end - bytes) / 256 * 256;  // take()'s unit
     *place = {(char*)g->all, *top};
+    g->lent = *top;
+    if (g->lent_end == 0) { g->lent_end = end; }
     return true;
 }
 
@@ -208,18 +214,48 @@ static inline void gradients_zero_ends(const Gradients* g, MicroKind kind, cudaS
     }
 }
 
+enum { GAPS_OF_BLOCK = 16 };  // more than its tensors
+
+/* Gaps between the matrices of a block, in units of 16 bits from its start on; blocks are `stride` units apart. */
+typedef struct {
+    ArenaRange items[GAPS_OF_BLOCK];
+    int count;
+    size_t stride;
+} BlockGaps;
+
+__global__ static void gradients_zero_gaps_kernel(uint16_t* gradients, BlockGaps gaps) {
+    gradients += blockIdx.x * gaps.stride;
+    for (int i = 0; i < gaps.count; i++) {
+        for (size_t k = threadIdx.x; k < gaps.items[i].count; k += blockDim.x) { gradients[gaps.items[i].first + k] = 0; }
+    }
+}
+
+/* Zeroes the gaps of blocks [from, to), and the places of norms among their matrices, where activations have lain. Those of the
+ * embedding are zeroed with it, and the last block and the ends lend nothing. */
+static inline void gradients_zero_gaps(const Gradients* g, int from, int to, cudaStream_t stream) {
+    const GradientRing all = gradient_ring_of(&g->trained, g->config.num_layers, g->config.tied);
+    const size_t one = gradients_bytes(g->fp32), end = g->first + ceil_div(g->lent_end, one);
+    BlockGaps gaps = {{}, 0, all.block * one / 2};
+    if (g->lent_end == 0 || end <= all.first_block) { return; }
+    const size_t begin = size_max(g->first + g->lent / one, all.first_block) - all.first_block;
+    const int first = std::max(from, (int)(begin / all.block));
+    const int last = std::min(to, (int)ceil_div(end - all.first_block, all.block));
+    for (const Param* p = &g->trained.items[1]; p->layer == 0; p++) {
+        const size_t at = p->offset + (param_specs[p->kind].matrix ? param_size(p) : 0), next = p[1].offset;
+        if (next > at) { gaps.items[gaps.count++] = {(at - all.first_block) * one / 2, (next - at) * one / 2}; }
+    }
+    if (first >= last) { return; }
+    void* const data = gradient_of_element(g, all.first_block + (size_t)first * all.block).data;
+    gradients_zero_gaps_kernel<<<(unsigned)(last - first), 256, 0, stream>>>((uint16_t*)data, gaps);
+    CUDA_CHECK_LAUNCH("gradients_zero_gaps_kernel");
+}
+
 /* Zeroes the embedding's gradient where a micro-step does not add to an earlier one's. A tied one stays: the head has just
- * written it. Zeroes the gaps, and the places of norms among the matrices, where activations have lain. */
+ * written it. */
 static inline void gradients_zero_embedding(const Gradients* g, MicroKind kind, cudaStream_t stream) {
     const bool trained = g->config.lora.rank == 0 && !g->config.tied;
     if (trained && !gradients_add(g, kind)) {
         gradients_zero_elements(g, 0, param_offset(&g->trained, P_INPUT_NORM, 0), stream);
-    }
-    for (int i = 0; g->lends && i < g->trained.count; i++) {
-        const Param* p = &g->trained.items[i];
-        const size_t next = i + 1 < g->trained.count ? p[1].offset : g->trained.elements;
-        if (p->offset < g->first || p->offset >= g->end) { continue; }  // the head's, in `extra`
-        gradients_zero_elements(g, p->offset + (param_specs[p->kind].matrix ? param_size(p) : 0), next, stream);
     }
 }
 
@@ -228,6 +264,7 @@ static inline void gradients_zero_embedding(const Gradients* g, MicroKind kind, 
  * left. */
 static inline void gradients_zero(const Gradients* g, int layer, MicroKind kind, cudaStream_t stream) {
     if (layer == g->config.num_layers) { gradients_zero_ends(g, kind, stream); }
+    if (layer < 0 && !g->sent) { gradients_zero_gaps(g, 0, g->config.num_layers, stream); }
     if (layer < 0) { gradients_zero_embedding(g, kind, stream); }
 }
 
@@ -274,9 +311,10 @@ static inline void gradients_print_price(const Gradients* g) {
 }
 
 /* Call before the gradients of block l are written: they are the sums of earlier micro-steps then. Queues the arrival of the
- * next ones. */
+ * next ones. Where the block is sent afterwards, zeroes its gaps, on which no activation is left. */
 static inline void gradients_expect(Gradients* g, int l, MicroKind kind, cudaStream_t stream) {
     const int last = g->config.num_layers - 1, ahead = HOST_BLOCKS - 1;
+    if (g->sent) { gradients_zero_gaps(g, l, l + 1, stream); }
     if (!g->host) { return; }
     for (int next = l == last ? l : l - ahead; next >= 0 && next >= l - ahead; next--) {
         HostArray arrays[HOST_ARRAYS] = {};
