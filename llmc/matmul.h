@@ -292,11 +292,17 @@ static inline void matmul_vectors(MatmulSum s, void* scratch, MatrixView a, Matr
     }
 }
 
-/* Copies what lies above the blocks on the diagonal of c (M, M) to below them. */
+/* Copies what lies above the diagonal of c (M, M) to below it. */
 static inline void matmul_mirror(float* c, size_t M) {
     enum { ROWS = 32 };
 #pragma omp parallel for schedule(dynamic)
-    for (size_t i = ROWS; i < M; i += ROWS) { simd_transpose(c + i * M, M, c + i, M, i, size_min(M - i, ROWS)); }
+    for (size_t i = 0; i < M; i += ROWS) {
+        const size_t rows = size_min(M - i, ROWS);
+        simd_transpose(c + i * M, M, c + i, M, i, rows);
+        for (size_t r = i; r < i + rows; r++) {
+            for (size_t col = i; col < r; col++) { c[r * M + col] = c[col * M + r]; }
+        }
+    }
 }
 
 /* Does the same without gaps between rows, on the matrix unit if there is one and the product is large enough to pay for its
