@@ -1,10 +1,10 @@
 /* attention_walk.h -- the order of work of attention_sm90_walk.cuh, and what it costs. test_layers.c simulates it on any card.
  *
- * P blocks share the N tiles of keys of a head of K and V, in stages of P tiles, the lowest first. A block takes one tile of each
- * stage: in stages 0, 2, 4 ... block i takes the i-th tile from above, in stages 1, 3, 5 ... the i-th from below. More queries see
- * the lower tiles. So a pair of stages is the same work for every block, and all blocks of a head begin it at the same time. All
- * walk upwards over the queries. So in stages 0, 2, 4 ... higher tiles are ahead, in the others lower ones. This is also the order
- * in which they add their parts to dq of tile m of queries, in units of 128:
+ * P blocks share the N tiles of keys of a head of K and V, in stages of P tiles, the lowest first. A block takes one tile of
+ * each stage: in stages 0, 2, 4 ... block i takes the i-th tile from above, in stages 1, 3, 5 ... the i-th from below. More
+ * queries see the lower tiles. So a pair of stages is the same work for every block, and all blocks of a head begin it at the
+ * same time. All walk upwards over the queries. So in stages 0, 2, 4 ... higher tiles are ahead, in the others lower ones. This
+ * is also the order in which they add their parts to dq of tile m of queries, in units of 128:
  *
  *   m < P: m, m - 1 ... 0        m < 2 P: P - 1, P - 2 ... 0, P, P + 1 ... m        and so on
  *
@@ -85,8 +85,8 @@ static inline double walk_time_of_two_kernels(WalkOrder o, int group, int proces
     return 0.8 * (mean > N ? mean : N) + 0.6 * (mean > N / group ? mean : N / group);
 }
 
-/* Returns the order of work on a card: two stages, or more, with more heads at a time, if that saves 3 %. One sequence decides, so
- * a row has the bits that it has alone. */
+/* Returns the order of work on a card: two stages, or more, with more heads at a time, if that saves 3 %. One sequence decides,
+ * so a row has the bits that it has alone. */
 static inline WalkOrder walk_order(int B, int NKV, int T, int processors) {
     const size_t all = (size_t)processors, half = ceil_div((size_t)T, 2 * WALK_KEYS);
     WalkOrder best = walk_order_of(1, NKV, T, size_min(half, all), all);

@@ -104,8 +104,8 @@ static inline bool attention_may_walk(int T, int HD) {
     return attention_tensor_cores(HD) && T >= WALK_LEAST_TOKENS && T <= WALK_MOST_TOKENS;
 }
 
-// the time of a walk's product, in products of the two kernels: fitted to rows of 1024 to 32768 tokens on an H100 and an H200. At
-// head_dim 128 the sums of all heads in progress take 67 MB, which a large L2 cache (60 MiB) holds better than a small one (50)
+// the time of a walk's product, in products of the two kernels: fitted to rows of 1024 to 32768 tokens on an H100 and an H200.
+// At head_dim 128 the sums of all heads in progress take 67 MB, which an L2 cache of 60 MiB holds better than one of 50
 constexpr double WALK_PRODUCT_64 = 1.13, WALK_PRODUCT_128 = 1.15, WALK_PRODUCT_128_SMALL_L2 = 1.27;
 
 /* Whether a walk takes less time than two kernels. It has fewer pieces of work, so it may leave more of the card idle. */

@@ -535,8 +535,8 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
 // Measured in dev/results/nvidia-h100.md.
 constexpr size_t MATMUL_GROUP = 8;
 
-/* Returns how many clusters of this kernel run at a time, one block a multiprocessor. Where a part of the card has an odd number
- * of multiprocessors, they are less than half of all. A list for more would wait for the last cluster twice as long. */
+/* Returns how many clusters of this kernel run at a time, one block a multiprocessor. Where a part of the card has an odd
+ * number of multiprocessors, they are less than half of all. A list for more would wait for the last cluster twice as long. */
 template <typename Tiles>
 static inline size_t matmul_tiles_clusters() {
     static const size_t found = [] {
@@ -605,8 +605,8 @@ static inline void matmul_symmetric_as(floatX* out, const floatX* x, const float
     matmul_tiles_start<Tiles>(s, stream);
 }
 
-/* Writes out = S of SymmetricShape, or f.product S + f.added `added` unless that is NULL: count symmetric matrices (M, M). M is a
- * multiple of 128 CLUSTER_BLOCKS, K of 64. */
+/* Writes out = S of SymmetricShape, or f.product S + f.added `added` unless that is NULL: count symmetric matrices (M, M). M is
+ * a multiple of 128 CLUSTER_BLOCKS, K of 64. */
 static inline void matmul_symmetric_cuda(floatX* out, const floatX* x, const floatX* added, SymmetricShape p, SumFactors f,
                                          cudaStream_t stream) {
     (p.columns ? matmul_symmetric_as<1> : matmul_symmetric_as<0>)(out, x, added, p, f, stream);

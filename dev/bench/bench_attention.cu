@@ -10,11 +10,11 @@
  * their times, not their rates, with the lines above.
  * With a kernel's name it runs that kernel alone, with `auto` the kernels that the program would choose.
  *
- * `./bench_attention sweep SECONDS FILE` times all backward kernels at every T from 1024 to 65536 in steps of 1024: at head_dim 64
- * in 32,768 tokens, at 128 in 8,192, or in one row. It appends a line for each length to FILE, and begins with those that FILE
- * lacks, coarse steps first, until SECONDS are over: so a second call continues. `pairs` is a walk in two stages, `walk` one in
- * the stages that the program would take. The kernels run in two turns, in the opposite order, each for at least 60 ms; the
- * median counts. The error is the distance of wgmma's and walk's results; 1: a kernel gave other bits in its second turn.
+ * `./bench_attention sweep SECONDS FILE` times all backward kernels at every T from 1024 to 65536 in steps of 1024: at head_dim
+ * 64 in 32,768 tokens, at 128 in 8,192, or in one row. It appends a line for each length to FILE, and begins with those that
+ * FILE lacks, coarse steps first, until SECONDS are over: so a second call continues. `pairs` is a walk in two stages, `walk`
+ * one in the stages that the program would take. The kernels run in two turns, in the opposite order, each for at least 60 ms;
+ * the median counts. The error is the distance of wgmma's and walk's results; 1: a kernel gave other bits in its second turn.
  * `dev/plot_speed.py --sweep FILE` draws the file.
  *
  * `./bench_attention variants` runs each mma and wgmma kernel, and the walk, with other tiles (a minute). A third word selects

@@ -18,10 +18,10 @@
  * part of block l, and so arrive once that block has left. The next step's sums leave once the update has read these.
  *
  * With one micro-step a step, one GPU and ZeRO 1 lend this memory to activations. The backward pass goes from the last block to
- * the first: when it writes the gradients of block l, it has read the activations of all later blocks. So activations of block l
- * may lie anywhere below its own gradients. With more micro-steps, the gradients of earlier ones need this memory. Gradients on
- * their way to their owners lie above, and all have arrived before the next forward pass begins. A ring lends nothing: blocks
- * take turns in it throughout the backward pass.
+ * the first: when it writes the gradients of block l, it has read the activations of all later blocks. So activations of block
+ * l may lie anywhere below its own gradients. With more micro-steps, the gradients of earlier ones need this memory. Gradients
+ * on their way to their owners lie above, and all have arrived before the next forward pass begins. A ring lends nothing:
+ * blocks take turns in it throughout the backward pass.
  *
  *   the gradients   | embedding  | block 0 | block 1 | block 2 | block 3 | norm, head |
  *   activations         |    of 1    |    of 2    |    of 3    |  (block 0 has its own memory)

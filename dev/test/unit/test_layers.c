@@ -830,8 +830,8 @@ static double swiglu_loss(const void* ctx) {
     return sum;
 }
 
-/* Simulates the blocks of a walk: a part of a sum takes time 1, and is seen 0.2 after it was added. Returns the time of the last
- * part; -1 if a part waits for one that comes later in the list of work, or if a sum lacks parts. */
+/* Simulates the blocks of a walk: a part of a sum takes time 1, and is seen 0.2 after it was added. Returns the time of the
+ * last part; -1 if a part waits for one that comes later in the list of work, or if a sum lacks parts. */
 static double walk_simulated(WalkOrder o, uint32_t group) {
     const size_t blocks = (size_t)o.step * o.together, sums = (size_t)o.heads * group * o.tiles;
     uint32_t* added = (uint32_t*)xcalloc(sums, sizeof *added);

@@ -86,9 +86,9 @@ static inline void choose_total_batch(Options* chosen, int groups) {
     chosen->given[OPT_total_batch] |= yields;
 }
 
-/* Takes the sampling and the most tokens of the model's folder, unless flags give them. Without do_sample the folder takes the most probable token,
- * unless a flag asks for draws; --seed does where the folder says neither. What the folder leaves out is as in `transformers`
- * if the folder draws, otherwise as the flags are. s->temperature becomes the temperature of draws. */
+/* Takes the sampling and the most tokens of the model's folder, unless flags give them. Without do_sample the folder takes the
+ * most probable token, unless a flag asks for draws; --seed does where the folder says neither. What the folder leaves out is
+ * as in `transformers` if the folder draws, otherwise as the flags are. s->temperature becomes the temperature of draws. */
 static inline void choose_sampling(Options* chosen, Sampling* s) {
     const bool* given = chosen->given;
     const bool asked = given[OPT_temperature] || given[OPT_top_k] || given[OPT_top_p] || (given[OPT_seed] && !s->stated);
@@ -246,8 +246,8 @@ static inline void choose_dtype(Options* chosen, SafeDtype build, bool adapters)
     if (chosen->export_dtype == EXPORT_AUTO) { chosen->export_dtype = export_dtype_of(build); }
 }
 
-/* --offload auto: takes the least that fits on every rank, with what --recompute auto may do. Checkpoints keep the word auto here,
- * too. */
+/* --offload auto: takes the least that fits on every rank, with what --recompute auto may do. Checkpoints keep the word auto
+ * here, too. */
 static inline void choose_offload(Options* chosen, const MemoryRoom* room, Team* team) {
     char text[OPTION_TEXT];
     if (chosen->offload != OFFLOAD_AUTO) { return; }
@@ -265,8 +265,8 @@ static inline void choose_offload(Options* chosen, const MemoryRoom* room, Team*
 }
 
 /* --recompute auto: takes the cheapest value that fits on every rank, and --zero with it where that is free to choose. They
- * share passes through the layers, so all take the values of the rank with the least room. Checkpoints keep the word auto, since
- * a resumed run chooses anew, for its card; its --zero stays. */
+ * share passes through the layers, so all take the values of the rank with the least room. Checkpoints keep the word auto,
+ * since a resumed run chooses anew, for its card; its --zero stays. */
 static inline void choose_recompute(Options* chosen, const MemoryRoom* room, Team* team) {
     char text[OPTION_TEXT], with[32] = "";
     if (!chosen->recompute.automatic) { return; }

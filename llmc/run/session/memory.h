@@ -108,8 +108,8 @@ static inline Recompute memory_find_recompute(const MemoryRoom* room, const Opti
     return o.recompute;
 }
 
-/* Returns whether --recompute auto may choose --zero: nobody has given it, and each value has the same bits. That holds with one
- * micro-batch a step, and for adapters, which every value sends in the same way (gpu/exchange.cuh). */
+/* Returns whether --recompute auto may choose --zero: nobody has given it, and each value has the same bits. That holds with
+ * one micro-batch a step, and for adapters, which every value sends in the same way (gpu/exchange.cuh). */
 static inline bool memory_chooses_zero(const MemoryRoom* room, const Options* o) {
     const int groups = sequence_share(room->use.rank, room->use.ranks, o->seq_parallel).groups;
     const bool one = o->total_batch == 0 || o->total_batch == (int64_t)o->batch * o->seq * groups;
@@ -150,8 +150,8 @@ static inline int memory_offload_most(const MemoryRoom* room) {
     return room->use.ranks > 1 ? OFFLOAD_OPTIMIZER : OFFLOAD_WEIGHTS;
 }
 
-/* Writes to `hint` the first change of flags that fits. Returns false if nothing fits. A --zero that --recompute auto has chosen
- * counts as not given, since with the hint's flags auto chooses again. Tries, in this order:
+/* Writes to `hint` the first change of flags that fits. Returns false if nothing fits. A --zero that --recompute auto has
+ * chosen counts as not given, since with the hint's flags auto chooses again. Tries, in this order:
  *   1. several GPUs share more (--zero)
  *   2. on a GPU, recomputation in as few blocks as possible: the results stay the same
  *   3. a smaller micro-batch, with the same tokens per step
