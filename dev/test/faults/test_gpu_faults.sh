@@ -104,7 +104,7 @@ the output is not written again, joined SwiGLU | BF16 | test_kernels_cu swiglu_j
 a document's rows keep their positions in the row, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/n % rope\.T - (rope\.starts ? rope\.starts\[n\] : 0)/n % rope.T/
 values are turned with the keys of their tile, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/if (block \* 64 < s\.rope\.columns)/if (column * Tiles::BN < s.rope.columns)/
 the lower rows of a box have the angles of the upper ones, joined RoPE | BF16 | test_kernels_cu rope_joins | llmc/matmul_sm90.cuh | s/lane \/ 4 + i \* 8, position/lane \/ 4, position/
-both halves of a tile's rows are the first one's, tiles in turns | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/a + band \* (64 \* 128 >> 4) + i \* 2/a + i * 2/
+both halves of a tile's rows are the first one's, tiles in turns | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/a + band \* (64 \* 128 >> 4) + i/a + i/
 an address has its block's rank in the cluster, joined SwiGLU | BF16 | test_kernels_cu swiglu_joins | llmc/matmul_sm90.cuh | s/matrix_address(stages)/stages/
 swiglu's 8-bit row is that of its gates alone | BF16 | test_kernels_cu swiglu_quantises | llmc/swiglu.cuh | s/largest_of(g\.dup, largest_of(g\.dgate, largest))/largest_of(g.dgate, largest)/
 a column's scale from its row | BF16 | test_kernels_cu quantised_weights | llmc/quantise.cuh | s/quantise_factor(column_scales\[c + k\])/factor/
