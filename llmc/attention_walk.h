@@ -48,7 +48,7 @@ LLMC_HOST_DEVICE static inline uint32_t walk_tile(WalkOrder o, WalkPiece p) {
     return stage % 2 ? p.at : (2 * stage + 1) * o.blocks - 1 - p.at;
 }
 
-/* Returns how many parts of some queries' dq are added before that of a tile of keys. m: the tile of 128 with these queries */
+/* A tile of keys gives a part of dq to tile m of 128 queries. Returns how many parts are added before it. */
 LLMC_HOST_DEVICE static inline uint32_t walk_before(WalkOrder o, uint32_t tile, uint32_t m) {
     const uint32_t stage = tile / o.blocks, first = stage * o.blocks, last = first + o.blocks - 1;
     return stage % 2 ? tile : first + (m < last ? m : last) - tile;

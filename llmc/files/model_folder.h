@@ -133,7 +133,7 @@ static inline bool model_open(ModelFiles* m, const char* dir, Error* e) {
 }
 
 /* Returns the tensor of exactly this name and sets *file to the file that holds it; NULL if there is none. If several do,
- * transformers takes that of the last name, whatever the index says. */
+ * the file whose name sorts last counts, as in transformers, whatever the index says. */
 static inline const SafeTensor* model_find_exactly(const ModelFiles* m, const char* name, const SafeTensors** file) {
     const SafeTensor* found = NULL;
     for (size_t i = 0; i < m->count; i++) {

@@ -64,7 +64,7 @@ typedef struct {
 
     void* all;  // without a ring: of the matrices, elements [first, end) of the trained tensors
     size_t first, end;
-    size_t lent, lent_end;  // bytes of `all` that activations use, from the first to behind the last; lent_end 0: none
+    size_t lent, lent_end;  // activations use bytes [lent, lent_end) of `all`; lent_end 0: none
     float* extra;           // (extra_size) in fp32: the norms' gradients; then, without a ring, the head's if fp32_head
     size_t extra_size;
     GradientRing ring;

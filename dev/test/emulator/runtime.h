@@ -63,7 +63,7 @@ SHADOW(void shadow_block(size_t))
 SHADOW(void shadow_block_ended(void))
 SHADOW(void shadow_refused(dim3, dim3, size_t, const void*))
 SHADOW(void shadow_allow(const void*, size_t))
-/* The running thread broke a rule after which a block can't go on. Does not return, if it is a kernel's. */
+/* Reports that the running thread broke a rule of the card. In a kernel it does not return, since the block cannot go on. */
 SHADOW(void shadow_died(const char*, const void*))
 /* Memory of the card was written from the host, or copied with what was not written there; from: NULL or the source */
 SHADOW(void shadow_written(const void*, size_t, const void*))

@@ -98,8 +98,8 @@ static void swiglu_joins_its_product() {
     }
 }
 
-/* A product computed by half has the bits of the whole product, for rows and for columns of x and for each matrix. What is
- * added counts, where no sum is rounded. */
+/* A half product has the bits of the whole product: by rows and by columns of x, for each matrix of a launch, and with an
+ * added matrix, if no sum is rounded. */
 static void a_half_has_the_bits_of_the_whole() {
     const size_t unit = 128 * CLUSTER_BLOCKS, count = emulated ? 2 : 12;  // a card's blocks get several tiles each
     if (!this_card()->wgmma) { return; }                                  // no code for this card

@@ -142,7 +142,7 @@ static void newton_schulz_is_no_worse_than_pytorch_s() {
     for (float x : orthogonal(Floats(40 * 24), 40, 24, 1)) { CHECK(x == 0, "a matrix of zeros became %g", (double)x); }
 }
 
-/* Where symmetric products are computed by half, X differs from that of whole products by roundings alone. */
+/* X by half products and X by whole products differ by rounding alone. */
 static void newton_schulz_by_half_is_near_the_whole() {
     const size_t m = 256 * CLUSTER_BLOCKS, k = m + 64;
     if (!muon_halves(m, k)) { return; }  // not on this card
