@@ -231,7 +231,7 @@ static std::vector<Floats> results(const Version& v, Case& c) {
         }
         allocations.back().name = t.name;
 #ifdef EMULATED_SANITIZE
-        shadow_name(t.device, t.name, t.rows, t.width, t.pitch, t.bytes() / (t.rows * t.pitch));
+        shadow_name(t.device, t.name, t.rows, t.width, t.pitch, t.bytes() / (t.rows * t.pitch), t.role == READ);
 #endif
     }
     launch(v, c, 0);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include <map>
 #include <vector>
 
 enum { MOST_THREADS = 1024, WARPS = MOST_THREADS / 32, BARRIERS = 16 };
@@ -126,9 +127,11 @@ static void* scheduler;
 static const std::function<void()>* thread_body;
 
 [[noreturn]] static void die_stuck(void) {
+    std::map<const void*, unsigned> places;
     for (unsigned t = 32 * warps; t-- > 0;) {
-        if (lanes_alive[t / 32] >> t % 32 & 1) { emulator_thread = t; }
+        if (lanes_alive[t / 32] >> t % 32 & 1) { emulator_thread = t, places[asked_from[t]]++; }
     }
+    for (const auto& p : places) { shadow_stuck(p.second, p.first); }
     emulator_die("block (%u, %u, %u) is stuck: %u threads wait for others, this one among them", blockIdx.x, blockIdx.y,
                  blockIdx.z, alive);
 }
@@ -199,11 +202,11 @@ static inline void fall_asleep(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // waiting for others
 
-void emulator_wait(const unsigned* word, unsigned old) {
+void emulator_wait(const unsigned* word, unsigned old, const void* from) {
     if (*word != old) { return; }
     Thread* self = &threads[emulator_thread];
     self->awaited = word, self->old = old;
-    asked_from[emulator_thread] = SHADOW_HERE;
+    asked_from[emulator_thread] = from;
     let_others_run();
     asked_from[emulator_thread] = NULL;
     self->awaited = NULL;

@@ -61,6 +61,7 @@ struct Call {
     float alpha = 0, beta = 0;
     const void *A = NULL, *B = NULL, *C = NULL;
     void* D = NULL;
+    const void* line = NULL;  // that called
     size_t depth() const { return p.side_a == CUBLAS_OP_T ? a.rows : a.cols; }
     size_t parts() const { return (size_t)1 << algo.id; }
 };
@@ -226,7 +227,8 @@ void join(const Call& call, const float* parts) {
             }
             store(call.D, j * call.d.ld + i, call.d.type, sum);
         }
-        shadow_written((char*)call.D + j * call.d.ld * bytes_of(call.d.type), call.d.rows * bytes_of(call.d.type), NULL);
+        shadow_written((char*)call.D + j * call.d.ld * bytes_of(call.d.type), call.d.rows * bytes_of(call.d.type), NULL,
+                       call.line);
     }
 }
 
@@ -354,7 +356,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t p, c
     if (status != CUBLAS_STATUS_SUCCESS) { return status; }
     Call call = call_of(p, a, b, c, d, algo);
     call.alpha = *(const float*)alpha, call.beta = *(const float*)beta;
-    call.A = A, call.B = B, call.C = C, call.D = D;
+    call.A = A, call.B = B, call.C = C, call.D = D, call.line = SHADOW_HERE;
     if (bytes_of(call.a.type) == 1 && !aligned(call)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     if (checked.workspaceSize > workspace_bytes) { return CUBLAS_STATUS_INVALID_VALUE; }
     for (int64_t i = 0; i < call.d.batch; i++) {

@@ -23,8 +23,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "runtime.h"
 
@@ -72,8 +75,8 @@ extern uint64_t emulator_block;   // counts the blocks that have run
 extern unsigned emulator_thread;  // the number of the running thread in its block
 
 /* Lets the other threads of the block run until one has changed *word from `old`. If all threads of a block wait, it is stuck,
- * and ends the program. */
-void emulator_wait(const unsigned* word, unsigned old);
+ * and ends the program. from: an address in the code that waits */
+void emulator_wait(const unsigned* word, unsigned old, const void* from);
 
 /* Gives a slot to the lanes of `mask`, two words in each argument. All these lanes must call this, except lanes that have
  * ended. Returns the slots of all lanes; they are valid until the exchange after the next. */
@@ -91,6 +94,12 @@ int emulator_barrier(int x);
 
 /* Waits until so many threads of the block have come to barrier `id`. */
 void emulator_barrier_of(int id, int threads);
+
+/* A kernel's first words: __launch_bounds__(threads, ...) */
+inline void emulator_bounds(unsigned threads, unsigned = 1, unsigned = 1) {
+    const unsigned here = blockDim.x * blockDim.y * blockDim.z;
+    if (here > threads) { emulator_die("a block of %u threads, where __launch_bounds__ says %u", here, threads); }
+}
 
 [[noreturn]] inline void emulated_trap(void) {
     emulator_die("trap in block (%u, %u, %u), thread (%u, %u, %u)", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x,
@@ -345,15 +354,53 @@ inline T atomicSub(T* p, std::common_type_t<T> x) {
     return atomicAdd(p, (T)-x);
 }
 
-/* Copies that are done at once: a missing wait does not show, unlike that of copy_async(). */
-inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes, size_t zeros = 0) {
-    shadow_access(from, bytes - zeros, SHADOW_READ, SHADOW_HERE);
-    shadow_access(to, bytes, SHADOW_WRITE, SHADOW_HERE);
-    memset(to, 0, bytes);
-    memcpy(to, from, bytes - zeros);
+// asynchronous work of a thread, in groups. It is done when the thread waits for its group, so a missing wait shows
+struct EmulatedGroups {
+    typedef std::vector<std::function<void()>> Group;
+    uint64_t block;  // that it belongs to
+    Group open;
+    std::deque<Group> closed;
+
+    /* Forgets what an earlier block left. */
+    void enter_block() {
+        if (block != emulator_block) { open.clear(), closed.clear(), block = emulator_block; }
+    }
+    void add(std::function<void()> work) {
+        enter_block();
+        open.push_back(work);
+    }
+    void commit() {
+        enter_block();
+        closed.push_back(open);
+        open.clear();
+    }
+    void wait(size_t pending) {
+        enter_block();
+        for (; closed.size() > pending; closed.pop_front()) {
+            for (const auto& work : closed.front()) { work(); }
+        }
+    }
+};
+inline EmulatedGroups emulated_copies[1024];
+
+UNSEEN inline void emulated_copy_now(char* to, const void* from, size_t bytes, size_t valid, const void* line) {
+    shadow_ends(to, bytes);
+    shadow_access(to, bytes, SHADOW_WRITE, line);
+    memcpy(to, from, valid);
+    memset(to + valid, 0, bytes - valid);
 }
-inline void __pipeline_commit(void) {}
-inline void __pipeline_wait_prior(size_t) {}
+/* Begins to copy `valid` bytes, and zeros behind them. */
+UNSEEN inline void emulated_copy_async(void* to, const void* from, size_t bytes, size_t valid) {
+    const void* line = SHADOW_HERE;
+    shadow_access(from, valid, SHADOW_READ, line);
+    shadow_begins(to, bytes, SHADOW_WRITE, line);
+    emulated_copies[emulator_thread].add([=] { emulated_copy_now((char*)to, from, bytes, valid, line); });
+}
+inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes, size_t zeros = 0) {
+    emulated_copy_async(to, from, bytes, bytes - zeros);
+}
+inline void __pipeline_commit(void) { emulated_copies[emulator_thread].commit(); }
+inline void __pipeline_wait_prior(size_t pending) { emulated_copies[emulator_thread].wait(pending); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // cooperative groups of a block and of tiles of a warp

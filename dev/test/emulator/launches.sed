@@ -4,6 +4,8 @@
 s/([^A-Za-z0-9_>.])([A-Za-z_][A-Za-z0-9_]*(<[^;<>()]*(<[^;<>]*>)?[^;<>()]*>)?)([ \n\\]*)<<</\1[=](auto... a) { \2(a...); }\5 % LaunchOf(/g
 s/<<</ % LaunchOf(/g
 s/>>>\(/)(/g
+# the most threads of a block that a kernel was compiled for
+s/(__launch_bounds__\(([^()]*)\)[^{};]*\{)/\1 emulator_bounds(\2);/g
 # device.h has what kernels use of these
 s/#include <(cooperative_groups(\/reduce)?|mma|cuda_pipeline)\.h>/\/\/&/g
 # the array of dynamic shared memory

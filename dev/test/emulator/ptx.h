@@ -8,10 +8,6 @@
 #ifndef EMULATOR_PTX_H
 #define EMULATOR_PTX_H
 
-#include <deque>
-#include <functional>
-#include <vector>
-
 #include "llmc/cuda/cuda_common.cuh"
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)((const char*)p - emulator_shared); }
@@ -38,35 +34,9 @@ __device__ __forceinline__ uint64_t card_clock(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// asynchronous work of a thread, in groups
+// asynchronous work of a thread, in the groups of device.h
 
-struct EmulatedGroups {
-    typedef std::vector<std::function<void()>> Group;
-    uint64_t block;  // that it belongs to
-    Group open;
-    std::deque<Group> closed;
-
-    /* Forgets what an earlier block left. */
-    void enter_block() {
-        if (block != emulator_block) { open.clear(), closed.clear(), block = emulator_block; }
-    }
-    void add(std::function<void()> work) {
-        enter_block();
-        open.push_back(work);
-    }
-    void commit() {
-        enter_block();
-        closed.push_back(open);
-        open.clear();
-    }
-    void wait(size_t pending) {
-        enter_block();
-        for (; closed.size() > pending; closed.pop_front()) {
-            for (const auto& work : closed.front()) { work(); }
-        }
-    }
-};
-inline EmulatedGroups emulated_copies[1024], emulated_products[1024], emulated_stores[1024];
+inline EmulatedGroups emulated_products[1024], emulated_stores[1024];
 
 template <int BYTES>
 __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, bool valid) {
@@ -74,14 +44,7 @@ __device__ __forceinline__ void copy_async(uint32_t dst, const void* src, bool v
     if (dst % BYTES || (valid && (size_t)src % BYTES)) {
         emulator_die("copy_async<%d>: an address is no multiple of it", BYTES);
     }
-    emulated_copies[emulator_thread].add([=] {
-        if (valid) {
-            memcpy(emulated_shared(dst), src, BYTES);
-        } else {
-            shadow_access(emulated_shared(dst), BYTES, SHADOW_WRITE, SHADOW_HERE);  // g++ does not see it
-            memset(emulated_shared(dst), 0, BYTES);
-        }
-    });
+    emulated_copy_async(emulated_shared(dst), src, BYTES, valid ? BYTES : 0);
 }
 __device__ __forceinline__ void copy_async_commit() { emulated_copies[emulator_thread].commit(); }
 template <int PENDING>
@@ -187,7 +150,7 @@ UNSEEN __device__ __forceinline__ void barrier_init(uint32_t barrier, int arriva
     shadow_access(emulated_barrier(barrier), 8, SHADOW_WRITE, SHADOW_HERE);
     *emulated_barrier(barrier) = {0, (uint8_t)arrivals, (uint8_t)arrivals, 0};
 }
-__device__ __forceinline__ void barrier_init_done() {}
+__device__ __forceinline__ void barrier_init_done() { shadow_proxy_fence(); }
 UNSEEN __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     EmulatedBarrier* b = emulated_barrier(barrier);
     shadow_access(b, 8, SHADOW_READ, SHADOW_HERE);
@@ -202,7 +165,7 @@ UNSEEN __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t p
     const EmulatedBarrier* b = emulated_barrier(barrier);
     const uint32_t* word = (const uint32_t*)&b->arrivals;  // with the phase; it changes when a thread arrives, too
     shadow_access(b, 8, SHADOW_READ, SHADOW_HERE);
-    while (b->phase % 2 == parity) { emulator_wait(word, *word); }
+    while (b->phase % 2 == parity) { emulator_wait(word, *word, SHADOW_HERE); }
     shadow_acquire(b);
 }
 
@@ -218,6 +181,7 @@ struct EmulatedMap {
 
 UNSEEN inline void emulated_written(uint32_t barrier, uint32_t bytes) {
     EmulatedBarrier* b = emulated_barrier(barrier);
+    shadow_copier_reads(b, 8, SHADOW_HERE);
     shadow_release(b);
     b->bytes -= (int32_t)bytes;
     emulated_end_phase(b);
@@ -247,18 +211,29 @@ inline uint32_t emulated_box(const void* map, int c0, int c1, int c2, int c3, ui
 }
 
 __device__ __forceinline__ void copy_box_4d(uint32_t dst, const void* map, int c0, int c1, int c2, int c3, uint32_t barrier) {
+    shadow_copier(true);
     const uint32_t bytes = emulated_box(map, c0, c1, c2, c3, dst, [](const char* element, uint32_t at) {
         const uint16_t zero = 0;
         memcpy(emulated_shared(at), element ? (const void*)element : &zero, 2);
     });
+    shadow_copier(false);
     emulated_written(barrier, bytes);
 }
 
 __device__ __forceinline__ void store_box_4d(const void* map, uint32_t src, int c0, int c1, int c2, int c3) {
+#ifdef EMULATED_SANITIZE
+    emulated_box(map, c0, c1, c2, c3, src, [](char*, uint32_t at) {
+        shadow_copier_reads(emulated_shared(at), 2, NULL);
+        shadow_begins(emulated_shared(at), 2, SHADOW_READ, NULL);
+    });
+#endif
     emulated_stores[emulator_thread].add([=] {
+        shadow_copier(true);
         emulated_box(map, c0, c1, c2, c3, src, [](char* element, uint32_t at) {
+            shadow_ends(emulated_shared(at), 2);
             if (element) { memcpy(element, emulated_shared(at), 2); }
         });
+        shadow_copier(false);
     });
 }
 __device__ __forceinline__ void store_commit() { emulated_stores[emulator_thread].commit(); }
@@ -266,12 +241,14 @@ template <int PENDING>
 __device__ __forceinline__ void store_wait() {
     emulated_stores[emulator_thread].wait(PENDING);
 }
-__device__ __forceinline__ void fence_async_readers() {}
+__device__ __forceinline__ void fence_async_readers() { shadow_proxy_fence(); }
 
 UNSEEN __device__ __forceinline__ void copy_bytes(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier) {
     if (dst % 16 || (size_t)src % 16 || bytes % 16) { emulator_die("copy_bytes: wanted multiples of 16"); }
+    shadow_copier(true);
     shadow_access(src, bytes, SHADOW_READ, SHADOW_HERE);
     shadow_access(emulated_shared(dst), bytes, SHADOW_WRITE, SHADOW_HERE);
+    shadow_copier(false);
     memcpy(emulated_shared(dst), src, bytes);
     emulated_written(barrier, bytes);
 }
@@ -287,7 +264,7 @@ __device__ __forceinline__ void cluster_sync() { __syncthreads(); }
 
 // blocks run one after the other, so a flag that is not set yet may belong to a block that has not begun
 UNSEEN __device__ __forceinline__ void flag_wait(const uint32_t* flag, uint32_t n) {
-    while (*flag < n) { emulator_wait(flag, *flag); }
+    while (*flag < n) { emulator_wait(flag, *flag, SHADOW_HERE); }
     shadow_access(flag, sizeof *flag, SHADOW_ATOMIC, SHADOW_HERE);
     shadow_acquire(flag);
 }
@@ -331,7 +308,7 @@ __device__ __forceinline__ uint32_t matrix_rows(uint32_t address) { return addre
 __device__ __forceinline__ uint32_t matrix_columns(uint32_t address, uint32_t block_bytes) {
     return address >> 4 | block_bytes >> 4 << 16;
 }
-__device__ __forceinline__ void wgmma_fence() {}
+__device__ __forceinline__ void wgmma_fence() { shadow_product_fence(); }
 __device__ __forceinline__ void wgmma_commit() { emulated_products[emulator_thread].commit(); }
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
@@ -341,15 +318,30 @@ template <int N>
 __device__ __forceinline__ void wgmma_hold(float (&)[N]) {}
 
 /* Returns an element of an operand in shared memory: `across` counts rows of a or columns of b, `k` counts terms of the sum. */
-inline float emulated_element(uint32_t descriptor, bool columns, uint32_t across, uint32_t k) {
+inline const floatX* emulated_element_at(uint32_t descriptor, bool columns, uint32_t across, uint32_t k) {
     const uint32_t start = (descriptor & 0x3fff) << 4, block_bytes = descriptor >> 16 << 4;
     const uint32_t at = columns ? start + k * 128 + across % 64 * 2 + across / 64 * block_bytes : start + across * 128 + k * 2;
-    return to_float(*(const floatX*)emulated_shared(emulated_swizzle(at)));
+    return (const floatX*)emulated_shared(emulated_swizzle(at));
+}
+inline float emulated_element(uint32_t descriptor, bool columns, uint32_t across, uint32_t k) {
+    return to_float(*emulated_element_at(descriptor, columns, across, k));
+}
+/* Begins a product with these sums. One thread of a warpgroup asks whether b is fenced. */
+template <int N>
+inline void emulated_begin_product(const float* d, uint32_t b, bool columns) {
+    shadow_product(d, N / 2 * sizeof *d);
+#ifdef EMULATED_SANITIZE
+    for (uint32_t i = 0; emulator_thread % 128 == 0 && i < N * 16; i++) {
+        shadow_copier_reads(emulated_element_at(b, columns, i / 16, i % 16), 2, NULL);
+    }
+#endif
 }
 
 /* Computes this thread's part of d: two neighbouring columns of each eight, first of row g of a, then of row g + 8. */
 template <int N>
 inline void emulated_product(float* d, const float (&rows)[2][16], uint32_t b, bool columns, bool add, unsigned lane) {
+    const float* const sums = d;
+    shadow_multiply(sums, true);
     for (uint32_t first = lane % 4 * 2; first < N; first += 8, d += 4) {
         float d0 = add ? d[0] : 0, d1 = add ? d[1] : 0, d2 = add ? d[2] : 0, d3 = add ? d[3] : 0;  // in registers
         for (uint32_t k = 0; k < 16; k++) {
@@ -359,12 +351,19 @@ inline void emulated_product(float* d, const float (&rows)[2][16], uint32_t b, b
         }
         d[0] = d0, d[1] = d1, d[2] = d2, d[3] = d3;
     }
+    shadow_multiply(sums, false);
 }
 
 template <int N, int B_COLUMNS, int A_COLUMNS = 0>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint32_t a, uint32_t b, int add) {
     float* const out = d;
     const unsigned lane = emulator_lane(), row = emulator_thread / 32 % 4 * 16 + lane / 4;
+    emulated_begin_product<N>(out, b, B_COLUMNS);
+#ifdef EMULATED_SANITIZE
+    for (unsigned i = 0; i < 32; i++) {
+        shadow_copier_reads(emulated_element_at(a, A_COLUMNS, row + i / 16 * 8, i % 16), 2, NULL);
+    }
+#endif
     emulated_products[emulator_thread].add([=] {
         float rows[2][16];
         for (unsigned i = 0; i < 32; i++) { rows[i / 16][i % 16] = emulated_element(a, A_COLUMNS, row + i / 16 * 8, i % 16); }
@@ -380,6 +379,7 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const uint32_
     float* const out = d;
     const unsigned lane = emulator_lane();
     emulated_left_rows(rows.at, emulator_exchange(0xffffffffu, two_words(a[0], a[1]), two_words(a[2], a[3]))->at);
+    emulated_begin_product<N>(out, b, B_COLUMNS);
     emulated_products[emulator_thread].add([=] { emulated_product<N>(out, rows.at, b, B_COLUMNS, add, lane); });
 }
 

@@ -43,6 +43,7 @@ struct Work {
     const Stream* stream;   // on which it was queued, or from which it was captured
     bool late;              // it copies to the host, with EMULATOR_LATE=1
     bool done;
+    ShadowWorks seen;  // of each stream, how many works come before the end of this one
 };
 typedef std::shared_ptr<Work> WorkPtr;
 
@@ -72,6 +73,7 @@ static bool running, stopped;        // whether the card runs a work; whether it
 static int waiting;                  // threads of the host
 static Stream* const legacy = new Stream();
 static std::vector<Stream*> streams(1, legacy);
+static ShadowWorks host_seen;  // that the host has waited for
 static std::map<void*, size_t> device_memory, pinned_memory;
 static size_t bytes_used;
 static int device;
@@ -174,6 +176,8 @@ static void run_queued(void) {
         rested = false;
         queued.erase(queued.begin() + (long)i);
         running = true;
+        for (const WorkPtr& before : w->after) { shadow_sees(&w->seen, before->seen); }
+        shadow_work(w->stream, &w->seen);
         lock.unlock();
         w->run();
         lock.lock();
@@ -220,6 +224,9 @@ static void wait_for(std::unique_lock<std::mutex>& lock, const std::vector<WorkP
     wake_host.wait(lock,
                    [&] { return std::all_of(works.begin(), works.end(), [](const WorkPtr& w) { return !w || w->done; }); });
     waiting--;
+    for (const WorkPtr& w : works) {
+        if (w) { shadow_sees(&host_seen, w->seen); }
+    }
 }
 
 static Stream* stream_of(cudaStream_t s) { return s ? (Stream*)s : legacy; }
@@ -231,6 +238,7 @@ static WorkPtr append(Stream* s, std::function<void()> run) {
     w->graph = s->graph;
     w->stream = s;
     w->after = s->joined;
+    w->seen = host_seen;
     if (s->last) { w->after.push_back(s->last); }
     s->joined.clear();
     s->last = w;
@@ -421,6 +429,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
         const WorkPtr copy = std::make_shared<Work>();
         copy->run = w->run;
         copy->stream = w->stream;
+        copy->seen = host_seen;
         for (const WorkPtr& before : w->after) { copy->after.push_back(copies.at(before)); }
         if (w->external && w->external->work) { copy->after.push_back(w->external->work); }
         copies[w] = copy;
@@ -441,7 +450,7 @@ static cudaError_t take(std::map<void*, size_t>& from, void** p, size_t bytes) {
         return result(cudaErrorMemoryAllocation);
     }
 #ifdef EMULATED_SANITIZE
-    *p = &from == &device_memory ? shadow_take(bytes) : aligned_alloc(512, all);
+    *p = shadow_take(bytes, &from == &pinned_memory);
 #else
     *p = aligned_alloc(512, all);
 #endif
@@ -451,21 +460,26 @@ static cudaError_t take(std::map<void*, size_t>& from, void** p, size_t bytes) {
     if (&from == &device_memory) { bytes_used += all; }
     return cudaSuccess;
 }
-static cudaError_t give_back(std::map<void*, size_t>& to, void* p) {
+static void give_back_now(std::map<void*, size_t>& to, std::map<void*, size_t>::iterator found, const void* line) {
+    void* const p = found->first;
+    if (&to == &device_memory) { bytes_used -= found->second; }
+    memset(p, 0xff, found->second);
+#ifdef EMULATED_SANITIZE
+    shadow_give_back(p, line);
+#else
+    (void)line;
+    free(p);
+#endif
+    to.erase(found);
+}
+static cudaError_t give_back(std::map<void*, size_t>& to, void* p, const void* line) {
     if (!p) { return cudaSuccess; }
     const cudaError_t status = cudaDeviceSynchronize();
     if (status != cudaSuccess) { return status; }
     std::lock_guard<std::mutex> lock(mutex);
     const auto found = to.find(p);
     if (found == to.end()) { return result(cudaErrorInvalidValue); }
-    if (&to == &device_memory) { bytes_used -= found->second; }
-    memset(p, 0xff, found->second);
-#ifdef EMULATED_SANITIZE
-    &to == &device_memory ? shadow_give_back(p) : free(p);
-#else
-    free(p);
-#endif
-    to.erase(found);
+    give_back_now(to, found, line);
     return cudaSuccess;
 }
 bool emulator_is_pinned(const void* p) {
@@ -477,7 +491,18 @@ bool emulator_is_pinned(const void* p) {
 }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) { return take(device_memory, p, bytes); }
-cudaError_t cudaFree(void* p) { return give_back(device_memory, p); }
+cudaError_t cudaFree(void* p) { return give_back(device_memory, p, SHADOW_HERE); }
+cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return take(device_memory, p, bytes); }
+cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const void* const line = SHADOW_HERE;
+    if (!device_memory.count(p)) { return result(cudaErrorInvalidValue); }
+    append(stream_of(stream), [=] {
+        std::lock_guard<std::mutex> lock(mutex);
+        give_back_now(device_memory, device_memory.find(p), line);
+    });
+    return cudaSuccess;
+}
 cudaError_t cudaMallocHost(void** p, size_t bytes) { return take(pinned_memory, p, bytes); }
 cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
     if (bytes > (size_t)setting("EMULATOR_PINNED_MIB", 1 << 20) << 20) { return result(cudaErrorMemoryAllocation); }
@@ -490,52 +515,62 @@ cudaError_t cudaHostUnregister(void* p) {
     std::lock_guard<std::mutex> lock(mutex);
     return pinned_memory.erase(p) ? status : result(cudaErrorInvalidValue);
 }
-cudaError_t cudaFreeHost(void* p) { return give_back(pinned_memory, p); }
+cudaError_t cudaFreeHost(void* p) { return give_back(pinned_memory, p, SHADOW_HERE); }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
     *total = (size_t)setting("EMULATOR_MIB", 8192) << 20;
     *free_bytes = *total - bytes_used;
     return cudaSuccess;
 }
 
-static void copy_now(void* to, const void* from, size_t bytes) {
+static void copy_now(void* to, const void* from, size_t bytes, const void* line) {
     memcpy(to, from, bytes);
-    shadow_written(to, bytes, from);
+    shadow_written(to, bytes, from, line);
 }
 
 /* Host memory that is not pinned is read, or written, before the call returns. */
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+static cudaError_t queue_copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
+                              const void* line) {
     if (kind == cudaMemcpyHostToDevice && !emulator_is_pinned(from)) {
         const std::vector<char> copy((const char*)from, (const char*)from + bytes);
-        emulator_queue(stream, [=] { copy_now(to, copy.data(), bytes); });
+        emulator_queue(stream, [=] { copy_now(to, copy.data(), bytes, line); });
         return cudaSuccess;
     }
     const bool out = kind == cudaMemcpyDeviceToHost, pinned = emulator_is_pinned(to);
     {
         std::lock_guard<std::mutex> lock(mutex);
-        append(stream_of(stream), [=] { copy_now(to, from, bytes); })->late = out && pinned && late_copies();
+        append(stream_of(stream), [=] { copy_now(to, from, bytes, line); })->late = out && pinned && late_copies();
     }
     return out && !pinned ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    return queue_copy(to, from, bytes, kind, stream, SHADOW_HERE);
+}
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-    cudaMemcpyAsync(to, from, bytes, kind, NULL);
+    queue_copy(to, from, bytes, kind, NULL, SHADOW_HERE);
     return cudaStreamSynchronize(NULL);
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                               cudaMemcpyKind kind, cudaStream_t stream) {
     if (kind != cudaMemcpyDeviceToDevice) { emulator_die("cudaMemcpy2DAsync: only within the card"); }
+    const void* const line = SHADOW_HERE;
     emulator_queue(stream, [=] {
-        for (size_t r = 0; r < rows; r++) { copy_now((char*)to + r * to_pitch, (const char*)from + r * from_pitch, width); }
+        for (size_t r = 0; r < rows; r++) {
+            copy_now((char*)to + r * to_pitch, (const char*)from + r * from_pitch, width, line);
+        }
+    });
+    return cudaSuccess;
+}
+static cudaError_t queue_set(void* p, int value, size_t bytes, cudaStream_t stream, const void* line) {
+    emulator_queue(stream, [=] {
+        memset(p, value, bytes);
+        shadow_written(p, bytes, NULL, line);
     });
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
-    emulator_queue(stream, [=] {
-        memset(p, value, bytes);
-        shadow_written(p, bytes, NULL);
-    });
-    return cudaSuccess;
+    return queue_set(p, value, bytes, stream, SHADOW_HERE);
 }
-cudaError_t cudaMemset(void* p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, NULL); }
+cudaError_t cudaMemset(void* p, int value, size_t bytes) { return queue_set(p, value, bytes, NULL, SHADOW_HERE); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // the card
@@ -616,7 +651,8 @@ static CUresult encode_map(CUtensorMap* map, CUtensorMapDataType, cuuint32_t ran
                            const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
     const bool aligned = ((size_t)base | strides[0] | strides[1] | strides[2]) % 16 == 0;
-    if (rank != 4 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B || !aligned) { return CUDA_ERROR_INVALID_VALUE; }
+    const bool fits = box[0] <= 64 && *std::min_element(box, box + 4) > 0 && *std::max_element(box, box + 4) <= 256;
+    if (rank != 4 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B || !aligned || !fits) { return CUDA_ERROR_INVALID_VALUE; }
     char* to = (char*)map;
     memcpy(to, &base, 8);
     memcpy(to + 8, dims, 32);

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <functional>
+#include <map>
 
 /* Queues work on a stream, after the works queued there. If a graph captures the stream, the graph gets the work, and each
  * launch runs it. The work runs later, on a thread of the emulator. */
@@ -40,6 +41,7 @@ enum { SHADOW_GAP = 64 << 10 };                                  // before and b
 #define UNSEEN
 enum { SHADOW_GAP = 0 };
 #endif
+typedef std::map<const void*, unsigned> ShadowWorks;  // works of streams
 enum ShadowAccess { SHADOW_READ, SHADOW_WRITE, SHADOW_ATOMIC };
 enum { SHADOW_SHARED = 231 << 10 };  // bytes of dynamic shared memory
 #define SHADOW_HERE __builtin_return_address(0)
@@ -52,6 +54,17 @@ SHADOW(void shadow_fence(void))
 /* What a thread did before it releases an object comes before what another does after it acquires the object. */
 SHADOW(void shadow_release(const void*))
 SHADOW(void shadow_acquire(const void*))
+/* A copy that will write shared memory, or read it, has begun; it has ended. A line that is NULL is the caller's. */
+SHADOW(void shadow_begins(const void*, size_t, ShadowAccess, const void*))
+SHADOW(void shadow_ends(const void*, size_t))
+/* TMA accesses memory from now on, or no longer. TMA or wgmma reads memory; what was written before is fenced for it. */
+SHADOW(void shadow_copier(bool))
+SHADOW(void shadow_copier_reads(const void*, size_t, const void*))
+SHADOW(void shadow_proxy_fence(void))
+/* A product of wgmma with sums in these registers has begun; it takes place from now on, or has ended; wgmma_fence(). */
+SHADOW(void shadow_product(const void*, size_t))
+SHADOW(void shadow_multiply(const void*, bool))
+SHADOW(void shadow_product_fence(void))
 /* The running thread comes to the block's barrier; the stacks of all threads */
 SHADOW(void shadow_wait(const void*))
 SHADOW(void shadow_stacks(const void*, size_t))
@@ -63,15 +76,21 @@ SHADOW(void shadow_block(size_t))
 SHADOW(void shadow_block_ended(void))
 SHADOW(void shadow_refused(dim3, dim3, size_t, const void*))
 SHADOW(void shadow_allow(const void*, size_t))
+/* Some threads of a stuck block wait there. */
+SHADOW(void shadow_stuck(unsigned, const void*))
 /* Reports that the running thread broke a rule of the card. In a kernel it does not return, since the block cannot go on. */
 SHADOW(void shadow_died(const char*, const void*))
-/* Memory of the card was written from the host, or copied with what was not written there; from: NULL or the source */
-SHADOW(void shadow_written(const void*, size_t, const void*))
-/* Names a tensor (rows, width) with a pitch, of elements of `each` bytes. */
-SHADOW(void shadow_name(const void*, const char*, size_t, size_t, size_t, size_t))
+/* Memory of the card was written by the running work, which is no kernel; from: NULL or the source, of which some may not be
+ * written; the call that queued it */
+SHADOW(void shadow_written(const void*, size_t, const void*, const void*))
+/* A work knows what another one came after; it runs from now on, and is counted on its stream. */
+SHADOW(void shadow_sees(ShadowWorks*, const ShadowWorks&))
+SHADOW(void shadow_work(const void*, ShadowWorks*))
+/* Names a tensor (rows, width) with a pitch, of elements of `each` bytes; whether kernels only read it. */
+SHADOW(void shadow_name(const void*, const char*, size_t, size_t, size_t, size_t, bool))
 #ifdef EMULATED_SANITIZE
-void* shadow_take(size_t bytes);
-void shadow_give_back(void* p);
+void* shadow_take(size_t bytes, bool pinned);  // pinned: the host writes there, too
+void shadow_give_back(void* p, const void* line);
 unsigned shadow_faults(void);  // how many so far
 #endif
 

@@ -3,6 +3,7 @@
 #include <cuda_pipeline.h>
 #include <math_constants.h>
 #include <mma.h>
+#include "llmc/cuda/warpgroups.cuh"
 /* sanitizer.cuh -- versions of RMSNorm's forward pass with a fault each. Of each, the sanitizer of the emulated
  * card must say the kind and the line that a comment names; test_zoo_faults.sh compares. A file for MINE.
  */
@@ -176,6 +177,11 @@ static std::vector<OneLine> one_lines;
 #define FLOATS ((float*)word + threadIdx.x)
 namespace cg = cooperative_groups;
 static __constant__ float two_and_three[2] = {2, 3};
+static __device__ float* word_of_thread(void) {
+    __shared__ float words[256];
+    return &words[threadIdx.x];
+}
+#define WORD word_of_thread()
 static __device__ float product_of_ones(void) {
     using namespace nvcuda::wmma;
     __shared__ __half ones[256];
@@ -210,7 +216,7 @@ ONE(__saturatef(2) == 1 && __saturatef(-2) == 0)
 ONE(__syncthreads_or(threadIdx.x == 5) && !__syncthreads_and(threadIdx.x == 5) && __syncthreads_count(1) == 256)
 ONE(__umulhi(1u << 31, 4) == 2 && __mulhi(-(1 << 30), 8) == -2)
 ONE(product_of_ones() == 16)
-ONE((__pipeline_memcpy_async(FLOATS, two_and_three, 4), __pipeline_commit(), __pipeline_wait_prior(0), *FLOATS == 2))
+ONE((__pipeline_memcpy_async(WORD, two_and_three, 4), __pipeline_commit(), __pipeline_wait_prior(0), *WORD == 2))
 ONE(cg::reduce(cg::tiled_partition<32>(cg::this_thread_block()), 1, cg::plus<int>()) == 32)
 ONE((cg::sync(cg::this_thread_block()), cg::this_grid().thread_rank() == threadIdx.x))
 ONE(cg::tiled_partition<4>(cg::this_thread_block()).shfl_up(threadIdx.x, 1) == threadIdx.x - (threadIdx.x % 4 > 0))
@@ -391,6 +397,99 @@ __global__ void odd_address(PARAMETERS) {
     FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C), sums) + 0 * (pair.x + pair.y));
 }
 A_BLOCK_A_ROW(odd_address)
+
+__global__ void copy_not_waited_for(PARAMETERS) {
+    __shared__ float tile[2][128];
+    const float* from = (const float*)(x + blockIdx.x * rows.pitch);
+    float square = 0;
+    for (int k = 0; k < 3; k++) {
+        if (k < 2) { __pipeline_memcpy_async(&tile[k][threadIdx.x], &from[threadIdx.x % 32], 4); }
+        __pipeline_commit();
+        __pipeline_wait_prior(2);
+        if (k > 0) { square += tile[k - 1][threadIdx.x]; }  // FAULT memory of a copy that is under way
+    }
+    __pipeline_wait_prior(0);
+    FINISH(square);
+}
+VERSION_OF(copy_not_waited_for, rows.N, 128, 0)
+
+static void second_stream_launch(PARAMETERS, cudaStream_t stream) {
+    static cudaStream_t second;
+    if (!second) { CUDA_CHECK(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking)); }
+    rmsnorm_forward_cuda(out, rstd, x, weight, rows, eps, stream);
+    CUDA_CHECK(cudaMemsetAsync(rstd, 0, rows.N * sizeof(float), second));  // FAULT race between streams
+}
+LAUNCHED(second_stream)
+
+__global__ void adds_to(float* sums) { sums[blockIdx.x] += 1; }  // FAULT memory that was freed
+static void freed_too_early_launch(PARAMETERS, cudaStream_t stream) {
+    float* sums;
+    CUDA_CHECK(cudaMallocAsync((void**)&sums, rows.N * sizeof(float), stream));
+    CUDA_CHECK(cudaMemsetAsync(sums, 0, rows.N * sizeof(float), stream));
+    CUDA_CHECK(cudaFreeAsync(sums, stream));
+    adds_to<<<(unsigned)rows.N, 1, 0, stream>>>(sums);
+    rmsnorm_forward_cuda(out, rstd, x, weight, rows, eps, stream);
+}
+LAUNCHED(freed_too_early)
+
+__global__ void input_written(PARAMETERS) {
+    SOUND;
+    if (threadIdx.x == 0) { ((floatX*)weight)[blockIdx.x % rows.C] = x[0]; }  // FAULT an input is written
+}
+A_BLOCK_A_ROW(input_written)
+
+__global__ void too_much_static(PARAMETERS) {
+    __shared__ float tile[52][256];
+    tile[blockIdx.x % 52][threadIdx.x] = eps;  // FAULT too much static shared memory
+    FINISH(square_of(x, rows.C) + tile[0][threadIdx.x]);
+}
+A_BLOCK_A_ROW(too_much_static)
+
+__global__ void __launch_bounds__(128) bounds_of_launch(PARAMETERS) {  // FAULT a rule of the card is broken
+    SOUND;
+}
+A_BLOCK_A_ROW(bounds_of_launch)
+
+__device__ float endless(float x, const float* weights) { return x < 0 ? x : endless(x * weights[0], weights) + x; }
+__global__ void endless_calls(PARAMETERS) { FINISH(endless(1, (const float*)x)); }  // FAULT a rule of the card is broken
+A_BLOCK_A_ROW(endless_calls)
+
+static __device__ volatile int ready;
+__global__ void spins(PARAMETERS) {
+    SOUND;
+    while (threadIdx.x == 0 && ready == 0) {}  // FAULT a rule of the card is broken
+    if (threadIdx.x == 32) { ready = 1; }
+}
+A_BLOCK_A_ROW(spins)
+
+// a product of zeros by wgmma, of which one word is missing
+template <bool READERS, bool FENCE, bool WAIT>
+__device__ __forceinline__ float product_of_zeros(char* tile) {
+    float sums[32];
+    for (int i = threadIdx.x; i < 2048; i += 128) { ((float*)tile)[i] = 0; }  // of a and of b: 64 rows of 64
+    if (READERS) { fence_async_readers(); }
+    __syncthreads();
+    if (FENCE) { wgmma_fence(); }
+#ifndef PRECISION_FP32
+    const uint32_t at = matrix_rows(matrix_address(shared_address(tile)));
+    wgmma_shared<64, 0>(sums, at, at, 0);
+    wgmma_commit();
+    if (WAIT) { wgmma_wait<0>(); }
+#endif
+    return sums[threadIdx.x % 32];
+}
+#define PRODUCT(...)               \
+    extern __shared__ char smem[]; \
+    __shared__ float sums[32];     \
+    FINISH(block_sum(square_of(x + blockIdx.x * rows.pitch, rows.C) + product_of_zeros<__VA_ARGS__>(wgmma_tiles(smem)), sums))
+__global__ void sound_product(PARAMETERS) { PRODUCT(true, true, true); }  // FAULT none
+VERSION_OF(sound_product, rows.N, 128, 9 << 10)
+__global__ void readers_not_fenced(PARAMETERS) { PRODUCT(false, true, true); }  // FAULT a fence is missing
+VERSION_OF(readers_not_fenced, rows.N, 128, 9 << 10)
+__global__ void product_not_fenced(PARAMETERS) { PRODUCT(true, false, true); }  // FAULT a fence is missing
+VERSION_OF(product_not_fenced, rows.N, 128, 9 << 10)
+__global__ void product_not_waited_for(PARAMETERS) { PRODUCT(true, true, false); }  // FAULT registers of a product
+VERSION_OF(product_not_waited_for, rows.N, 128, 9 << 10)
 
 __global__ void nothing(void) { asm volatile(""); }
 __global__ void beside_nothing(PARAMETERS) { SOUND; }

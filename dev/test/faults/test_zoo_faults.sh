@@ -54,7 +54,7 @@ is_caught() { # is_caught FILE PRECISION SED
 
 # is_named VERSION KIND LINE: the program's report of this kind names the line
 is_named() {
-    timeout 120 build/emulated/FP32_90_sanitized/zoo/rmsnorm forward "$1" >"$tmp/log" 2>&1
+    timeout 120 build/emulated/BF16_90_sanitized/zoo/rmsnorm forward "$1" >"$tmp/log" 2>&1
     status=$?
     [ "$2" != none ] || { [ $status -eq 0 ] && return; }
     [ $status -eq 1 ] && awk -v kind="$2" -v at="sanitizer.cuh:$3," '/^[^ ]/ { of_kind = index($0, kind) == 1 }
@@ -62,7 +62,7 @@ is_named() {
 }
 if [ "${1:-}" = sanitizer ]; then
     kernels=dev/test/faults/sanitizer.cuh
-    make -s SANITIZE=1 PRECISION=FP32 EMULATED_ARCH=90 MINE=$kernels build/emulated/FP32_90_sanitized/zoo/rmsnorm >"$tmp/log" 2>&1 ||
+    make -s SANITIZE=1 PRECISION=BF16 EMULATED_ARCH=90 MINE=$kernels build/emulated/BF16_90_sanitized/zoo/rmsnorm >"$tmp/log" 2>&1 ||
         { cat "$tmp/log" && exit 1; }
     awk '/\/\/ FAULT / { line = FNR; kind = $0; sub(/.* FAULT /, "", kind) }
         /^(A_BLOCK_A_ROW|VERSION_OF|LAUNCHED)\(/ { sub(/^[A-Z_]*\(/, ""); sub(/[,)].*/, ""); print $0 "|" line "|" kind }' $kernels >"$tmp/faults"
@@ -71,10 +71,10 @@ if [ "${1:-}" = sanitizer ]; then
         version=$((version + 1))
         check "$name: $kind" is_named $version "$kind" "$line"
     done <"$tmp/faults"
-    check "versions are listed if one is not there" sh -c 'build/emulated/FP32_90_sanitized/zoo/rmsnorm forward 99 2>&1 |
+    check "versions are listed if one is not there" sh -c 'build/emulated/BF16_90_sanitized/zoo/rmsnorm forward 99 2>&1 |
         grep -q "no version 99; there are forward 1 2 3"'
     for line in "A10|no such card .* A100 SXM" "A100 --shape 1,2,3|no prediction for 1,2,3; forward takes the sizes N,C" "A100 --shape 0,8|wanted classic"; do
-        check "--predict ${line%|*}" sh -c "build/emulated/FP32_90_sanitized/zoo/rmsnorm --predict ${line%|*} 2>&1 | grep '${line#*|}'"
+        check "--predict ${line%|*}" sh -c "build/emulated/BF16_90_sanitized/zoo/rmsnorm --predict ${line%|*} 2>&1 | grep '${line#*|}'"
     done
     for line in 'static float mine = one + two;|^[^ ]*mine.cuh:1:21: error: .*one' \
         "__device__ float two = 2;|mine.cuh: it adds no version to a ladder, so nothing of it would run"; do
@@ -82,7 +82,7 @@ if [ "${1:-}" = sanitizer ]; then
         check "MINE says: ${line#*|}" sh -c "make -s -C dev/cuda test-emulated FILES=softmax VARIANTS=FP32_90 MINE=$tmp/mine.cuh 2>&1 |
             tee /dev/stderr | grep -q '${line#*|}'"
     done
-    check "the rest of the file has no fault" timeout 120 build/emulated/FP32_90_sanitized/zoo/rmsnorm 1 2 3 4 5
+    check "the rest of the file has no fault" timeout 120 build/emulated/BF16_90_sanitized/zoo/rmsnorm 1 2 3 4 5
     summary
     exit
 fi
