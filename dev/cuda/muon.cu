@@ -82,7 +82,7 @@ static void gram_form(const Case& c, cudaStream_t stream) {
     const size_t each = b.R * b.C, squares = b.M * b.R * b.R;
     const SumFactors step = {1.0f, (float)MUON_A}, plain = {1.0f, 0.0f};
     floatX *from = RESTART ? b.x : b.copy, *to = RESTART ? b.copy : b.x;
-    muon_norm_kernel<<<dim3(MUON_SUMS, (unsigned)b.M), MUON_THREADS, 0, stream>>>(b.sums, c.at<float>(U), each);
+    muon_norm_kernel<<<dim3((unsigned)muon_sums(each), (unsigned)b.M), MUON_THREADS, 0, stream>>>(b.sums, c.at<float>(U), each);
     const dim3 blocks((unsigned)size_min(ceil_div(each, (size_t)16 * NORM_SUM_THREADS), 1024), (unsigned)b.M);
     muon_scale_kernel<<<blocks, NORM_SUM_THREADS, 0, stream>>>(from, c.at<float>(U), b.sums, each);
     for (int i = 0; i < MUON_STEPS; i++) {

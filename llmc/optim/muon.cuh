@@ -4,7 +4,7 @@
  * once a product), but for the beginning: PyTorch rounds the first X before and after it divides, here it is rounded after.
  * FP16 builds have 3 more bits, and also run on cards without bfloat16. FP32 builds round nothing to 16 bits. Products are
  * cuBLASLt's, as the trainer's others, so plans fix their order. On Hopper the two symmetric ones, X X^T and A A, are our own:
- * matmul_sm90.cuh computes half of each. The norm is a sum of MUON_SUMS sums, each in its order.
+ * matmul_sm90.cuh computes half of each. The norm is a sum of up to MUON_SUMS sums, each in its order.
  *
  * A matrix of 768 x 768 has 18 tiles of 128 x 256, a seventh of an H200's multiprocessors. So all matrices of one shape, up to
  * MATRICES_MOST elements (dist/buckets.h), go through each product in one launch, and through each stage by element.
@@ -138,6 +138,12 @@ __global__ void __launch_bounds__(MUON_THREADS) muon_update_kernel(MatrixParts p
     run.store(part.params, rounded);
 }
 
+/* Returns the blocks that have elements of a matrix (n), and so the sums of its norm: few in a small one. */
+static __host__ __device__ inline int muon_sums(size_t n) {
+    const size_t blocks = (n + 4 * MUON_THREADS - 1) / (4 * MUON_THREADS);
+    return blocks < MUON_SUMS ? (int)blocks : (int)MUON_SUMS;
+}
+
 /* Writes sums[matrix][block] = sum of squares of the block's share of a matrix x (n). */
 __global__ void __launch_bounds__(MUON_THREADS) muon_norm_kernel(double* sums, const float* x, size_t n) {
     __shared__ double shared[32];
@@ -157,7 +163,7 @@ __global__ void __launch_bounds__(NORM_SUM_THREADS)
     muon_scale_kernel(floatX* out, const float* x, const double* sums, size_t n) {
     __shared__ double shared[32];
     const size_t first = blockIdx.y * matrix_stride(n);
-    const float norm = fmaxf((float)sqrt(norm_list_sum(sums + blockIdx.y * MUON_SUMS, MUON_SUMS, shared)), MUON_EPS);
+    const float norm = fmaxf((float)sqrt(norm_list_sum(sums + blockIdx.y * MUON_SUMS, muon_sums(n), shared)), MUON_EPS);
     for (size_t i = ((size_t)blockIdx.x * NORM_SUM_THREADS + threadIdx.x) * 4; i < n;
          i += (size_t)gridDim.x * NORM_SUM_THREADS * 4) {
         const Vec<float, 4> v = load_stream<4>(x + first + i);
@@ -201,7 +207,7 @@ static inline void muon_orthogonalize_by(MatmulContext* ctx, float* u, size_t ro
     floatX *gram = (floatX*)((char*)scratch + parts.gram), *poly = (floatX*)((char*)scratch + parts.poly);
     double* sums = (double*)((char*)scratch + parts.sums);
     const unsigned blocks = (unsigned)size_min(ceil_div(n, (size_t)16 * NORM_SUM_THREADS), 1024);
-    muon_norm_kernel<<<dim3(MUON_SUMS, (unsigned)count), MUON_THREADS, 0, stream>>>(sums, u, n);
+    muon_norm_kernel<<<dim3((unsigned)muon_sums(n), (unsigned)count), MUON_THREADS, 0, stream>>>(sums, u, n);
     muon_scale_kernel<<<dim3(blocks, (unsigned)count), NORM_SUM_THREADS, 0, stream>>>(from, u, sums, n);
     CUDA_CHECK_LAUNCH("muon_scale_kernel");
     for (int step = 0; step < MUON_STEPS; step++) {

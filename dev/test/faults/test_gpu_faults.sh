@@ -139,7 +139,7 @@ Muon: the rows of half a matrix | FP32 | test_llama3cu $muon | llmc/gpu/update.c
 Muon: the scale of the rows of a shard | FP32 | test_llama3cu $muon | llmc/gpu/update.cuh | s/muon_rate(1\.0, 1\.0, p->rows,/muon_rate(1.0, 1.0, p->rows \/ 2,/
 Muon: the first matrix of a launch for all | FP32 | test_llama3cu $muon | llmc/gpu/update.cuh | s/place = (size_t)o->deal.items\[i\].place/place = (size_t)0/
 Muon: the scale of another matrix | BF16 | test_kernels_cu muon_agrees | llmc/optim/muon.cuh | s/(lr_scale \* part\.root)/lr_scale/
-Muon: the norm of the first matrix for all | BF16 | test_kernels_cu newton | llmc/optim/muon.cuh | s/sums + blockIdx.y \* MUON_SUMS, MUON_SUMS/sums, MUON_SUMS/
+Muon: the norm of the first matrix for all | BF16 | test_kernels_cu newton | llmc/optim/muon.cuh | s/sums + blockIdx.y \* MUON_SUMS, muon_sums/sums, muon_sums/
 Muon: half of a symmetric product is not mirrored | BF16 | test_kernels_cu a_half | llmc/matmul_sm90.cuh | s/place\.mirrored = rest >= Tiles::CLUSTER/place.mirrored = false/
 Muon: the first matrix's A for all, by half | BF16 | test_kernels_cu a_half | llmc/matmul_sm90.cuh | s/added = s\.added + matrix +/added = s.added +/
 Muon: the moment is lost between steps | FP32 | test_llama3cu $muon | llmc/optim/muon.cuh | s/m\[k\] = __fmaf_rn(rest, __fsub_rn(scaled, m\[k\]), m\[k\]);/m[k] = __fmul_rn(rest, scaled);/

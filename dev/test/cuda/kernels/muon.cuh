@@ -45,9 +45,8 @@ static Doubles exact_orthogonal(const Floats& u, size_t rows, size_t cols) {
 }
 
 /* Returns X of u (rows, cols) by this card's products, rounded wherever PyTorch rounds. */
-static Floats pytorch_s_orthogonal(const Floats& u, size_t rows, size_t cols) {
+static Floats pytorch_s_orthogonal(MatmulContext* ctx, const Floats& u, size_t rows, size_t cols) {
     const size_t m = std::min(rows, cols), k = std::max(rows, cols);
-    MatmulContext* ctx = matmul_context();
     Floats first = u;
     double square = 0;
     for (float& e : first) { e = to_float(from_float<floatX>(e)), square += (double)e * e; }
@@ -67,7 +66,6 @@ static Floats pytorch_s_orthogonal(const Floats& u, size_t rows, size_t cols) {
         std::swap(from, to);
     }
     const Floats got = download_rows(from, 1, m * k, m * k);
-    matmul_destroy(ctx);
     const Doubles t = transpose(Doubles(got.begin(), got.end()), m, k);
     return rows > cols ? Floats(t.begin(), t.end()) : got;
 }
@@ -112,6 +110,7 @@ static Floats spread_matrix(size_t rows, size_t cols) {
  * on this card. */
 static void newton_schulz_is_no_worse_than_pytorch_s() {
     enum { DRAWS = sanitized ? 8 : 40 };
+    MatmulContext* ctx = matmul_context();  // its workspace is large
     static const struct {
         const char* name;
         size_t rows, cols;
@@ -132,13 +131,14 @@ static void newton_schulz_is_no_worse_than_pytorch_s() {
             const Floats u(all.begin() + draw * n, all.begin() + (draw + 1) * n);
             const Doubles exact = exact_orthogonal(u, s.rows, s.cols);
             ours += distance(Floats(got.begin() + draw * n, got.begin() + (draw + 1) * n), exact) / DRAWS;
-            theirs += distance(pytorch_s_orthogonal(u, s.rows, s.cols), exact) / DRAWS;
+            theirs += distance(pytorch_s_orthogonal(ctx, u, s.rows, s.cols), exact) / DRAWS;
         }
         printf("  %-8s off by %.3g, PyTorch's order of roundings by %.3g\n", s.name, ours, theirs);
         // PyTorch has no FP16, whose errors are a sixth of bf16's: the two orders differ by chance there
         const double limit = sizeof(floatX) == 4 ? 2e-4 : IS_FP16 ? 1.05 * theirs : theirs;
         CHECK(ours <= limit, "%s: Newton-Schulz is off by %.3g, wanted at most %.3g", s.name, ours, limit);
     }
+    matmul_destroy(ctx);
     for (float x : orthogonal(Floats(40 * 24), 40, 24, 1)) { CHECK(x == 0, "a matrix of zeros became %g", (double)x); }
 }
 
