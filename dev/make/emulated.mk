@@ -73,7 +73,8 @@ emulated-sanitize:
 # several variants, each by a make of its own
 VARIANTS_BUILT = $(addprefix emulated-,FP32_90 BF16_90 BF16_80 FP16_75)
 .PHONY: $(VARIANTS_BUILT) test-emulated test-cards
-$(VARIANTS_BUILT): build/emulated/libnccl.so.2 build/test_llama3_cpu.o
+# what they share is made before them, or they would make it at the same time
+$(VARIANTS_BUILT): build/emulated/libnccl.so.2 build/emulated/sources build/test_llama3_cpu.o
 $(VARIANTS_BUILT): emulated-%:
 	@$(MAKE) -s emulated PRECISION=$(firstword $(subst _, ,$*)) EMULATED_ARCH=$(lastword $(subst _, ,$*)) $(OF_VARIANT)
 emulated-FP32_90: OF_VARIANT = $(call if_full,,EMULATED_PROGRAMS="$(filter-out test_attention_cu,$(EMULATED_PROGRAMS))")
