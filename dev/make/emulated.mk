@@ -77,7 +77,7 @@ VARIANTS_BUILT = $(addprefix emulated-,FP32_90 BF16_90 BF16_80 FP16_75)
 $(VARIANTS_BUILT): build/emulated/libnccl.so.2 build/emulated/sources build/test_llama3_cpu.o
 $(VARIANTS_BUILT): emulated-%:
 	@$(MAKE) -s emulated PRECISION=$(firstword $(subst _, ,$*)) EMULATED_ARCH=$(lastword $(subst _, ,$*)) $(OF_VARIANT)
-emulated-FP32_90: OF_VARIANT = $(call if_full,,EMULATED_PROGRAMS="$(filter-out test_attention_cu,$(EMULATED_PROGRAMS))")
+emulated-FP32_90: OF_VARIANT = $(call if_full,,EMULATED_PROGRAMS="$(filter-out test_kernels_cu test_attention_cu,$(EMULATED_PROGRAMS))")
 emulated-BF16_80: OF_VARIANT = EMULATED_PROGRAMS=test_attention_cu
 emulated-FP16_75: OF_VARIANT = EMULATED_PROGRAMS="test_kernels_cu test_attention_cu"
 # test-cards is test-no-gpu and test-emulated in one queue

@@ -20,14 +20,9 @@ kernels() {
     for variant in FP32_90 BF16_90; do
         for test in $(tests_of_layers | grep -vE '^(every_candidate_agrees|matmul_agrees)'); do
             case $variant.$test in FP32*.tiles_of_a_product* | FP32*.a_half* | FP32*_joins* | FP32*.small_steps*) continue ;; esac # not in FP32
-            case ${FULL:-0}.$variant.$test in # the sort has no floats, and BF16 sums gradients of both types
-                0.FP32*.embedding_sort* | 0.FP32*.embedding_gradient*) leave_out && continue ;;
-            esac
-            case ${FULL:-0}.$variant.$test in # plans_agree remains; ordered sums are of fp32 in either build, and Newton-Schulz rounds to 16 bits
-                0.FP32*.crossentropy_agrees_for_all* | 0.FP32*.ordered_sums* | 0.FP32*.newton*) leave_out && continue ;;
-            esac
-            case ${FULL:-0}.$variant.$test in # only BF16 runs take 8 bits; this processor rounds quotients and roots, not a card
-                0.FP32*.weights_gradients_of_trans* | 0.FP32*.products_of_quant* | 0.*.quotients*) leave_out && continue ;;
+            # FP32 runs have the CPU trainer's losses, and their passes PyTorch's tensors; quotients are this processor's
+            case ${FULL:-0}.$variant.$test in
+                0.FP32*.* | 0.*.quotients*) leave_out && continue ;;
             esac
             case $test in # a card of four multiprocessors that holds three clusters
                 tiles_of_a_product* | rope_joins*) export EMULATOR_CLUSTERS=3 ;;
