@@ -60,9 +60,9 @@ expect() {
     fi
 }
 
-# $tmp/stderr ends with one error line and at most one hint.
+# $tmp/stderr ends with one error line and at most one hint, which has a line of its own.
 error_is_well_formed() {
-    awk '/^error: / { errors++; at = NR } /^  hint: / { hints++ }
+    awk '/^error: / { errors++; at = NR } /^  hint: / { hints++ } /\\x0a  hint: / { errors++ }
          END { exit !(errors == 1 && hints <= 1 && NR == at + hints) }' "$tmp/stderr"
 }
 

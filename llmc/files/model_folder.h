@@ -97,12 +97,12 @@ static inline bool model_has_weights(const char* dir) {
 static inline bool model_fail_without_weights(const char* dir, Error* e) {
     static const struct {
         const char *pattern, *hint;
-    } others[] = {{"pytorch_model*.bin", "\n  hint: load it with transformers and save_pretrained(), which writes safetensors"},
-                  {"*.gguf", "\n  hint: no job reads GGUF: give the Hugging Face folder that it was made from"},
-                  {"*.pth", "\n  hint: the hub has the same model in Hugging Face's format"},
-                  {"consolidated*.safetensors", "\n  hint: the hub has the same model in Hugging Face's format"},
-                  {"zero_to_fp32.py", "\n  hint: in that folder, python3 zero_to_fp32.py . . --safe_serialization writes it"},
-                  {"pytorch_model_fsdp_*", "\n  hint: accelerate merge-weights makes it of this folder of FSDP"}};
+    } others[] = {{"pytorch_model*.bin", "load it with transformers and save_pretrained(), which writes safetensors"},
+                  {"*.gguf", "no job reads GGUF: give the Hugging Face folder that it was made from"},
+                  {"*.pth", "the hub has the same model in Hugging Face's format"},
+                  {"consolidated*.safetensors", "the hub has the same model in Hugging Face's format"},
+                  {"zero_to_fp32.py", "in that folder, python3 zero_to_fp32.py . . --safe_serialization writes it"},
+                  {"pytorch_model_fsdp_*", "accelerate merge-weights makes it of this folder of FSDP"}};
     const size_t num = sizeof others / sizeof *others;
     char name[256] = "";
     size_t kind = num;
@@ -115,7 +115,7 @@ static inline bool model_fail_without_weights(const char* dir, Error* e) {
     }
     if (d) { closedir(d); }
     if (kind == num) { return fail(e, "%s: holds no weights, wanted model.safetensors or model.safetensors.index.json", dir); }
-    return fail(e, "%s: holds %s, wanted model.safetensors%s", dir, name, others[kind].hint);
+    return fail(e, "%s: holds %s, wanted model.safetensors\n  hint: %s", dir, name, others[kind].hint);
 }
 
 /* Opens model.safetensors, or the shards of model.safetensors.index.json. Close with model_close(), also after a failure. */

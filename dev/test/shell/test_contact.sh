@@ -46,7 +46,7 @@ lost/zero|hint: in that folder, python3 zero_to_fp32.py
 lost/fsdp|hint: accelerate merge-weights
 lost/gguf|--export writes GGUF, but no job reads it
 lost/gguf/x.gguf|--export writes GGUF, but no job reads it
-lost/meta|lost/meta holds Meta's own format
+lost/meta|hint: the hub has the same model in Hugging Face's format
 lost/empty|lost/empty holds no checkpoint, wanted a folder step_NNNNNNNN in it, or a model with a config.json
 lost/up/log.jsonl|is a file, wanted a folder with config.json and model.safetensors
 D4|hint: did you mean d4?

@@ -582,8 +582,9 @@ TEST(a_folder_without_weights_says_what_it_holds) {
     CHECK(!model_check(test_here(), &c, &error) && contains(error.msg, "holds no weights"), "%s", error.msg);
     put("pytorch_model.bin", "PK");
     memset(&error, 0, sizeof error);
-    CHECK(!model_check(test_here(), &c, &error) && contains(error.msg, "pytorch_model.bin") && contains(error.msg, "hint: "),
-          "%s", error.msg);
+    CHECK(
+        !model_check(test_here(), &c, &error) && contains(error.msg, "pytorch_model.bin") && contains(error.msg, "\n  hint: "),
+        "%s", error.msg);
     test_elsewhere();
     (void)tiny(false);
     put("tiny-Q4_K_M.gguf", "GGUF");

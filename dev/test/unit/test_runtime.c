@@ -507,7 +507,11 @@ TEST(the_plan_counts_steps_and_epochs) {
     o.total_batch = 4096;
     CHECK(plan_make(&p, &o, 2, &e) && p.accumulate == 2 && p.tokens_per_step == 4096, "%d: %s", p.accumulate, e.msg);
     CHECK(plan_steps(&p, &o, 1000, &steps, &e) && steps == 62, "%lld: %s", (long long)steps, e.msg);
-    FAILS(&e, plan_make(&p, &o, 3, &e), "--total-batch");
+    Options fits = o;
+    Plan other;
+    FAILS(&e, plan_make(&other, &o, 3, &e), "\n  hint: these flags fit: --total-batch ");
+    fits.total_batch = 3 * o.seq;
+    FAILS(&e, plan_make(&other, &fits, 3, &e), "\n  hint: these flags fit: --batch 1");
     CHECK(!plan_steps(&p, &o, 15, &steps, &e) && strstr(e.msg, "15 rows") && strstr(e.msg, "hint"), "%s", e.msg);
     e.msg[0] = 0;
     o.steps = 0;

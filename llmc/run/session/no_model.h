@@ -82,7 +82,10 @@ LLMC_NORETURN static inline void die_of_no_model(const char* flag, const char* n
             NO_MODEL("holds no model itself, but %d folder%s with one", "did you mean %s?", count, text_plural(count), near);
         }
         if (gguf) { die("%s: %s holds a GGUF file: " NO_MODEL_GGUF, flag, name); }
-        if (folder_has(name, "params.json")) { die("%s: %s holds Meta's own format, wanted Hugging Face's", flag, name); }
+        if (folder_has(name, "params.json")) {
+            die("%s: %s holds a model in Meta's own format\n  hint: the hub has the same model in Hugging Face's format", flag,
+                name);
+        }
         die("%s: %s holds no checkpoint, wanted a folder step_NNNNNNNN in it, or a model with a config.json", flag, name);
     }
     if (there && text_ends(name, ".gguf")) { die("%s: %s is a GGUF file: " NO_MODEL_GGUF, flag, name); }

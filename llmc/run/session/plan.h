@@ -19,15 +19,13 @@ static inline bool plan_make(Plan* p, const Options* o, int ranks, Error* e) {
     const int64_t micro = (int64_t)o->batch * o->seq * ranks;
     p->tokens_per_step = o->total_batch ? o->total_batch : micro;
     if (p->tokens_per_step % micro != 0) {
-        char hint[64] = "";
-        for (int batch = o->batch; batch >= 1; batch--) {
-            if (p->tokens_per_step % ((int64_t)batch * o->seq * ranks) != 0) { continue; }
-            snprintf(hint, sizeof hint, "\n  hint: these flags fit: --batch %d", batch);
-            break;
-        }
-        return fail(e, "--total-batch: is %lld, wanted a multiple of batch * seq * %s = %d * %d * %d = %lld%s",
+        int batch = o->batch;  // the largest that fits; 0: none does
+        while (batch > 0 && p->tokens_per_step % ((int64_t)batch * o->seq * ranks) != 0) { batch--; }
+        return fail(e,
+                    "--total-batch: is %lld, wanted a multiple of batch * seq * %s = %d * %d * %d = %lld\n"
+                    "  hint: these flags fit: --%sbatch %lld",
                     (long long)p->tokens_per_step, o->seq_parallel > 1 ? "groups of processes" : "processes", o->batch, o->seq,
-                    ranks, (long long)micro, hint);
+                    ranks, (long long)micro, batch ? "" : "total-", (long long)(batch ? batch : micro));
     }
     if (p->tokens_per_step / micro > INT32_MAX) {
         return fail(e, "--total-batch: is %lld, wanted at most 2^31 micro-steps of %lld tokens", (long long)p->tokens_per_step,
