@@ -379,9 +379,6 @@ static inline bool text_rules_read(TextRules* r, const Tokenizer* t, const Model
                                    bool speaks, Error* e) {
     text_rules_init(r, t, c);
     if (dir) { text_rules_read_generation(r, dir, says, speaks); }
-    if (says && t && t->eos_name && tokenizer_find_any(t, t->eos_name) < 0) {
-        warn("%s: its folder names the end of text %s, which is no token of it", t->path, t->eos_name);
-    }
     return text_rules_find_template(r, e);
 }
 

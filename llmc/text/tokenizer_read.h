@@ -582,38 +582,59 @@ static inline bool tokenizer_parse(Tokenizer* t, const char* text, size_t len, c
     return tokenizer_parse_seeded(t, text, len, path, hash_seed(), e);
 }
 
-/* Reads what a parsed tokenizer_config.json or special_tokens_map.json calls a token, as text or as {"content": text}. null and
- * "" name none; an absent member leaves *name as it is. */
+/* Returns what a file calls a token, as text or as {"content": text}; NULL if it is neither. */
+static inline const char* config_text(const Json* j, const JsonNode* n) {
+    return json_string(j, n->type == JSON_OBJECT ? json_get(j, n, "content") : n, NULL);
+}
+
+/* Reads a name from a parsed tokenizer_config.json or special_tokens_map.json. null and "" name none; an absent member leaves
+ * *name as it is. */
 static inline void config_name(const Json* j, const char* key, char** name) {
     const JsonNode* n = json_get_any(j, json_root(j), key);
     if (!n) { return; }
-    const char* text = json_string(j, n->type == JSON_OBJECT ? json_get(j, n, "content") : n, NULL);
+    const char* text = config_text(j, n);
     free(*name);
     *name = text && *text ? xstrdup(text) : NULL;
 }
 
+/* Notes the first name that the tokenizer has no token for. */
+static inline void config_note_missing(const Tokenizer* t, const char* text, char name[64]) {
+    if (!text || !*text || name[0] || tokenizer_find_any(t, text) >= 0) { return; }
+    show_text(name, 64, text, strlen(text));
+}
+
 /* Takes the flags of added tokens from added_tokens_decoder of tokenizer_config.json, as `transformers` does. Warns of tokens
- * that the file lists and tokenizer.json lacks: `transformers` adds them, we do not. */
-static inline void config_read_added(Tokenizer* t, const Json* j) {
+ * that the file lists or names and tokenizer.json lacks: `transformers` adds them, we do not. added_tokens.json is such a list. */
+static inline bool config_read_added(Tokenizer* t, const Json* j, Error* e) {
     static const char* const lists[] = {"added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"};
+    const JsonNode* root = json_root(j);
+    const bool is_list = strcmp(file_name(j->path), "added_tokens.json") == 0;
     char name[64] = "";
     bool changed = false;
-    Error ignored = NO_ERROR;
     for (int i = 0; i < 3; i++) {
-        const JsonNode* list = json_get_any(j, json_root(j), lists[i]);
+        const JsonNode* list = json_get_any(j, root, lists[i]);
         for (const JsonNode* n = list && json_is_container(list) ? json_first(j, list) : NULL; n; n = json_next(j, n)) {
-            size_t len = 0;
-            const char* text = json_string(j, n->type == JSON_OBJECT ? json_get(j, n, "content") : n, &len);
+            const char* text = config_text(j, n);
             const int id = text ? tokenizer_find_any(t, text) : -1;
             uint8_t flags = 0;
-            if (text && id < 0 && !name[0]) { show_text(name, sizeof name, text, len); }
-            if (i > 0 || id < 0 || !(t->flags[id] & TOKEN_ADDED) || !read_added_flags(j, n, &flags, &ignored)) { continue; }
+            config_note_missing(t, text, name);
+            if (i > 0 || id < 0 || !(t->flags[id] & TOKEN_ADDED)) { continue; }
+            if (!read_added_flags(j, n, &flags, e)) { return false; }
             changed = changed || t->flags[id] != flags;
             t->flags[id] = flags;
         }
     }
+    for (const JsonNode* n = json_first(j, root); n; n = json_next(j, n)) {
+        const char* key = json_key(j, n, NULL);
+        if (is_list || text_ends(key, "_token")) { config_note_missing(t, is_list ? key : config_text(j, n), name); }
+    }
     if (changed) { tokenizer_index(t); }
-    if (name[0]) { warn("%s: tokenizer.json has no token \"%s\", which transformers adds: here it stays text", j->path, name); }
+    if (!name[0]) { return true; }
+    warn(
+        "%s: tokenizer.json has no token \"%s\", which transformers adds: here it stays text\n"
+        "  hint: AutoTokenizer.from_pretrained() and save_pretrained() of transformers write one that has it",
+        j->path, name);
+    return true;
 }
 
 /* Warns of members of tokenizer_config.json by which transformers makes other ids. Only some classes heed add_prefix_space. */
@@ -630,7 +651,7 @@ static inline void tokenizer_warn_of_members(const Json* j) {
     }
 }
 
-/* Reads one of the two files, if it is there. *text (or NULL) becomes its text. *has_added: it has added_tokens_decoder. */
+/* Reads one of the files, if it is there. *text (or NULL) becomes its text. *has_added: it has added_tokens_decoder. */
 static inline bool tokenizer_read_names(Tokenizer* t, const char* folder, const char* file, char** text, bool* has_added,
                                         Error* e) {
     char path[PATH_CAP];
@@ -643,11 +664,11 @@ static inline bool tokenizer_read_names(Tokenizer* t, const char* folder, const 
         free(read);
         return false;
     }
-    const bool ok = json_root(&j)->type == JSON_OBJECT || fail(e, "%s: is not a JSON object", path);
     config_name(&j, "bos_token", &t->bos_name);
     config_name(&j, "eos_token", &t->eos_name);
     config_name(&j, "pad_token", &t->pad_name);
-    config_read_added(t, &j);
+    const bool ok =
+        json_root(&j)->type != JSON_OBJECT ? fail(e, "%s: is not a JSON object", path) : config_read_added(t, &j, e);
     tokenizer_warn_of_members(&j);
     *has_added = json_get_any(&j, json_root(&j), "added_tokens_decoder") != NULL;
     json_free(&j);
@@ -662,6 +683,7 @@ static inline bool tokenizer_read_config(Tokenizer* t, const char* folder, Error
     bool has_added = false, ignored;
     if (!tokenizer_read_names(t, folder, "tokenizer_config.json", &t->config, &has_added, e)) { return false; }
     if (!has_added && !tokenizer_read_names(t, folder, "special_tokens_map.json", NULL, &ignored, e)) { return false; }
+    if (!has_added && !tokenizer_read_names(t, folder, "added_tokens.json", NULL, &ignored, e)) { return false; }
     const int bos = tokenizer_find_any(t, t->bos_name), eos = tokenizer_find_any(t, t->eos_name);
     if (bos >= 0) { t->bos_id = bos; }
     if (eos >= 0) { t->eos_id = eos; }

@@ -382,18 +382,23 @@ def test_added_tokens_are_numbered_in_the_order_of_the_list(tmp_path):
 
 
 @pytest.mark.parametrize("lists", [{"added_tokens_decoder": {"700": {"content": "<tool>", "special": True}}},
-                                   {"additional_special_tokens": ["<|eot_id|>", "<tool>"]}, {"extra_special_tokens": {"t": "<tool>"}}])
+                                   {"additional_special_tokens": ["<|eot_id|>", "<tool>"]}, {"extra_special_tokens": {"t": "<tool>"}},
+                                   {"pad_token": "<tool>"}, {"eos_token": {"content": "<tool>"}}, {"<tool>": 800}])
 def test_tokens_that_transformers_would_add_are_named(tmp_path, lists):
-    """microsoft/onnxruntime-extensions#890, ggml-org/llama.cpp#5838: tokenizer_config.json lists what tokenizer.json lacks."""
+    """microsoft/onnxruntime-extensions#890, ggml-org/llama.cpp#5838, #3583: files of the folder list or name what tokenizer.json lacks."""
     tok = train(llama3_like(), True, [])
     tok.add_special_tokens(["<|eot_id|>"])
     tok.save(str(tmp_path / "tokenizer.json"))
     for missing in (True, False):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(lists))
+        (tmp_path / ("added_tokens.json" if "<tool>" in lists else "tokenizer_config.json")).write_text(json.dumps(lists))
         done = subprocess.run([TOKENIZE, "--tokenizer", tmp_path, "--jsonl"], input='{"text": "a"}', capture_output=True, text=True)
         assert done.returncode == 0 and ('no token "<tool>"' in done.stderr) == missing, done.stderr
         tok.add_special_tokens(["<tool>"])
         tok.save(str(tmp_path / "tokenizer.json"))
+    word = {"content": "<|eot_id|>", "single_word": True}  # it finds fewer tokens
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"700": word}}))
+    done = subprocess.run([TOKENIZE, "--tokenizer", tmp_path, "--jsonl"], input='{"text": "a"}', capture_output=True, text=True)
+    assert done.returncode == 1 and "added_tokens_decoder.700.single_word is true, wanted false" in done.stderr, done.stderr
     # members by which transformers makes other ids
     for member, kind in (("split_special_tokens", "PreTrainedTokenizerFast"), ("add_prefix_space", "GPT2Tokenizer")):
         for on in (True, False):
