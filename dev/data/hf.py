@@ -66,7 +66,14 @@ def library_files(name, config, split):
 
 def saved_files(folder, split):
     """Lists the files of a folder that save_to_disk() wrote; none if it is another kind of folder."""
-    if os.path.exists(os.path.join(folder, "dataset_dict.json")):
+    listed = os.path.join(folder, "dataset_dict.json")
+    if os.path.exists(listed):
+        with open(listed, encoding="utf-8") as f:
+            splits = json.load(f)["splits"]
+        if split not in splits:
+            fail(f"{folder}: has no split {split}", f"--split takes {', '.join(splits)}")
+        if len(splits) > 1:
+            print(f"not read: the splits {', '.join(s for s in splits if s != split)}", file=sys.stderr)
         folder = os.path.join(folder, split)
     state = os.path.join(folder, "state.json")
     if not os.path.exists(state):

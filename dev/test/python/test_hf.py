@@ -125,6 +125,11 @@ def test_rows_of_each_format_are_printed_as_lines(tmp_path, kind):
     done = run(tmp_path, "--rows", "it" if kind == "arrow" else f"it.{kind}")
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [{"text": t} for t in texts(1)]
+    if kind == "arrow":
+        datasets.DatasetDict({"train": data, "test": data.select([3])}).save_to_disk(tmp_path / "both")
+        done = run(tmp_path, "--rows", "both", "--split", "test")
+        assert printed(done) == [{"text": texts(1)[3]}] and "not read: the splits train" in done.stderr
+        assert "hint: --split takes train, test" in run(tmp_path, "--rows", "both", "--split", "val").stderr
 
 
 def test_a_single_file_is_split(tmp_path):
