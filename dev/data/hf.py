@@ -4,6 +4,7 @@
     python3 dev/data/hf.py HuggingFaceFW/fineweb-edu --config sample-10BT --tokenizer T -o data/edu --jobs 4 --limit-shards 5
     python3 dev/data/hf.py my/folder --column body --tokenizer T -o data/mine
     python3 dev/data/hf.py HuggingFaceTB/smoltalk --config all --column messages --tokenizer T -o data/talks
+    python3 dev/data/hf.py tatsu-lab/alpaca --column instruction,input,output --tokenizer T -o data/alpaca
     python3 dev/data/hf.py --rows x.parquet | ./tokenize --field text -o x.bin -
 
 NAME is a data set on the hub, a folder, a file (parquet, arrow, jsonl, csv, tsv; gzip, zstd) or a folder of save_to_disk().
@@ -12,8 +13,8 @@ Each source file is read as a stream and piped into ./tokenize, which makes one 
 shards. However a run ended, the same command continues with the next shard.
 
 Every cell of csv and tsv is text as it stands there: NA, 007 and 2024-01-01, too. A column of conversations (lists of messages)
-goes through ./tokenize --chat. A row without the column's value is left out and counted. Files of a folder that are not read
-are named; the exit status is then 1, unless they belong to another split.
+goes through ./tokenize --chat, and so do several columns, of questions and answers. A row without a value is left out and
+counted. Files of a folder that are not read are named; the exit status is then 1, unless they belong to another split.
 """
 import argparse
 import concurrent.futures
@@ -129,14 +130,14 @@ def source_files(name, config, split):
     return [f for f in files if KIND.search(f)], [shown_source(f) for f in files if not KIND.search(f)]
 
 
-def table_values(f, column):
-    """Returns the columns of an open parquet or arrow file, and the values of one."""
+def table_rows(f, columns):
+    """Returns the columns of an open parquet or arrow file, and its rows with those of them that are wanted."""
     import pyarrow
     import pyarrow.parquet
     if f.read(4) == b"PAR1":
         table = pyarrow.parquet.ParquetFile(f)
         names = table.schema_arrow.names
-        batches = table.iter_batches(1000, columns=[column]) if column in names else []
+        batches = table.iter_batches(1000, columns=[name for name in columns if name in names])
     else:
         f.seek(0)
         try:
@@ -144,55 +145,59 @@ def table_values(f, column):
         except pyarrow.ArrowInvalid:
             table = pyarrow.ipc.open_file(f)
             batches, names = map(table.get_batch, range(table.num_record_batches)), table.schema.names
-    return names, (value for batch in batches if column in names for value in batch.column(column).to_pylist())
+    return names, (row for batch in batches for row in batch.select([n for n in columns if n in names]).to_pylist())
 
 
-def json_values(f, column):
-    """Returns the members of the first object of an open file, and a member of all. Objects are a line each, or in a list."""
+def json_rows(f):
+    """Returns the members of the first objects of an open file, and all objects. They are a line each, or in a list."""
     text = io.TextIOWrapper(f, encoding="utf-8-sig")
     first = next((line for line in text if line.strip()), "")
     rows = iter(json.loads(first + text.read())) if first.lstrip().startswith("[") else (
         json.loads(line) for line in itertools.chain([first], text) if line.strip())
     ahead = list(itertools.islice(rows, 1000))  # a member may be missing in the first
-    return list(dict.fromkeys(k for row in ahead for k in row)), (row.get(column) for row in itertools.chain(ahead, rows))
+    return list(dict.fromkeys(k for row in ahead for k in row)), itertools.chain(ahead, rows)
 
 
-def csv_values(f, column, delimiter):
-    """Returns the columns of an open file, and the cells of one. Each is text."""
+def csv_rows(f, delimiter):
+    """Returns the columns of an open file, and its rows. Each cell is text."""
     csv.field_size_limit(2**31 - 1)
     rows = csv.DictReader(io.TextIOWrapper(f, encoding="utf-8-sig", newline=""), delimiter=delimiter, strict=True)
 
-    def cells():
+    def checked():
         for row in rows:
             if None in row:
                 raise ValueError(f"line {rows.line_num} has more cells than the first line")
-            yield row[column]
-    return list(rows.fieldnames or []), cells()
+            yield row
+    return list(rows.fieldnames or []), checked()
 
 
 def values(file, column):
-    """Yields the value of each row of a file: a text, a list of messages, or None where it is missing."""
+    """Yields the value of each row of a file: a text, a list of messages, an object of several columns, or None where it is
+    missing."""
     import fsspec
-    kind = KIND.search(file)[1].lower()
+    kind, columns = KIND.search(file)[1].lower(), column.split(",")
     try:
         if os.path.isfile(file):
             with open(file, "rb") as f:
                 if f.read(len(POINTER)) == POINTER:
                     fail(f"{typed(file)}: is a Git LFS pointer, wanted the data", "git lfs pull gets the file itself")
         with fsspec.open(file, "rb", compression="infer") as f:
-            names, found = (csv_values(f, column, "\t" if kind == "tsv" else ",") if kind in ("csv", "tsv") else
-                            table_values(f, column) if kind in ("parquet", "arrow") else json_values(f, column))
-            if names and column not in names:
+            names, rows = (csv_rows(f, "\t" if kind == "tsv" else ",") if kind in ("csv", "tsv") else
+                           table_rows(f, columns) if kind in ("parquet", "arrow") else json_rows(f))
+            lacks = next((name for name in columns if names and name not in names), None)
+            if lacks is not None:
                 talks = next((name for name in TALKS if name in names), None)
-                fail(f"{typed(file)}: has no column {column}", f"it holds conversations: --column {talks}" if talks else
-                     f"--column takes {', '.join(names)}")
-            for value in found:
-                if column in TALKS and isinstance(value, str):  # in csv a list is text
-                    value = json.loads(value)
-                if not (value is None or isinstance(value, str) or is_talk(value)):
-                    fail(f"{typed(file)}: column {column} holds values of type {type(value).__name__}, wanted text or lists "
-                         "of messages")
-                yield value
+                fail(f"{typed(file)}: has no column {lacks}", f"it holds conversations: --column {talks}" if talks else
+                     f"--column takes {', '.join(names)}" + (", or several: A,B" if len(names) > 1 else ""))
+            for row in rows:
+                found = {name: value for name in columns if (value := row.get(name)) is not None}
+                for name, value in found.items():
+                    if name in TALKS and isinstance(value, str):  # in csv a list is text
+                        found[name] = value = json.loads(value)
+                    if not isinstance(value, str) and not is_talk(value):
+                        fail(f"{typed(file)}: column {name} holds values of type {type(value).__name__}, wanted text or lists "
+                             "of messages")
+                yield found.get(column) if len(columns) == 1 else found or None
     except (ImportError, GeneratorExit, BrokenPipeError):
         raise
     except Exception as e:  # the libraries raise many kinds
@@ -203,12 +208,20 @@ def is_talk(value):
     return isinstance(value, list) and all(isinstance(message, dict) for message in value)
 
 
+def stripped(value):
+    """Returns a list of messages without what a table adds: there every message has the members of all, null where it has none
+    itself. A text is returned as it is."""
+    return value if isinstance(value, str) else [
+        {k: v for k, v in message.items() if v is not None or k in ("content", "value")} for message in value]
+
+
 def line_of(value):
-    """Returns a row as ./tokenize reads it. In a table every message has the members of all, null where it has none itself."""
+    """Returns a row as ./tokenize reads it."""
     if isinstance(value, str):
         return {"text": value}
-    talk = [{k: v for k, v in message.items() if v is not None or k in ("content", "value")} for message in value]
-    return {"conversations" if talk and "from" in talk[0] else "messages": talk}
+    if isinstance(value, dict):
+        return {name: stripped(side) for name, side in value.items()}
+    return {"conversations" if value and "from" in value[0] else "messages": stripped(value)}
 
 
 def print_rows(files, column):
@@ -231,7 +244,7 @@ def print_rows(files, column):
 
 
 def holds_talks(files, column):
-    """Returns whether the first value of a column is a conversation."""
+    """Returns whether the first value of a column, or of several, is a conversation."""
     value = next((v for file in files for v in values(file, column) if v is not None), None)
     if value is None:
         fail(f"column {column} holds no value in {', '.join(map(typed, files[:3]))}{' ...' if files[3:] else ''}")
@@ -425,7 +438,8 @@ def parse_args():
     parser.add_argument("name", metavar="NAME", help="data set on the hub, a folder or a file")
     parser.add_argument("--config", help="configuration of the data set, such as sample-10BT")
     parser.add_argument("--split", default="train", help="default: %(default)s")
-    parser.add_argument("--column", default="text", help="column of texts or of conversations (default: %(default)s)")
+    parser.add_argument("--column", default="text", metavar="A[,B...]",
+                        help="column of texts or of conversations, or columns of questions and answers (default: %(default)s)")
     parser.add_argument("--tokenizer", metavar="T",
                         help="tokenizer.json, tokenizer.model or a folder with one (default: bytes)")
     parser.add_argument("-o", "--out", metavar="OUT", help="start of the names of the token files")

@@ -269,6 +269,29 @@ def test_a_column_of_conversations_becomes_a_token_file_in_one_command(tmp_path,
     assert f"hint: it holds conversations: --column {key}" in run(tmp_path, "--rows", "no.jsonl").stderr
 
 
+def test_columns_of_questions_and_answers_become_conversations(tmp_path):
+    # tatsu-lab/alpaca has a row as text, too; trl's pairs are lists of messages
+    ask = [[{"role": "user", "content": t, "name": None}] for t in texts(2)]
+    write_parquet(tmp_path / "it.parquet", texts(0), instruction=texts(1), input=["", None] * 20, output=texts(2), prompt=ask)
+    names = "--column", "instruction,input,output"
+    rows = [{"instruction": a, **({} if i % 2 else {"input": ""}), "output": b} for i, (a, b) in enumerate(zip(texts(1), texts(2)))]
+    done = run(tmp_path, "--rows", "it.parquet", *names)
+    assert printed(done) == rows, done.stderr
+    both = printed(run(tmp_path, "--rows", "it.parquet", "--column", "prompt,output"))
+    assert both[3] == {"prompt": [{"role": "user", "content": texts(2)[3]}], "output": texts(2)[3]}
+    made = run(tmp_path, "it.parquet", *names, "--tokenizer", TALES, "-o", "out/pairs", "--val-files", 0)
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    subprocess.run([TOKENIZE, "--chat", "--tokenizer", TALES, "-o", "direct.bin", "pairs.jsonl"], cwd=tmp_path, check=True,
+                   capture_output=True)
+    assert (tmp_path / "out/pairs_train_000.bin").read_bytes() == (tmp_path / "direct.bin").read_bytes()
+    for name, text in (("it.csv", "instruction,output\na,b\n"), ("it.jsonl", '{"instruction": "a", "output": "b"}\n')):
+        (tmp_path / name).write_text(text)
+        assert printed(run(tmp_path, "--rows", name, "--column", "instruction,output")) == [{"instruction": "a", "output": "b"}]
+        assert "hint: --column takes instruction, output, or several: A,B" in run(tmp_path, "--rows", name).stderr
+        assert "has no column input" in run(tmp_path, "--rows", name, *names).stderr
+
+
 # the files of the one model of the hub
 FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 1000, "tokenizer.json": b"{}", "pytorch_model.bin": b"no",
          "onnx/model.onnx": b"no", "README.md": b"# card"}
