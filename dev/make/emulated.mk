@@ -80,9 +80,9 @@ $(VARIANTS_BUILT): emulated-%:
 emulated-FP32_90: OF_VARIANT = $(call if_full,,EMULATED_PROGRAMS="$(filter-out test_kernels_cu test_attention_cu,$(EMULATED_PROGRAMS))")
 emulated-BF16_80: OF_VARIANT = EMULATED_PROGRAMS=test_attention_cu
 emulated-FP16_75: OF_VARIANT = EMULATED_PROGRAMS="test_kernels_cu test_attention_cu"
-# test-cards is test-no-gpu and test-emulated in one queue
+# test-cards is test-no-gpu, test-emulated and the faults that the card's sanitizer names, in one queue
 test-cards: train_llama3cu
 test-emulated test-cards: train_llama3 build/ranks_trainer build/copy $(VARIANTS_BUILT)
-	@FULL=$(FULL) dev/test/run.sh $(if $(filter %cards,$@),dev/test/gpu/test_no_gpu.sh) \
+	@FULL=$(FULL) dev/test/run.sh $(if $(filter %cards,$@),dev/test/gpu/test_no_gpu.sh dev/test/faults/test_zoo_faults.sh:sanitizer) \
 	    $(addprefix dev/test/emulator/test_emulated_layers.sh:,kernels passes) \
 	    $(addprefix dev/test/emulator/test_emulated_runs.sh:,one two shared)
