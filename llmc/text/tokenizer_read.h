@@ -604,7 +604,8 @@ static inline void config_note_missing(const Tokenizer* t, const char* text, cha
 }
 
 /* Takes the flags of added tokens from added_tokens_decoder of tokenizer_config.json, as `transformers` does. Warns of tokens
- * that the file lists or names and tokenizer.json lacks: `transformers` adds them, we do not. added_tokens.json is such a list. */
+ * that the file lists or names and tokenizer.json lacks: `transformers` adds them, we do not. All members of added_tokens.json
+ * are such tokens. */
 static inline bool config_read_added(Tokenizer* t, const Json* j, Error* e) {
     static const char* const lists[] = {"added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"};
     const JsonNode* root = json_root(j);
