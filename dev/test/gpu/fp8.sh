@@ -42,7 +42,7 @@ shares_are_small() {
 # validation and --eval compute as training does: the loss of the checkpoint equals the last validation's
 fp8_trains_like_bf16() {
     has_hopper || return
-    flags="--model d3 --train $tmp/data_train.bin --val $tmp/data_val.bin --val-batches 4 --val-every 20 --batch 4 --seq 256 --steps 20 --warmup 5"
+    flags="--model d3 --train $tmp/data_train.bin --val $tmp/data_val.bin --val-batches 4 --val-every 20 --batch 4 --seq 256 --steps 20 --lr 3e-4 --warmup 5"
     for flag in "" --fp8; do cu bf16 $flag $flags --out "$tmp/fp8_like$flag" || return 1; done
     ! grep -q quantised "$tmp/fp8_like/log.jsonl" && shares_are_small "$tmp/fp8_like--fp8/log.jsonl" || return 1
     m=step_00000020/model.safetensors
@@ -88,7 +88,7 @@ fp8_head_parts_are_the_whole() {
 fp8_head_trains_like_bf16() {
     has_hopper || return
     head_data || return 1
-    flags="--model d3 $head_flags --val-batches 4 --val-every 20 --batch 4 --seq 256 --steps 20 --warmup 5"
+    flags="--model d3 $head_flags --val-batches 4 --val-every 20 --batch 4 --seq 256 --steps 20 --lr 3e-4 --warmup 5"
     cu bf16 $flags --out "$tmp/fp8_head" && cu bf16 $flags --no-fp8 --no-fp8-head --out "$tmp/fp8_head_bf16" &&
         cu bf16 $flags --no-fp8-head --out "$tmp/fp8_head_blocks" || return 1
     m=step_00000020/model.safetensors

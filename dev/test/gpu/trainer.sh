@@ -27,12 +27,12 @@ cpu_and_gpu_train_alike() {
 # sources_of LOG: prints each step's losses by source, a line each
 sources_of() { sed -n 's/.*"event":"step","step":\([0-9]*\),.*"sources":\[\([^]]*\)\].*/\1,\2/p' "$1" | awk -F, '{ for (i = 2; i <= NF; i++) { print $1 "." i " " $i } }'; }
 
-# The run uses the default learning rate. At 1e-3 it would be no measure: the gradient's norm jumps from 2 to 63 at step 10, in
+# The rate is 3e-4. At 1e-3 the run would be no measure: the gradient's norm jumps from 2 to 63 at step 10, in
 # PyTorch's fp64 as well, and magnifies roundings of the weights. There three builds of the CPU trainer and PyTorch's fp32 are
-# up to 8e-5 apart, and 2e-5 to 5e-5 off fp64. At the default rate two builds are 3e-8 apart, and the limit is 1e-5. Gradients
+# up to 8e-5 apart, and 2e-5 to 5e-5 off fp64. At 3e-4 two builds are 3e-8 apart, and the limit is 1e-5. Gradients
 # of the second micro-batch that are 1 % too small make 4e-5.
 a_mix_trains_alike() {
-    flags="--model d3 --train $tmp/data_train.bin:0.7,$tmp/data_val.bin:0.3 --batch 4 --seq 256 --total-batch 2048 --steps 20 --warmup 5"
+    flags="--model d3 --train $tmp/data_train.bin:0.7,$tmp/data_val.bin:0.3 --batch 4 --seq 256 --total-batch 2048 --steps 20 --lr 3e-4 --warmup 5"
     cu fp32 $flags --out "$tmp/mix_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "$tmp/mix_cpu" &&
         close_losses 1e-5 "$tmp/mix_gpu/log.jsonl" "$tmp/mix_cpu/log.jsonl" || return 1
     for on in gpu cpu; do sources_of "$tmp/mix_$on/log.jsonl" >"$tmp/sources_$on"; done
@@ -55,9 +55,9 @@ documents_written() {
     "$bin/tokenize" -o "$1/documents.bin" "$1/documents.jsonl" >/dev/null && masked_copy "$1/documents.bin" "$1/masked.bin"
 }
 
-# Rows of documents, with and without a mask, in micro-batches whose trained targets differ in number. The run uses the default
-# learning rate, as in a_mix_trains_alike(). At 1e-3, words in place of a text make the gradient's norm jump from 5 to 77, and two
-# builds of the CPU trainer are 4e-5 apart. At the default rate the norm never exceeds 12, and the two builds are 2e-7 apart.
+# Rows of documents, with and without a mask, in micro-batches whose trained targets differ in number. The rate is 3e-4,
+# as in a_mix_trains_alike(). At 1e-3, words in place of a text make the gradient's norm jump from 5 to 77, and two
+# builds of the CPU trainer are 4e-5 apart. At 3e-4 the norm never exceeds 12, and the two builds are 2e-7 apart.
 # Gradients of the second micro-batch that are 1 % too small make 1e-4.
 documents_train_alike() {
     documents_written "$tmp" || return 1
@@ -65,7 +65,7 @@ documents_train_alike() {
         for mode in cross pack mask; do
             d=$tmp/documents_${data}_$mode
             flags="--model d3 --train $tmp/$data.bin --val $tmp/$data.bin --val-batches 2 --documents $mode --batch 2 --seq 128
-                   --total-batch 512 --steps 20 --warmup 5 --val-every 5"
+                   --total-batch 512 --steps 20 --lr 3e-4 --warmup 5 --val-every 5"
             cu fp32 $flags --out "${d}_gpu" && limit 100 "$bin/train_llama3" --sample-tokens 0 $flags --out "${d}_cpu" &&
                 close_losses 1e-5 "${d}_gpu/log.jsonl" "${d}_cpu/log.jsonl" || return 1
             for on in gpu cpu; do grep '"event":"val"' "${d}_$on/log.jsonl" | sed 's/"val"/"step"/' >"$tmp/val_$on"; done
