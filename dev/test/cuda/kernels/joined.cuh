@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "llmc/gpu/joined.cuh"
 #include "llmc/matmul_sm90.cuh"
 #include "llmc/swiglu.cuh"
 #include "matmul.cuh"
@@ -154,7 +155,142 @@ static void a_product_joins_where_it_gains() {
     s.sum = 1024, is(CHOOSE_GATE_UP, h100, PRODUCT_JOINED_TURNS);
     s.sum = 1025, is(CHOOSE_GATE_UP, h200, PRODUCT_APART), is(CHOOSE_DOWN_DX, h200, PRODUCT_APART);
     s.sum = 1024, s.rows = 1024, is(CHOOSE_DOWN_DX, h100, PRODUCT_APART);  // 128 tiles for 132 multiprocessors
-    s.rows = 8192, s.apart = true, is(CHOOSE_DOWN_DX, h100, PRODUCT_APART), is(CHOOSE_GATE_UP, h200, PRODUCT_APART);
+    s.rows = 256, s.width = 128256, is(CHOOSE_HEAD, h100, HEAD_JOINS ? PRODUCT_JOINED_TURNS : PRODUCT_APART);
+    s.width = 50257, is(CHOOSE_HEAD, h200, PRODUCT_APART), s.width = 50304, is(CHOOSE_HEAD, a100, PRODUCT_APART);
+    s.sum = 2048, is(CHOOSE_HEAD, h100, PRODUCT_APART),
+    is(CHOOSE_HEAD, h200, HEAD_JOINS ? PRODUCT_JOINED_TURNS : PRODUCT_APART);
+    s.rows = 8192, s.apart = true, is(CHOOSE_HEAD, h200, PRODUCT_APART), s.width = 4096,
+    is(CHOOSE_DOWN_DX, h100, PRODUCT_APART), is(CHOOSE_GATE_UP, h200, PRODUCT_APART);
+}
+
+/* What the head's backward pass leaves, in double, and for dx and dw the size of the sums' terms: the root of the sum of their
+ * squares. The target's term contains two logits, which are sums in fp32: its size has 2^-22 of their terms as an error. Powers above
+ * CE_MOST_POWER have the relative error of what is above. */
+struct HeadGradients {
+    Floats losses, dx, dw, dx_terms, dw_terms;
+};
+
+/* dloss: of each loss */
+static HeadGradients head_oracle(const Floats& x, const Floats& w, const std::vector<int32_t>& targets, double dloss, size_t N,
+                                 size_t C, size_t V) {
+    std::vector<double> d(V), dw(V * C), dw_squares(V * C), dx(C), squares(C);
+    HeadGradients g = {Floats(N), Floats(N * C), Floats(V * C), Floats(N * C), Floats(V * C)};
+    for (size_t n = 0; n < N; n++) {
+        if (targets[n] < 0) { continue; }
+        for (size_t v = 0; v < V; v++) { d[v] = std::inner_product(&x[n * C], &x[n * C] + C, &w[v * C], 0.0); }
+        const double most = *std::max_element(d.begin(), d.end()), target = d[(size_t)targets[n]];
+        double sum = 0;
+        for (double& v : d) { sum += v = exp(v - most); }
+        g.losses[n] = (float)(log(sum) + most - target);
+        for (double& v : d) { v *= dloss / sum; }
+        d[(size_t)targets[n]] -= dloss;
+        const double stretch = fmax(1, most - target - (double)CE_MOST_POWER / (double)SOFTMAX_UNIT);
+        double order = 0;
+        for (size_t c = 0; c < C; c++) { order += fabs((double)x[n * C + c] * w[(size_t)targets[n] * C + c]); }
+        order *= dloss * ldexp(1, -22) / ulp;
+        std::fill(dx.begin(), dx.end(), 0), std::fill(squares.begin(), squares.end(), 0);
+        for (size_t v = 0; v < V; v++) {
+            const double size = hypot(d[v] * stretch, v == (size_t)targets[n] ? order : 0);
+            for (size_t c = 0; c < C; c++) {
+                dx[c] += d[v] * w[v * C + c], squares[c] += pow(size * w[v * C + c], 2);
+                dw[v * C + c] += d[v] * x[n * C + c], dw_squares[v * C + c] += pow(size * x[n * C + c], 2);
+            }
+        }
+        for (size_t c = 0; c < C; c++) { g.dx[n * C + c] = (float)dx[c], g.dx_terms[n * C + c] = (float)sqrt(squares[c]); }
+    }
+    for (size_t i = 0; i < V * C; i++) { g.dw[i] = (float)dw[i], g.dw_terms[i] = (float)sqrt(dw_squares[i]); }
+    return g;
+}
+
+/* Checks sums of terms with roundings of BF16, which add up as random errors do, and returns the root of the mean square of the
+ * errors. A rounding is 0.4 ulps as a rule; two of them three times as large happen once in 10^7 sums. */
+static double head_errors(const char* what, const char* of, const Floats& got, const Floats& want, const Floats& terms,
+                          bool check) {
+    double squares = 0, worst = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        const double error = fabs((double)got[i] - want[i]);
+        squares += error * error;
+        worst = fmax(worst, error / (ulp * (fabs(want[i]) + 3.0 * terms[i]) + 1e-12));
+    }
+    CHECK(!check || worst <= 1, "%s: %s has %.3g times the largest error", what, of, worst);
+    return sqrt(squares / (double)want.size());
+}
+
+/* The head with cross-entropy in its epilogue agrees with an oracle in double, better than with a pass over rounded logits.
+ * Some rows have no target; in others a logit is far above the target's, up to more than e^x has room for, or the target's is
+ * far above all. */
+static void cross_entropy_joins_the_head() {
+    // two chunks, then columns that are no multiple of 256, then the vocabularies of GPT-2 (padded) and of Llama 3
+    const size_t shapes[][3] = {{HEAD_ROWS + 256, 64, 256}, {512, 128, 384}, {256, 128, 50304}, {256, 64, 128256}};
+    if (!this_card()->wgmma || !HEAD_JOINS) { return; }  // no code for this card or type
+    for (auto& s : shapes) {
+        const size_t N = sanitized ? 256 : s[0], C = s[1], V = s[2];
+        if (emulated && V > 1024) { continue; }  // takes minutes there
+        char what[64];
+        snprintf(what, sizeof what, "N=%zu C=%zu V=%zu", N, C, V);
+        Floats x = random_values<floatX>(N * C, 1), w = random_values<floatX>(V * C, 8 / sqrtf((float)C)),
+               dw0 = random_values<float>(V * C, 1);
+        std::vector<int32_t> targets = random_tokens(N, (int)V);
+        for (size_t n = 0; n < N; n += 8) {  // one logit is about 64, 128 or 256
+            const size_t v = n * 5 % V;
+            for (size_t c = 0; c < C; c++) { x[n * C + c] = w[v * C + c] * ldexpf(1, (int)(n % 3)); }
+            if (n % 32 == 16) { targets[n] = (int32_t)v; }
+            if (n % 32 == 24) { targets[n] = -1; }
+        }
+        for (size_t n = 1; n < N; n += 7) { targets[n] = -1; }
+        const float dloss = 0.25f, scale = 8.0f;
+        const HeadGradients want = head_oracle(x, w, targets, (double)dloss * scale, N, C, V);
+        Queue q = {};
+        q.matmul = matmul_context();
+        Linear head = {};
+        head.kind = LINEAR_HEAD, head.C = (int)C, head.OC = (int)V, head.w = upload_rows<floatX>(w, V, C, C);
+        const size_t chunk = std::min(N, (size_t)HEAD_ROWS);
+        const float* d_scale = upload(Floats(1, scale));
+        HeadRows rows = {};
+        rows.targets = upload(targets), rows.losses = device_alloc<float>(N), rows.logits = device_alloc<floatX>(chunk * V);
+        rows.dx = device_alloc<floatX>(N * C), rows.dx_factors = device_alloc<float>(N);
+        rows.sums = device_alloc<float>(chunk * matmul_softmax_parts(V));
+        CHECK(head_joins(&head, N), "%s: is not joined", what);
+        double errors[2][2];  // joined, and with a pass; of dx and of dw
+        for (const bool apart : {false, true}) {
+            const Floats all = twice(what, [&] {  // losses, dx, dw
+                rows.x = upload_rows<floatX>(x, N, C, C);
+                head.dw = {upload(dw0), true};
+                for (size_t at = 0; apart && at < N; at += chunk) {
+                    const size_t n = std::min(chunk, N - at);
+                    linear(&q, rows.logits, &head, rows.x + at * C, NULL, n);
+                    crossentropy(&q, rows.losses + at, rows.logits, rows.targets + at, dloss, d_scale, n, (int)V);
+                    linear_backward(&q, rows.dx + at * C, &head, rows.logits, rows.x + at * C, n, true);
+                }
+                if (!apart) { head_loss(&q, &head, &rows, N, dloss, d_scale, true); }
+                Floats r = download(rows.losses, N), dx = download_rows(rows.dx, N, C, C);
+                const Floats factors = download(rows.dx_factors, N), dw = download((float*)head.dw.data, V * C);
+                for (size_t i = 0; i < N * C; i++) { r.push_back(apart ? dx[i] : dx[i] * factors[i / C]); }
+                for (size_t i = 0; i < V * C; i++) { r.push_back(dw[i] - dw0[i]); }
+                return r;
+            });
+            const auto dx = all.begin() + (long)N, dw = dx + (long)(N * C);
+            for (size_t n = 0; !apart && n < N; n++) {  // below CE_MOST_POWER, a loss has the error of an fp32 sum
+                const float l = want.losses[n], error = fabsf(all[n] - l);
+                CHECK(error <= (l < 40 ? 1e-4f : ulp * l), "%s: loss %zu is %.8g, wanted %.8g", what, n, (double)all[n],
+                      (double)l);
+            }
+            errors[apart][0] = head_errors(what, "dx", Floats(dx, dw), want.dx, want.dx_terms, !apart);
+            errors[apart][1] = head_errors(what, "dw", Floats(dw, all.end()), want.dw, want.dw_terms, !apart);
+        }
+        printf("%s: errors of dx and dw %.3g and %.3g times those with a pass\n", what, errors[0][0] / errors[1][0],
+               errors[0][1] / errors[1][1]);
+        CHECK(errors[0][0] < errors[1][0] && errors[0][1] < errors[1][1], "%s: a pass is more exact", what);
+        x[2 * C] = NAN, x[3 * C] = INFINITY, targets[2] = targets[3] = 1;
+        rows.x = upload_rows<floatX>(x, N, C, C), rows.targets = upload(targets);
+        head_loss(&q, &head, &rows, N, dloss, d_scale, true);
+        const Floats losses = download(rows.losses, N);
+        for (size_t n = 0; n < N; n++) {
+            CHECK(std::isfinite(losses[n]) == (n != 2 && n != 3), "%s: loss %zu is %g", what, n, (double)losses[n]);
+        }
+        matmul_destroy(q.matmul);
+        device_free_all();
+    }
 }
 
 /* RoPE in a product's epilogue gives the bits of a separate product and RoPE. The inputs are such that no sum is rounded. */
