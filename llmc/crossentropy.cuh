@@ -580,8 +580,8 @@ static inline void crossentropy_references_cuda(float* references, const floatX*
     CUDA_CHECK_LAUNCH("crossentropy_references_kernel");
 }
 
-/* Writes losses (M) from exponentials e (M, N) and their sums (M, parts). Changes e and x (M, K) such that with the factors (M),
- * which it writes, dx = factors * (e w) and dW = e^T x. All are packed; N: of the vocabulary. */
+/* Writes losses (M) from exponentials e (M, N) and their sums (M, parts). Changes e and x (M, K) such that with the factors
+ * (M), which it writes, dx = factors * (e w) and dW = e^T x. All are packed; N: of the vocabulary. */
 static inline void crossentropy_join_cuda(float* losses, float* factors, floatX* e, floatX* x, const float* sums, size_t parts,
                                           const int32_t* targets, float dloss, const float* loss_scale, ProductShape p,
                                           cudaStream_t stream) {

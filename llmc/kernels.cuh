@@ -203,7 +203,7 @@ static const KernelRow kernel_table[] = {
      TAKES(attention_tensor_cores(s->attention.HD) && product_joins(c, s))},
     {CHOOSE_QKV, PRODUCT_APART, "cuBLASLt, then rope", "otherwise", TAKES(true)},
     {CHOOSE_HEAD, PRODUCT_JOINED_TURNS, "joined, tiles in turns", "code for sm_90a, BF16, whole tiles, nothing between",
-     TAKES(HEAD_JOINS&& product_fills(c, s, 128) && product_gains_by_turns(c, s))},
+     TAKES(product_fills(c, s, 128) && product_gains_by_turns(c, s) && HEAD_JOINS)},
     {CHOOSE_HEAD, PRODUCT_APART, "cuBLASLt, then a pass", "otherwise", TAKES(true)},
     {CHOOSE_SYMMETRIC, PRODUCT_HALF, "half, mirrored", "code for sm_90a, whole tiles, four of them in a row or more",
      TAKES(c->wgmma && s->width % (128 * CLUSTER_BLOCKS) == 0 && s->width >= 256 * CLUSTER_BLOCKS && s->sum % 64 == 0)},

@@ -164,8 +164,8 @@ static void a_product_joins_where_it_gains() {
 }
 
 /* What the head's backward pass leaves, in double, and for dx and dw the size of the sums' terms: the root of the sum of their
- * squares. The target's term contains two logits, which are sums in fp32: its size has 2^-22 of their terms as an error. Powers above
- * CE_MOST_POWER have the relative error of what is above. */
+ * squares. The target's term contains two logits, which are sums in fp32: its size has 2^-22 of their terms as an error. Powers
+ * above CE_MOST_POWER have the relative error of what is above. */
 struct HeadGradients {
     Floats losses, dx, dw, dx_terms, dw_terms;
 };
