@@ -220,11 +220,13 @@ static double head_errors(const char* what, const char* of, const Floats& got, c
  * Some rows have no target; in others a logit is far above the target's, up to more than e^x has room for, or the target's is
  * far above all. */
 static void cross_entropy_joins_the_head() {
-    // two chunks, then columns that are no multiple of 256, then the vocabularies of GPT-2 (padded) and of Llama 3
-    const size_t shapes[][3] = {{HEAD_ROWS + 256, 64, 256}, {512, 128, 384}, {256, 128, 50304}, {256, 64, 128256}};
+    // N, C, V emulated, V on a card, whose 132 multiprocessors need more tiles: two chunks, then columns that are no multiple of
+    // 256, then the vocabularies of GPT-2 (padded) and of Llama 3
+    const size_t shapes[][4] = {
+        {HEAD_ROWS + 256, 64, 256, 8448}, {512, 128, 384, 8576}, {256, 128, 50304, 50304}, {256, 64, 128256, 128256}};
     if (!this_card()->wgmma || !HEAD_JOINS) { return; }  // no code for this card or type
     for (auto& s : shapes) {
-        const size_t N = sanitized ? 256 : s[0], C = s[1], V = s[2];
+        const size_t N = sanitized ? 256 : s[0], C = s[1], V = emulated ? s[2] : s[3];
         if (emulated && V > 1024) { continue; }  // takes minutes there
         char what[64];
         snprintf(what, sizeof what, "N=%zu C=%zu V=%zu", N, C, V);
