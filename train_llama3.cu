@@ -33,10 +33,10 @@
 #include "llmc/gpu/exchange.cuh"  // defines: Exchange, exchange_join, exchange_lay_out, exchange_send_layer, exchange_gather
 #include "llmc/gpu/sharded_blocks.cuh"  // defines: ShardedBlocks, sharded_begin, sharded_block, ShardReader
 #include "llmc/gpu/gradients.cuh"       // defines: Gradient, Gradients, gradient_of, gradients_zero, gradients_expect
-#include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding
+#include "llmc/gpu/layers.cuh"          // defines: Queue, Rows, embedding, crossentropy
 #include "llmc/gpu/fp8.cuh"             // defines: Fp8, fp8_check, fp8_lay_out_copies, fp8_copies_of, fp8_begin, fp8_refresh
 #include "llmc/gpu/linear.cuh"          // defines: Linear, linear, linear_backward, Norm, norm, norm_backward
-#include "llmc/gpu/joined.cuh"          // defines: qkv_rope, gate_up_swiglu, down_dx_swiglu, head_loss
+#include "llmc/gpu/joined.cuh"          // defines: qkv_rope, gate_up_swiglu, down_dx_swiglu
 #include "llmc/gpu/sequence.cuh"        // defines: Sequence, sequence_join, sequence_begin, attend, heads_room
 #include "llmc/rope.cuh"                // defines: rope_upload
 #include "llmc/optim/step_state.cuh"    // defines: StepState, loss_sum_cuda
@@ -78,7 +78,8 @@ static const Recomputed ALL_GROUPS = {true, true, true};  // of activations
 /* A pass through the layers: over a batch, or over new rows of one sequence: in 16 bits, unless blocks are frozen in 8. */
 typedef enum { BATCH, DECODE } Pass;
 
-enum { NO_FILL = -1 };  // see llama_create()
+enum { HEAD_ROWS = 4096 };  // tokens whose logits exist at one time; 8192 and 16384 take more memory and gain no time
+enum { NO_FILL = -1 };      // see llama_create()
 
 typedef struct {
     ModelConfig config;
@@ -111,7 +112,6 @@ typedef struct {
     float* rstd_final;         // (N)
     float* losses;             // (N)
     floatX* logits;            // (min(N, HEAD_ROWS), V)
-    float* dnorm_factors;      // (N) of dnorm's rows, see head_loss()
     floatX* dh;                // (N, C) gradient of the residual stream
     floatX* dnorm;             // (N, C)
     floatX* dqkv;              // (N, QKV); with shared rows also qkv on its way
@@ -260,7 +260,6 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         weights_lay_out_state(&m->weights, c->lora.rank > 0, &mem[MEM_MASTER], &mem[MEM_M], &mem[MEM_V], &mem[MEM_WINDOWS]);
         m->dh = take<floatX>(w, N * C);
         m->dnorm = take<floatX>(w, N * C);
-        m->dnorm_factors = take<float>(w, N);
         m->dqkv = take<floatX>(w, N * QKV);
         m->datt = take<floatX>(w, N * Q);
         m->dt = take<floatX>(w, N * pitch_of(lora_most_width(&c->lora)));
@@ -271,7 +270,6 @@ static void llama_lay_out(Llama* m, Arena mem[NUM_MEM]) {
         scratch = size_max(scratch, attention_backward_scratch_cuda(heads_shape(attention_shape(c, o->B, o->T), m->parts)));
         scratch = size_max(scratch, N * F * sizeof(floatX));  // the gradient of SwiGLU's output
         scratch = size_max(scratch, matrices_scratch(&m->trained));
-        scratch = size_max(scratch, rows * matmul_softmax_parts(V) * sizeof(float));
         m->queue.scratch = take<char>(w, scratch);
         optimizer_lay_out(&m->optimizer, &m->trained, &m->exchange.buckets, m->weights.host ? m->weights.host->piece : 0, w);
         runner_lay_out(&m->runner, w, &mem[MEM_PINNED]);
@@ -471,12 +469,21 @@ static void llama_forward(const Llama* m) {
 /* Runs head and loss: writes losses (N) and, if dloss is not 0, dnorm (N, C) and the head's gradient (with `add`, adds to
  * it). */
 static void llama_loss(const Llama* m, float dloss, bool add) {
+    const Queue* q = &m->queue;
+    const int C = m->config.hidden_size, V = m->config.vocab_size;
+    const size_t N = (size_t)m->use.B * m->use.T;
     const Linear head = ends_at(m, true, BATCH).head;
     const float* loss_scale = m->runner.state ? &m->runner.state->loss_scale : NULL;
-    const HeadRows rows = {m->norm_final,           m->feed.y, m->losses, m->logits, m->dnorm, m->dnorm_factors,
-                           (float*)m->queue.scratch};
+    const float factor = fp8_factor_behind(&head, dloss);
     ProfileRange phase("head and loss");
-    head_loss(&m->queue, &head, &rows, (size_t)m->use.B * m->use.T, dloss, loss_scale, add);
+    for (size_t at = 0; at < N; at += HEAD_ROWS) {
+        const size_t rows = size_min(HEAD_ROWS, N - at);
+        const floatX* x = m->norm_final + at * pitch_of(C);
+        linear(q, m->logits, &head, x, NULL, rows);
+        crossentropy(q, m->losses + at, m->logits, m->feed.y + at, dloss / factor, loss_scale, rows, V);
+        if (dloss == 0.0f) { continue; }
+        linear_backward(q, m->dnorm + at * pitch_of(C), &head, m->logits, x, rows, add || at > 0, factor);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -495,8 +502,7 @@ static void llama_backward(Llama* m, MicroKind kind) {
 
     gradients_zero(&m->grads, L, kind, q->stream);
     CUDA_CHECK(cudaMemsetAsync(m->dh, 0, N * pitch_of(C) * sizeof(floatX), m->queue.stream));
-    norm_backward(q, m->dh, &ends.final_norm, m->dnorm, m->h_final, m->rstd_final, N,
-                  head_joins(&ends.head, N) ? m->dnorm_factors : NULL);
+    norm_backward(q, m->dh, &ends.final_norm, m->dnorm, m->h_final, m->rstd_final, N);
     exchange_send_layer(&m->exchange, &m->grads, L, kind);
     for (int l = L - 1; l >= 0; l--) {
         LayerRange layer(l);
@@ -777,7 +783,7 @@ static void trainer_forget(void* model, const Recipe* recipe) {
 static void print_kernels(const Llama* m) {
     const Rows rows = batch_rows(m), heads = heads_of(&rows);
     const Linear qkv = linear_at(m, LINEAR_QKV, 0, NULL, BATCH), gate_up = linear_at(m, LINEAR_GATE_UP, 0, NULL, BATCH);
-    const Linear down = linear_at(m, LINEAR_DOWN, 0, NULL, BATCH), head = linear_at(m, LINEAR_HEAD, -1, NULL, BATCH);
+    const Linear down = linear_at(m, LINEAR_DOWN, 0, NULL, BATCH);
     const KernelSizes attention = attention_sizes(heads.shape, rows.starts != NULL);
     printf("%-20s %-22s  %s\n", "operation", "kernel", "is taken for");
     print_kernel("qkv rope", CHOOSE_QKV, qkv_sizes(&qkv, &rows));
@@ -785,7 +791,6 @@ static void print_kernels(const Llama* m) {
     print_kernel("attention backward", CHOOSE_ATTENTION_BACKWARD, attention);
     print_kernel("gate up swiglu", CHOOSE_GATE_UP, swiglu_sizes(&gate_up, rows.N, gate_up.C, down.C));
     print_kernel("down dx swiglu", CHOOSE_DOWN_DX, swiglu_sizes(&down, rows.N, down.OC, down.C));
-    print_kernel("head", CHOOSE_HEAD, head_sizes(&head, rows.N));
     print_kernel("cross-entropy", CHOOSE_CROSSENTROPY, crossentropy_sizes(m->config.vocab_size));
 }
 

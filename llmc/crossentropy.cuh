@@ -10,12 +10,6 @@
  *            From sm_80 on, up to what shared memory holds: 131,072 elements of 16 bits on an H100, 94,208 on an A100.
  *   looped   takes any V on any card: reads the row twice, the second time backwards, since its end is still in the L2 cache.
  * 16-bit builds compute 2^(x log2(e) - max log2(e)): one multiply-add and the hardware's 2^x.
- *
- * With the head's product there is no such pass at all: its epilogue (matmul_sm90.cuh) writes e = e^(x - target's logit) in the
- * place of the logits, and sums of e. The gradient is e / sum * dloss, of the target (1 - sum) / sum * dloss. So one element of
- * a row changes, and 1 / sum * dloss is a factor of the row: the norm's backward pass applies it to dx, and for dW it is
- * multiplied into the rows of the head's input. e has the relative error of bf16; a logit in bf16 has it before e^x.
- *
  * The caller has checked that -1 <= target < V. A row whose target is -1 is computed like the others, with a factor of 0 for
  * its gradient; its loss becomes 0. Elements from V to the pitch are neither read nor written.
  */
@@ -411,100 +405,6 @@ __global__ void __launch_bounds__(CE_FORWARD_THREADS, 1024 / CE_FORWARD_THREADS)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// exponentials that the head's product writes
-
-/* An exponential is stored as e = 2^d if d is at most this, otherwise as the negative number CE_MOST_POWER - d. So neither a
- * product nor a sum overflows. A row with such elements has a larger sum than 2^CE_MOST_POWER. */
-constexpr float CE_MOST_POWER = 60.0f, CE_MOST_SUM = 0x1p60f;
-
-/* Returns what is stored for a logit, and adds its exponential to sum. reference: SOFTMAX_UNIT times the target's logit */
-__device__ __forceinline__ float exponential_of(float logit, float reference, float& sum) {
-    const float d = fmaf(logit, SOFTMAX_UNIT, -reference), e = softmax_power(d);
-    sum += e;
-    return d > CE_MOST_POWER ? CE_MOST_POWER - d : e;
-}
-
-/* Returns d. */
-__device__ __forceinline__ float power_of(floatX stored) {
-    const float e = to_float(stored);
-    return e < 0 ? CE_MOST_POWER - e : log2f(e);
-}
-
-/* Writes references (N) from x (N, C) and w (V, C); without a target, of the first logit. A warp takes a row. */
-__global__ void __launch_bounds__(CE_FORWARD_THREADS)
-    crossentropy_references_kernel(float* references, const floatX* x, const floatX* w, const int32_t* targets, size_t N,
-                                   int C) {
-    constexpr int W = VECTOR<floatX>;
-    const size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    const int lane = threadIdx.x % 32;
-    if (n >= N) { return; }
-    const floatX *a = x + n * C, *b = w + (size_t)max(targets[n], 0) * C;
-    float sum = 0;
-    for (int c = lane * W; c < C; c += 32 * W) {
-        const Vec<floatX, W> u = load_vec<W>(a + c), v = load_vec<W>(b + c);
-#pragma unroll
-        for (int i = 0; i < W; i++) { sum = fmaf(to_float(u.v[i]), to_float(v.v[i]), sum); }
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) { references[n] = sum * SOFTMAX_UNIT; }
-}
-
-/* Makes the exponentials of a row relative to its maximum, for a warp, and returns maximum and sum. */
-__device__ __forceinline__ SoftmaxSum exponentials_below_max(floatX* row, int V) {
-    constexpr int W = VECTOR<floatX>;
-    const int first = threadIdx.x % 32 * W;
-    SoftmaxSum s = softmax_of_none();
-    for (int c = first; c < V; c += 32 * W) {
-        const Vec<floatX, W> v = load_vec<W>(row + c);
-        for (int i = 0; i < W; i++) {
-            const float d = power_of(v.v[i]), max = fmaxf(s.max, d);
-            s.sum = s.sum * softmax_power(s.max - max) + softmax_power(d - max);
-            s.max = max;
-        }
-    }
-    const float max = warp_max(s.max);
-    for (int c = first; c < V; c += 32 * W) {
-        Vec<floatX, W> v = load_vec<W>(row + c);
-        for (int i = 0; i < W; i++) { v.v[i] = from_float<floatX>(softmax_power(power_of(v.v[i]) - max)); }
-        store_vec(row + c, v);
-    }
-    return SoftmaxSum{max, warp_sum(s.sum * softmax_power(s.max - max))};
-}
-
-/* Writes losses (N) and factors (N), and the target's element of each row of e (N, V). x (N, C): multiplied by the factors.
- * sums: (N, parts). A warp takes a row. */
-__global__ void __launch_bounds__(CE_FORWARD_THREADS)
-    crossentropy_join_kernel(float* losses, float* factors, floatX* e, floatX* x, const float* sums, int parts,
-                             const int32_t* targets, float dloss, const float* loss_scale, size_t N, int V, int C) {
-    constexpr int W = VECTOR<floatX>;
-    const size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    const int lane = threadIdx.x % 32;
-    if (n >= N) { return; }
-    const int target = targets[n];
-    float sum = 0;
-    for (int p = lane; p < parts; p += 32) { sum += sums[n * parts + p]; }
-    sum = warp_sum(sum);
-    SoftmaxSum s = {0, fmaxf(sum, 1.0f)};  // the target's exponential alone is 1, but for a rounding
-    if (target >= 0) {
-        if (!(sum <= CE_MOST_SUM)) { s = exponentials_below_max(e + n * V, V); }
-        __syncwarp();
-        if (lane == 0) { e[n * V + target] = from_float<floatX>(softmax_power(-s.max) - s.sum); }
-    }
-    if (loss_scale) { dloss *= *loss_scale; }
-    const float factor = gradient_scale(dloss, s, target);
-    for (int c = lane * W; c < C; c += 32 * W) {
-        Vec<floatX, W> v = load_vec<W>(x + n * C + c);
-#pragma unroll
-        for (int i = 0; i < W; i++) { v.v[i] = from_float<floatX>(to_float(v.v[i]) * factor); }
-        store_vec(x + n * C + c, v);
-    }
-    if (lane == 0) {
-        factors[n] = factor;
-        losses[n] = softmax_loss(s, target, 0);
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // launchers
 
 /* Writes losses (N) from logits (rows, of C = V elements) and targets (N). */
@@ -570,25 +470,6 @@ static inline void crossentropy_fused_cuda(float* losses, floatX* logits, const 
     const CrossentropyWay way = (CrossentropyWay)kernel_row(CHOOSE_CROSSENTROPY, crossentropy_sizes(rows.C))->kernel;
     const CrossentropyPlan plan = crossentropy_plan(way, rows.N, rows.C);
     crossentropy_run(&plan, losses, logits, targets, dloss, loss_scale, rows, stream);
-}
-
-/* Writes references (N), SOFTMAX_UNIT times the logit of each row's target, from packed x (N, C) and w (V, C). */
-static inline void crossentropy_references_cuda(float* references, const floatX* x, const floatX* w, const int32_t* targets,
-                                                size_t N, int C, cudaStream_t stream) {
-    const unsigned blocks = (unsigned)ceil_div(N, CE_FORWARD_THREADS / 32);
-    crossentropy_references_kernel<<<blocks, CE_FORWARD_THREADS, 0, stream>>>(references, x, w, targets, N, C);
-    CUDA_CHECK_LAUNCH("crossentropy_references_kernel");
-}
-
-/* Writes losses (M) from exponentials e (M, N) and their sums (M, parts). Changes e and x (M, K) such that with the factors
- * (M), which it writes, dx = factors * (e w) and dW = e^T x. All are packed; N: of the vocabulary. */
-static inline void crossentropy_join_cuda(float* losses, float* factors, floatX* e, floatX* x, const float* sums, size_t parts,
-                                          const int32_t* targets, float dloss, const float* loss_scale, ProductShape p,
-                                          cudaStream_t stream) {
-    const unsigned blocks = (unsigned)ceil_div(p.M, CE_FORWARD_THREADS / 32);
-    crossentropy_join_kernel<<<blocks, CE_FORWARD_THREADS, 0, stream>>>(losses, factors, e, x, sums, (int)parts, targets, dloss,
-                                                                        loss_scale, p.M, (int)p.N, (int)p.K);
-    CUDA_CHECK_LAUNCH("crossentropy_join_kernel");
 }
 
 #endif

@@ -63,7 +63,6 @@ typedef enum {
     CHOOSE_GATE_UP,    // the product of gate and up, and SwiGLU
     CHOOSE_DOWN_DX,    // dx of down, and SwiGLU's gradient
     CHOOSE_QKV,        // the product of q, k and v, and RoPE
-    CHOOSE_HEAD,       // the product of the head, and cross-entropy with gradient
     CHOOSE_SYMMETRIC,  // x x^T, of `width` rows
     CHOOSE_CROSSENTROPY
 } KernelChoice;
@@ -123,29 +122,20 @@ static inline bool attention_walks(const Card* c, const KernelSizes* s) {
 
 typedef enum { PRODUCT_APART, PRODUCT_JOINED, PRODUCT_JOINED_TURNS, PRODUCT_HALF } ProductKernel;
 
-/* Whether the sums are whole tiles of 128 x columns, enough for all multiprocessors, and nothing comes between. */
-static inline bool product_fills(const Card* c, const KernelSizes* s, size_t columns) {
-    return c->wgmma && !s->apart && s->rows % (128 * CLUSTER_BLOCKS) == 0 && s->width % columns == 0 && s->sum % 64 == 0 &&
-           s->rows / 128 * (s->width / columns) >= (size_t)c->processors;
+/* Whether the sums are whole tiles, enough for all multiprocessors, and nothing comes between. */
+static inline bool product_joins(const Card* c, const KernelSizes* s) {
+    return c->wgmma && !s->apart && s->rows % (128 * CLUSTER_BLOCKS) == 0 && s->width % 256 == 0 && s->sum % 64 == 0 &&
+           s->rows / 128 * (s->width / 256) >= (size_t)c->processors;
 }
-static inline bool product_joins(const Card* c, const KernelSizes* s) { return product_fills(c, s, 256); }
 
 constexpr size_t TURNS_MOST_SUM_SMALL_L2 = 1024;  // longer sums are faster by rows there (measured: 1280 to 4096)
 
-/* Whether it gains that the consumers of a product take tiles in turns. Then they read 1.5 times as many bytes of the factors
- * from the L2 cache, and one writes while the other multiplies. With an H100's cache the reads cost more than this hides,
- * unless the sums are short. With an H200's they never did. Measured with SwiGLU. */
-static inline bool product_gains_by_turns(const Card* c, const KernelSizes* s) {
-    return c->l2 >= SMALL_L2 || s->sum <= TURNS_MOST_SUM_SMALL_L2;
+/* Whether the consumers of SwiGLU's product take tiles in turns. Then they read 1.5 times as many bytes of the factors from
+ * the L2 cache, and one writes while the other multiplies. With an H100's cache the reads cost more than this hides, unless
+ * the sums are short. With an H200's they never did. */
+static inline bool product_takes_turns(const Card* c, const KernelSizes* s) {
+    return product_joins(c, s) && (c->l2 >= SMALL_L2 || s->sum <= TURNS_MOST_SUM_SMALL_L2);
 }
-
-#ifndef HEAD_JOINS  // -DHEAD_JOINS=0: a pass over the logits computes the cross-entropy on all cards
-#define HEAD_JOINS 1
-#endif
-#ifndef PRECISION_BF16  // FP16 has no room for e^(logit - target's logit)
-#undef HEAD_JOINS
-#define HEAD_JOINS 0
-#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // cross-entropy with gradient: where a block keeps its row
@@ -192,7 +182,7 @@ static const KernelRow kernel_table[] = {
      TAKES(attention_tensor_cores(s->attention.HD))},
     {CHOOSE_ATTENTION_BACKWARD, ATTENTION_PLAIN, "plain", "any even head_dim up to 256, FP32", TAKES(true)},
     {CHOOSE_GATE_UP, PRODUCT_JOINED_TURNS, "joined, tiles in turns", "as by rows, with a large L2 cache or short sums",
-     TAKES(product_joins(c, s) && product_gains_by_turns(c, s))},
+     product_takes_turns},
     {CHOOSE_GATE_UP, PRODUCT_JOINED, "joined, by rows", "code for sm_90a, whole tiles that fill the card, nothing between",
      product_joins},
     {CHOOSE_GATE_UP, PRODUCT_APART, "cuBLASLt, then swiglu", "otherwise", TAKES(true)},
@@ -202,9 +192,6 @@ static const KernelRow kernel_table[] = {
     {CHOOSE_QKV, PRODUCT_JOINED, "joined, by rows", "code for sm_90a, head_dim 64 or 128, whole tiles, nothing between",
      TAKES(attention_tensor_cores(s->attention.HD) && product_joins(c, s))},
     {CHOOSE_QKV, PRODUCT_APART, "cuBLASLt, then rope", "otherwise", TAKES(true)},
-    {CHOOSE_HEAD, PRODUCT_JOINED_TURNS, "joined, tiles in turns", "code for sm_90a, BF16, whole tiles, nothing between",
-     TAKES(product_fills(c, s, 128) && product_gains_by_turns(c, s) && HEAD_JOINS)},
-    {CHOOSE_HEAD, PRODUCT_APART, "cuBLASLt, then a pass", "otherwise", TAKES(true)},
     {CHOOSE_SYMMETRIC, PRODUCT_HALF, "half, mirrored", "code for sm_90a, whole tiles, four of them in a row or more",
      TAKES(c->wgmma && s->width % (128 * CLUSTER_BLOCKS) == 0 && s->width >= 256 * CLUSTER_BLOCKS && s->sum % 64 == 0)},
     {CHOOSE_SYMMETRIC, PRODUCT_APART, "cuBLASLt", "otherwise", TAKES(true)},

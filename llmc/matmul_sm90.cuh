@@ -6,7 +6,6 @@
  *   SwiGLU            gate_up (N, 2 F) = x (N, C) W^T, act (N, F) = silu(gate) * up
  *   SwiGLU backward   dact (N, F) = dout (N, C) W, which stays here; dgate_up (N, 2 F), and act again   W: (C, F)
  *   RoPE              qkv (N, QKV)     = x (N, C) W^T, in which q and k are rotated
- *   softmax           e (N, V)         = e^(x (N, C) W^T - references (N)), and sums of e over each tile's columns
  *   symmetric         out (M, M)       = x x^T [+ added], with factors, of each of several x (M, K); or x^T x of x (K, M)
  *
  * Sums are rounded before SwiGLU or RoPE takes them, so that results have the bits of the kernels of swiglu.cuh and rope.cuh.
@@ -27,7 +26,7 @@
  *                 both write
  *   SPLIT_TILES   they take tiles of 128 x 128 in turns: one multiplies while the other writes. This is for SwiGLU, which
  *                 writes three values for two sums, where the L2 cache delivers the factors fast enough, and for symmetric
- *                 products, which write two, and for the softmax, which computes e^x
+ *                 products, which write two
  *
  * A consumer passes its turn on when its last step is in the ring. A barrier distinguishes only two adjacent phases, so no
  * thread may wait two phases ahead.
@@ -52,7 +51,6 @@
 #include "llmc/config.h"             // defines: AttentionShape
 #include "llmc/kernels.cuh"          // defines: kernel_row, PRODUCT_JOINED_TURNS
 #include "llmc/base/matrix.h"        // defines: ProductShape, SumFactors, SymmetricShape
-#include "llmc/crossentropy.cuh"     // defines: exponential_of
 #include "llmc/cuda/warpgroups.cuh"  // defines: Ring, WarpgroupSplit, tensor_map
 #include "llmc/rope.cuh"             // defines: rope_vectors
 #include "llmc/swiglu.cuh"           // defines: swiglu_vector, swiglu_gradient
@@ -62,14 +60,7 @@
 /* The share of each of the two consumers: half of a tile's rows, or every second tile. */
 enum MatmulSplit { SPLIT_ROWS, SPLIT_TILES };
 
-enum MatmulEpilogue {
-    EPILOGUE_STORE,
-    EPILOGUE_SWIGLU,
-    EPILOGUE_SWIGLU_BACKWARD,
-    EPILOGUE_ROPE,
-    EPILOGUE_SYMMETRIC,
-    EPILOGUE_SOFTMAX
-};
+enum MatmulEpilogue { EPILOGUE_STORE, EPILOGUE_SWIGLU, EPILOGUE_SWIGLU_BACKWARD, EPILOGUE_ROPE, EPILOGUE_SYMMETRIC };
 // the first is bench_product's
 
 /* The steps that led to this kernel, for dev/cuda/matmul.cu: a buffer is filled, then multiplied; a ring of them; a list of
@@ -82,8 +73,7 @@ template <MatmulSplit SPLIT, int B_COLUMNS_, MatmulEpilogue EPILOGUE, int HD_ = 
 struct MatmulTiles : WarpgroupSplit<2, 1, 40> {
     static constexpr int B_COLUMNS = B_COLUMNS_, HD = HD_;
     static constexpr bool SWIGLU = EPILOGUE == EPILOGUE_SWIGLU, GRADIENT = EPILOGUE == EPILOGUE_SWIGLU_BACKWARD,
-                          ROPE = EPILOGUE == EPILOGUE_ROPE, SYMMETRIC = EPILOGUE == EPILOGUE_SYMMETRIC,
-                          SOFTMAX = EPILOGUE == EPILOGUE_SOFTMAX;
+                          ROPE = EPILOGUE == EPILOGUE_ROPE, SYMMETRIC = EPILOGUE == EPILOGUE_SYMMETRIC;
     static constexpr int A_COLUMNS = SYMMETRIC && B_COLUMNS;    // both factors are x
     static constexpr int TURNS = SPLIT == SPLIT_TILES ? 2 : 1;  // consumers that take turns
     static constexpr int BANDS = TURNS;                         // bands of 64 rows that a consumer has of a tile
@@ -106,12 +96,6 @@ struct MatmulRope {
     int T, columns;         // columns: of q and k, which are rotated, in front of v
 };
 
-/* For the softmax's epilogue, see crossentropy.cuh. sums: (rows, tiles of columns) */
-struct MatmulSoftmax {
-    const float* references;
-    float* sums;
-};
-
 struct MatmulTilesArgs {
     uint32_t rows, columns;  // tiles: rows counts a cluster's tiles as one
     uint32_t group;          // tiles of rows in a group
@@ -119,7 +103,6 @@ struct MatmulTilesArgs {
     int F;                   // distance from gate to up, for the epilogues of SwiGLU
     bool writes_act;         // whether they write act
     MatmulRope rope;
-    MatmulSoftmax softmax;
     floatX* sums;           // out, for lanes that write without boxes
     uint32_t pieces, each;  // of all matrices, of one
     const floatX* added;    // NULL, or (matrices, M, M): out = factors.product * sums + factors.added * added
@@ -315,28 +298,6 @@ __device__ __forceinline__ void matmul_write_symmetric(MatmulBoxes<Tiles>& boxes
         box.round(d, q);
         boxes.write(box, &s.out, row, block, place.matrix);
         if (place.mirrored) { boxes.write_transposed(box, s.sums + matrix + (size_t)block * 64 * M + row, M); }
-    }
-}
-
-template <typename Tiles>
-__device__ __forceinline__ void matmul_write_exponentials(MatmulBoxes<Tiles>& boxes, const MatmulTilesArgs& s,
-                                                          float (&d)[Tiles::BN / 2], int row, int column) {
-    const int lane = threadIdx.x % 32, own = row + lane / 4;
-    const float references[2] = {s.softmax.references[own], s.softmax.references[own + 8]};
-    float sums[2] = {0, 0};
-#pragma unroll
-    for (int q = 0; q < Tiles::BN / 64; q++) {
-        MatmulBox box;
-#pragma unroll
-        for (int i = 32 * q; i < 32 * q + 32; i++) { d[i] = exponential_of(d[i], references[i / 2 % 2], sums[i / 2 % 2]); }
-        box.round(d, q);
-        boxes.write(box, &s.out, row, column * (Tiles::BN / 64) + q);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {  // four lanes share a row
-        sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 1);
-        sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
-        if (lane % 4 == 0) { s.softmax.sums[(size_t)(own + 8 * i) * s.columns + column] = sums[i]; }
     }
 }
 
@@ -549,8 +510,6 @@ __global__ void BLOCKS_OF_CLUSTER(Tiles::CLUSTER) __launch_bounds__(Tiles::THREA
                         matmul_write_swiglu(boxes, s, acc[band], row + band * 64, place.column);
                     } else if constexpr (Tiles::SYMMETRIC) {
                         matmul_write_symmetric(boxes, s, acc[band], row + band * 64, place);
-                    } else if constexpr (Tiles::SOFTMAX) {
-                        matmul_write_exponentials(boxes, s, acc[band], row + band * 64, place.column);
                     } else {
                         matmul_write_sums(boxes, s, acc[band], row + band * 64, place.column);
                     }
@@ -607,8 +566,8 @@ static inline void matmul_tiles_start(const MatmulTilesArgs& s, cudaStream_t str
  * if B_COLUMNS. Writes out; with SwiGLU and its gradient also act, unless act is NULL. The gradient reads gate_up. */
 template <typename Tiles>
 static inline void matmul_tiles_launch(floatX* out, const floatX* a, const floatX* b, ProductShape p, cudaStream_t stream,
-                                       floatX* act = NULL, const floatX* gate_up = NULL, const MatmulRope& rope = MatmulRope(),
-                                       const MatmulSoftmax& softmax = MatmulSoftmax()) {
+                                       floatX* act = NULL, const floatX* gate_up = NULL,
+                                       const MatmulRope& rope = MatmulRope()) {
     const size_t M = p.M, N = p.N, K = p.K;
     constexpr int BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK;
     const size_t cluster_rows = (size_t)BM * Tiles::CLUSTER, F = Tiles::GRADIENT ? N : N / 2,
@@ -622,8 +581,7 @@ static inline void matmul_tiles_launch(floatX* out, const floatX* a, const float
     s.gate_up = gate_up ? tensor_map(gate_up, 1, (int)M, width, width, BM, 64) : s.out;
     s.rows = (uint32_t)(M / cluster_rows), s.columns = (uint32_t)(N / BN), s.steps = (int)(K / BK);
     s.group = Tiles::LIST ? (uint32_t)size_min(s.rows, MATMUL_GROUP) : s.rows;
-    s.F = (int)F, s.writes_act = act != NULL, s.rope = rope, s.softmax = softmax, s.sums = out,
-    s.pieces = s.each = s.rows * s.columns;
+    s.F = (int)F, s.writes_act = act != NULL, s.rope = rope, s.sums = out, s.pieces = s.each = s.rows * s.columns;
     matmul_tiles_start<Tiles>(s, stream);
 }
 
@@ -684,18 +642,7 @@ static inline void matmul_rope_cuda(floatX* qkv, const floatX* x, const floatX* 
     const MatmulRope rope = {cos_sin, starts, s.T, (s.NH + s.NKV) * s.HD};
     auto* launch = s.HD == 64 ? matmul_tiles_launch<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_ROPE, 64>>
                               : matmul_tiles_launch<MatmulTiles<SPLIT_ROWS, 0, EPILOGUE_ROPE, 128>>;
-    launch(qkv, x, w, {N, QKV, C}, stream, NULL, NULL, rope, {});
-}
-
-typedef MatmulTiles<SPLIT_TILES, 0, EPILOGUE_SOFTMAX> MatmulSoftmaxTiles;
-
-/* Returns how many sums of a row matmul_softmax_cuda() writes. */
-static inline size_t matmul_softmax_parts(size_t N) { return N / MatmulSoftmaxTiles::BN; }
-
-/* Writes e (M, N) and their sums (M, parts) from x (M, K) w^T, w: (N, K). references: (M) of crossentropy.cuh */
-static inline void matmul_softmax_cuda(floatX* e, float* sums, const floatX* x, const floatX* w, const float* references,
-                                       ProductShape p, cudaStream_t stream) {
-    matmul_tiles_launch<MatmulSoftmaxTiles>(e, x, w, p, stream, NULL, NULL, MatmulRope(), {references, sums});
+    launch(qkv, x, w, {N, QKV, C}, stream, NULL, NULL, rope);
 }
 
 #else  // there are none in FP32
@@ -706,10 +653,6 @@ static inline void matmul_swiglu_backward_cuda(floatX*, floatX*, const floatX*, 
 static inline void matmul_rope_cuda(floatX*, const floatX*, const floatX*, const int32_t*, const float*, AttentionShape, size_t,
                                     cudaStream_t) {}
 static inline void matmul_symmetric_cuda(floatX*, const floatX*, const floatX*, SymmetricShape, SumFactors, cudaStream_t) {}
-
-static inline size_t matmul_softmax_parts(size_t) { return 0; }
-static inline void matmul_softmax_cuda(floatX*, float*, const floatX*, const floatX*, const float*, ProductShape,
-                                       cudaStream_t) {}
 
 #endif  // PRECISION_FP32
 #endif

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
 template <int W, int K>
 __global__ void __launch_bounds__(RMSNORM_THREADS)
     rmsnorm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* weight,
-                            const float* rstd, const float* dout_factors, size_t N, int C, size_t pitch) {
+                            const float* rstd, size_t N, int C, size_t pitch) {
     __shared__ float shared[2][RMSNORM_THREADS / 32];
     extern __shared__ float dweight_rows[];  // (blockDim.z, C)
     const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * 32 + threadIdx.x;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
     float next_rstd = n < N ? rstd[n] : 0.0f;
     int turn = 0;
     for (; n < N; n += step) {
-        const float r = next_rstd, dr = dout_factors ? r * dout_factors[n] : r;
+        const float r = next_rstd;
         next_rstd = n + step < N ? rstd[n + step] : 0.0f;
         Held<floatX, W> xs[K], ds[K], old[K];
 #pragma unroll
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
 #pragma unroll
                 for (int i = 0; i < W; i++) {
                     const float e = to_float(x_row.v[i]), d = to_float(d_row.v[i]);
-                    dweight[k][i] += d * e * dr;
+                    dweight[k][i] += d * e * r;
                     dot += d * to_float(w.v[i]) * e;
                 }
                 forget(xs[k]);
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
         }
         dot = row_sum<true>(dot, shared[turn]);
         turn ^= 1;
-        const float mean_term = dot * dr * r * r / (float)C;
+        const float mean_term = dot * r * r * r / (float)C;
 #pragma unroll
         for (int k = 0; k < K; k++) {
             const int c = first + k * stride;
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(RMSNORM_THREADS)
                 Vec<floatX, W> sum = unpack(old[k]);
 #pragma unroll
                 for (int i = 0; i < W; i++) {
-                    const float d = to_float(d_row.v[i]) * to_float(w.v[i]) * dr - to_float(x_row.v[i]) * mean_term;
+                    const float d = to_float(d_row.v[i]) * to_float(w.v[i]) * r - to_float(x_row.v[i]) * mean_term;
                     sum.v[i] = from_float<floatX>(to_float(sum.v[i]) + d);
                 }
                 store_vec(dx + n * pitch + c, sum);
@@ -276,7 +276,7 @@ static inline void rmsnorm_forward_quantised_cuda(QuantisedOutput q, floatX* out
 // backward
 
 typedef void RmsnormBackwardKernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* weight,
-                                   const float* rstd, const float* dout_factors, size_t N, int C, size_t pitch);
+                                   const float* rstd, size_t N, int C, size_t pitch);
 
 typedef struct {
     RmsnormBackwardKernel* kernel;
@@ -289,7 +289,6 @@ typedef struct {
 typedef struct {
     const floatX *x, *weight;  // (rows), (C)
     const float* rstd;         // (N)
-    const float* factors;      // (N) of dout's rows, or NULL
 } RmsnormInput;
 
 /* Plans backward. threads: of a block; fewer if shared memory is small, more if a row needs them */
@@ -324,7 +323,7 @@ static inline void rmsnorm_backward_cuda(floatX* dx, float* dweight, void* scrat
     const RmsnormBackwardPlan plan = rmsnorm_backward_plan(rows.N, rows.C, threads);
     float* partial = (float*)scratch;  // (plan.blocks, C)
     plan.kernel<<<(unsigned)plan.blocks, plan.rows.block, plan.shared, stream>>>(dx, partial, dout, f.x, f.weight, f.rstd,
-                                                                                 f.factors, rows.N, rows.C, rows.pitch);
+                                                                                 rows.N, rows.C, rows.pitch);
     CUDA_CHECK_LAUNCH("rmsnorm_backward_kernel");
     if (!dweight) { return; }
     rmsnorm_dweight_kernel<<<(unsigned)ceil_div((size_t)rows.C, RMSNORM_SUM_COLUMNS), 1024, 0, stream>>>(

@@ -81,7 +81,7 @@ template <MatmulSplit SPLIT>
 static void launch_product(const Shape& s, const Buffers& b, floatX* out) {
     auto* launch = s.pass == DOWN_DX ? matmul_tiles_launch<MatmulTiles<SPLIT, 1, EPILOGUE_STORE>>
                                      : matmul_tiles_launch<MatmulTiles<SPLIT, 0, EPILOGUE_STORE>>;
-    launch(out, b.x, b.w, {s.N, s.width(), s.K}, 0, NULL, NULL, {}, {});
+    launch(out, b.x, b.w, {s.N, s.width(), s.K}, 0, NULL, NULL, MatmulRope());
 }
 
 /* out: gate_up, its gradient (backward), or qkv; gate_up: read by backward */

@@ -1,5 +1,5 @@
 /* joined.cuh -- a product and the layer beside it: the product of q, k and v with RoPE; gate and up with SwiGLU, and dx of
- * down with SwiGLU's gradient; the head with cross-entropy.
+ * down with SwiGLU's gradient.
  *
  * One kernel computes both (matmul_sm90.cuh) where kernels.cuh chooses it; otherwise they are two layers. Neither 8 bits, nor
  * adapters, nor an exchange of heads (sequence.cuh) may come between them.
@@ -8,10 +8,10 @@
 #define LLMC_JOINED_CUH
 
 #include "llmc/kernels.cuh"       // defines: kernel_row, KernelSizes
-#include "llmc/gpu/layers.cuh"    // defines: Rows, rope, swiglu, swiglu_backward, crossentropy
+#include "llmc/gpu/layers.cuh"    // defines: Rows, rope, swiglu, swiglu_backward
 #include "llmc/gpu/linear.cuh"    // defines: Linear, linear, linear_backward_input
 #include "llmc/gpu/sequence.cuh"  // defines: rows_to_heads, heads_of
-#include "llmc/matmul_sm90.cuh"   // defines: matmul_rope_cuda, matmul_swiglu_cuda, matmul_softmax_cuda
+#include "llmc/matmul_sm90.cuh"   // defines: matmul_rope_cuda, matmul_swiglu_cuda, matmul_swiglu_backward_cuda
 #include "llmc/swiglu.cuh"        // defines: swiglu_forward_quantised_cuda, swiglu_backward_quantised_cuda
 
 /* Returns the sizes of the product of q, k and v, and of RoPE; in one kernel, positions begin at 0. */
@@ -84,71 +84,6 @@ static inline void down_dx_swiglu(const Queue* q, floatX* gate_up, floatX* act, 
                                        gate_up, swiglu_shape(N, F), q->stream);
     } else {
         swiglu_backward(q, gate_up, act, dact, gate_up, N, F);
-    }
-}
-
-enum { HEAD_ROWS = 4096 };  // tokens whose logits exist at one time; 8192 and 16384 take more memory and gain no time
-
-/* The rows of the head and the loss. */
-typedef struct {
-    floatX* x;               // (N, C)
-    const int32_t* targets;  // (N)
-    float* losses;           // (N)
-    floatX* logits;          // (min(N, HEAD_ROWS), V)
-    floatX* dx;              // (N, C)
-    float* dx_factors;       // (N)
-    float* sums;             // (min(N, HEAD_ROWS), matmul_softmax_parts(V))
-} HeadRows;
-
-/* Returns the sizes of the smallest chunk of N rows. */
-static inline KernelSizes head_sizes(const Linear* l, size_t N) {
-    KernelSizes s = {};
-    s.apart = l->fp8.rows.data || l->lora.parts > 0;
-    s.rows = N % HEAD_ROWS ? N % HEAD_ROWS : HEAD_ROWS, s.width = (size_t)l->OC, s.sum = (size_t)l->C;
-    return s;
-}
-
-/* Whether head_loss() leaves factors of dx's rows, and x multiplied by them. */
-static inline bool head_joins(const Linear* l, size_t N) {
-    return kernel_row(CHOOSE_HEAD, head_sizes(l, N))->kernel != PRODUCT_APART;
-}
-
-/* Writes exponentials in the place of `rows` logits, from row `at` on, and changes them and x for the backward products. */
-static inline void head_exponentials(const Queue* q, const Linear* l, const HeadRows* r, size_t at, size_t rows, float dloss,
-                                     const float* loss_scale) {
-    const size_t V = (size_t)l->OC, C = (size_t)l->C;
-    floatX* x = r->x + at * C;
-    {
-        Op op(q, "head exponentials", product_flops(rows, l->C, V),
-              bytes_x((double)rows * C + (double)V * C + (double)rows * V));
-        matmul_softmax_cuda(r->logits, r->sums, x, l->w, r->dx_factors + at, {rows, V, C}, q->stream);
-    }
-    const size_t parts = matmul_softmax_parts(V);
-    Op op(q, "cross-entropy", 0, bytes_x(2.0 * rows * C) + 4.0 * rows * parts);
-    crossentropy_join_cuda(r->losses + at, r->dx_factors + at, r->logits, x, r->sums, parts, r->targets + at, dloss, loss_scale,
-                           {rows, V, C}, q->stream);
-}
-
-/* Writes the losses of N rows and, if dloss is not 0, dx and the head's gradient (with `add`, adds to it). */
-static inline void head_loss(const Queue* q, const Linear* l, const HeadRows* r, size_t N, float dloss, const float* loss_scale,
-                             bool add) {
-    const bool joined = dloss != 0.0f && head_joins(l, N);
-    const float factor = fp8_factor_behind(l, dloss);
-    if (joined) {
-        Op op(q, "targets' logits", 0, bytes_x(2.0 * N * l->C));
-        crossentropy_references_cuda(r->dx_factors, r->x, l->w, r->targets, N, l->C, q->stream);
-    }
-    for (size_t at = 0; at < N; at += HEAD_ROWS) {
-        const size_t rows = size_min(HEAD_ROWS, N - at);
-        const floatX* x = r->x + at * pitch_of(l->C);
-        if (joined) {
-            head_exponentials(q, l, r, at, rows, dloss, loss_scale);
-        } else {
-            linear(q, r->logits, l, x, NULL, rows);
-            crossentropy(q, r->losses + at, r->logits, r->targets + at, dloss / factor, loss_scale, rows, l->OC);
-        }
-        if (dloss == 0.0f) { continue; }
-        linear_backward(q, r->dx + at * pitch_of(l->C), l, r->logits, x, rows, add || at > 0, factor);
     }
 }
 

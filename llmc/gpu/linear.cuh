@@ -268,13 +268,11 @@ static inline void norm(const Queue* q, floatX* y, float* rstd, const Norm* n, c
                                    n->eps, q->stream);
 }
 
-/* Adds to dx (N, C) and to the gain's gradient, from dy (N, C) and the forward pass's x and rstd. factors: of dy's rows, or
- * NULL */
+/* Adds to dx (N, C) and to the gain's gradient, from dy (N, C) and the forward pass's x and rstd. */
 static inline void norm_backward(const Queue* q, floatX* dx, const Norm* n, const floatX* dy, const floatX* x,
-                                 const float* rstd, size_t N, const float* factors = NULL) {
+                                 const float* rstd, size_t N) {
     Op op(q, "rmsnorm backward", 0, bytes_x(4.0 * N * n->C));
-    rmsnorm_backward_cuda(dx, (float*)n->dw.data, q->scratch, dy, {x, n->w, rstd, factors}, {N, n->C, pitch_of(n->C)},
-                          q->stream);
+    rmsnorm_backward_cuda(dx, (float*)n->dw.data, q->scratch, dy, {x, n->w, rstd}, {N, n->C, pitch_of(n->C)}, q->stream);
 }
 
 #endif

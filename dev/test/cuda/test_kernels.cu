@@ -81,7 +81,6 @@ static const struct {
     ENTRY(a_product_joins_where_it_gains),
     ENTRY(swiglu_joins_its_product),
     ENTRY(rope_joins_its_product),
-    ENTRY(cross_entropy_joins_the_head),
     ENTRY(a_half_has_the_bits_of_the_whole),
 #endif
     ENTRY(transposes_are_the_oracle_s),

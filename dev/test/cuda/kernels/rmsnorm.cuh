@@ -43,24 +43,20 @@ static void rmsnorm_backward_adds_to_both_gradients() {
         char what[64];
         const Floats x = random_values<floatX>(N * C, 2), dout = random_values<floatX>(N * C, 1);
         const Floats w = random_values<floatX>(C, 1), dx0 = random_values<floatX>(N * C, 1), dw0 = random_values<float>(C, 1);
-        Floats out(N * C), rstd(N), dx = dx0, dw = dw0, factors(N), factored = dout;
-        for (size_t n = 0; n < N; n++) { factors[n] = ldexpf(1, -(int)(n % 5)); }
-        for (size_t i = 0; i < N * C; i++) { factored[i] *= factors[i / C]; }
+        Floats out(N * C), rstd(N), dx = dx0, dw = dw0;
         std::vector<char> scratch(rmsnorm_backward_scratch(N, (int)C));
         rmsnorm_forward(out.data(), rstd.data(), x.data(), w.data(), packed_rows(N, (int)C), 1e-5f);
-        rmsnorm_backward(dx.data(), dw.data(), scratch.data(), factored.data(), x.data(), w.data(), rstd.data(),
+        rmsnorm_backward(dx.data(), dw.data(), scratch.data(), dout.data(), x.data(), w.data(), rstd.data(),
                          packed_rows(N, (int)C));
-        floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_w = upload_rows<floatX>(w, 1, C, C);
-        const float *d_rstd = upload(rstd), *d_factors = upload(factors);
+        floatX *d_x = upload_rows<floatX>(x, N, C, pitch), *d_dout = upload_rows<floatX>(dout, N, C, pitch);
+        floatX* d_w = upload_rows<floatX>(w, 1, C, C);
+        const float* d_rstd = upload(rstd);
         for (int threads : {32, (int)RMSNORM_BACKWARD_THREADS, (int)RMSNORM_THREADS}) {
-            const bool apart = threads > 32;  // factors are
-            const floatX* d_dout = upload_rows<floatX>(apart ? dout : factored, N, C, pitch);
             const auto launch = [&] {  // dx, then dw
                 floatX* d_dx = upload_rows<floatX>(dx0, N, C, pitch);
                 float* d_dw = upload(dw0);
                 void* d_scratch = device_alloc<char>(rmsnorm_backward_scratch_cuda(N, (int)C));
-                rmsnorm_backward_cuda(d_dx, d_dw, d_scratch, d_dout, {d_x, d_w, d_rstd, apart ? d_factors : NULL}, rows, 0,
-                                      threads);
+                rmsnorm_backward_cuda(d_dx, d_dw, d_scratch, d_dout, {d_x, d_w, d_rstd}, rows, 0, threads);
                 Floats both = download_rows(d_dx, N, C, pitch);
                 const Floats dweight = download(d_dw, C);
                 both.insert(both.end(), dweight.begin(), dweight.end());
