@@ -389,7 +389,7 @@ UNSEEN inline void emulated_copy_now(char* to, const void* from, size_t bytes, s
     memcpy(to, from, valid);
     memset(to + valid, 0, bytes - valid);
 }
-/* Begins to copy `valid` bytes, and zeros behind them. */
+/* Begins a copy of `valid` bytes. The rest becomes zero. */
 UNSEEN inline void emulated_copy_async(void* to, const void* from, size_t bytes, size_t valid) {
     const void* line = SHADOW_HERE;
     shadow_access(from, valid, SHADOW_READ, line);
